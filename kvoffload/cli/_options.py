@@ -197,41 +197,52 @@ quiet_option = click.option(
 )
 
 
-def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of every command that reads a trace, which is called with `reading`."""
+def reading_options_of(
+    formats: Iterable[str],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options of a command that reads a trace, with the formats it takes.
 
-    @functools.wraps(function)
-    def command(**options: Any) -> Any:
-        reading = Reading(**{field.name: options.pop(field.name) for field in fields(Reading)})
-        return function(reading=reading, **options)
+    The command is called with `reading`.
+    """
 
-    for option in (
-        quiet_option,
-        click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
-        click.option(
-            "--limit", type=click.IntRange(min=1), help="Read this many requests at most."
-        ),
-        click.option(
-            "--format",
-            "format",
-            type=click.Choice(list(FORMAT_NAMES)),
-            help="Format of the trace; recognised if not given: oracle-general by the file's name, "
-            "the others by their first line.",
-        ),
-        click.option(
-            "--model-name",
-            metavar="NAME",
-            help="Only the requests to this model, of a log that names it (lmcache).",
-        ),
-        click.option(
-            "--same-ids",
-            is_flag=True,
-            help="Treat the block ids of several files as one numbering, as of a trace that was "
-            "split; otherwise ids that are not hashes are kept apart per file.",
-        ),
-    ):
-        command = option(command)
-    return command
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(**options: Any) -> Any:
+            reading = Reading(**{field.name: options.pop(field.name) for field in fields(Reading)})
+            return function(reading=reading, **options)
+
+        for option in (
+            quiet_option,
+            click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
+            click.option(
+                "--limit", type=click.IntRange(min=1), help="Read this many requests at most."
+            ),
+            click.option(
+                "--format",
+                "format",
+                type=click.Choice(list(formats)),
+                help="Format of the trace; recognised if not given: oracle-general by the file's "
+                "name, the others by their first line.",
+            ),
+            click.option(
+                "--model-name",
+                metavar="NAME",
+                help="Only the requests to this model, of a log that names it (lmcache).",
+            ),
+            click.option(
+                "--same-ids",
+                is_flag=True,
+                help="Treat the block ids of several files as one numbering, as of a trace that "
+                "was split; otherwise ids that are not hashes are kept apart per file.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+reading_options = reading_options_of(FORMAT_NAMES)
 
 
 def device_memory_blocks(

@@ -14,6 +14,7 @@ from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
 from kvoffload.traces import (
     MergedTrace,
+    PromptOptions,
     Request,
     SessionOptions,
     Survey,
@@ -39,7 +40,12 @@ class Reading:
     skip_bad: bool
     same_ids: bool
 
-    def trace(self, files: Sequence[str], sessions: SessionOptions | None = None) -> MergedTrace:
+    def trace(
+        self,
+        files: Sequence[str],
+        sessions: SessionOptions | None = None,
+        prompts: PromptOptions | None = None,
+    ) -> MergedTrace:
         """Return the trace that files make, without the limit."""
         return MergedTrace(
             files,
@@ -48,6 +54,7 @@ class Reading:
             model_name=self.model_name,
             same_ids=self.same_ids,
             sessions=sessions,
+            prompts=prompts,
         )
 
 

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import MergedTrace, Request, SessionOptions, Survey
+from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey
+from kvoffload.traces.formats import PROMPT_FORMATS
+from kvoffload.traces.formats.comma_separated import COMMA_SEPARATED
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.formats.weka import WEKA
 from kvoffload.traces.oracle_general import ORACLE_GENERAL, write_oracle_general
-from kvoffload.traces.sorting import sorted_by_time
+from kvoffload.traces.prompt_blocks import COLUMNS, MAX_BYTES_PER_TOKEN
+from kvoffload.traces.reader import FORMAT_NAMES
+from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 from kvoffload.traces.writer import write_requests
 
-from ._options import examples, reading_options, traces_argument
+from ._options import examples, reading_options_of, traces_argument, value_of
 from ._output import check_output_option, output_option, write_output
 from ._sources import Reading, Source, named_files, note_order
 from ._terminal import note, note_bad_lines
 
 MOST_SECONDS = 10**9
 WRITERS = {MOONCAKE.name: write_requests, ORACLE_GENERAL: write_oracle_general}
-FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks only
+MOST_TOKENS = 2**31 - 1  # per block
+FULL_BLOCKS = ("lmcache", WEKA.name, *PROMPT_FORMATS)  # whose requests have full blocks only
+COLUMNS_FORM = "time=COLUMN,prompt=COLUMN"
+
+
+def read_columns(text: str) -> dict[str, str]:
+    """Read the columns of a CSV file, by what they hold."""
+    columns: dict[str, str] = {}
+    for part in text.split(","):
+        role, _, column = map(str.strip, part.partition("="))
+        if role not in COLUMNS or not column or role in columns:
+            known = ", ".join(COLUMNS)
+            raise ValueError(
+                f"must be {COLUMNS_FORM}, each of {known} once at most, got {part.strip()!r}"
+            )
+        columns[role] = column
+    for role in COLUMNS[:2]:
+        if role not in columns:
+            raise ValueError(f"must be {COLUMNS_FORM}, got none for {role}")
+    return columns
+
+
+def read_salt(text: str) -> str:
+    """Read a salt, which no message shows."""
+    if not text:
+        raise ValueError("must be a text that is not empty, got an empty one")
+    return text
 
 
 @click.command(
@@ -30,6 +60,7 @@ FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks 
         "kvoffload convert log.jsonl --sort --output trace.jsonl.zst",
         "kvoffload convert sessions/ --starts 28800 --output trace.jsonl.zst",
         "kvoffload convert trace.jsonl --to oracle-general -o trace.oracleGeneral",
+        "kvoffload convert --format openai chats.jsonl --tokenizer MODEL/ --output trace.jsonl.zst",
     )
 )
 @traces_argument
@@ -65,8 +96,9 @@ FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks 
 )
 @click.option(
     "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Make blocks of so many tokens, a multiple of those of the sessions (weka).",
+    type=click.IntRange(1, MOST_TOKENS),
+    help="Tokens per block: a multiple of that of the sessions (weka); for prompts (openai, csv) "
+    "any number, 16 by default.",
 )
 @click.option(
     "--shared-prompts",
@@ -74,7 +106,32 @@ FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks 
     help="Take tools and system prompt for the same in all sessions that have as many tokens of "
     "both; the ids do not say what sessions share (weka).",
 )
-@reading_options
+@click.option(
+    "--tokenizer",
+    metavar="PATH",
+    help="A tokenizer.json of Hugging Face, or a folder with it, whose chat template is used too "
+    "(openai, csv). Otherwise tokens are approximated by bytes.",
+)
+@click.option(
+    "--bytes-per-token",
+    type=click.IntRange(1, MAX_BYTES_PER_TOKEN),
+    help="Bytes of text that count as a token without a tokenizer, 4 by default (openai, csv).",
+)
+@click.option(
+    "--salt",
+    metavar="TEXT",
+    callback=value_of(read_salt),
+    help="A secret that makes the ids the same in every conversion with it (openai, csv). "
+    "Otherwise a key is drawn and not kept.",
+)
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    callback=value_of(read_columns),
+    help="The columns of a table (csv): time=COLUMN,prompt=COLUMN and optionally model=COLUMN, "
+    "output=COLUMN (tokens of the answer), session=COLUMN.",
+)
+@reading_options_of((*FORMAT_NAMES, *PROMPT_FORMATS))
 def convert(
     traces: tuple[str, ...],
     *,
@@ -86,6 +143,10 @@ def convert(
     until_s: int | None,
     block_tokens: int | None,
     shared_prompts: bool,
+    tokenizer: str | None,
+    bytes_per_token: int | None,
+    salt: str | None,
+    columns: dict[str, str] | None,
     reading: Reading,
     quiet: bool,
 ) -> None:
@@ -94,22 +155,40 @@ def convert(
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
     traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's oracleGeneral
     or plain text with a request's hexadecimal hashes on each line; several files, folders or
-    patterns are merged by time.
+    patterns are merged by time. With --format openai it is a log of chat requests, with --format
+    csv a table of prompts: only keyed hashes of their text are written.
     """
+    has_prompts = reading.format in PROMPT_FORMATS
+    _check_prompt_options(
+        reading.format,
+        {
+            "--tokenizer": tokenizer,
+            "--bytes-per-token": bytes_per_token,
+            "--salt": salt,
+            "--columns": columns,
+        },
+    )
     check_output_option(traces, output, to)
     sessions = SessionOptions(
         starts_s=starts_s or 0.0,
         seed=seed or 0,
         until_s=until_s,
-        block_tokens=block_tokens,
+        block_tokens=None if has_prompts else block_tokens,
         shared_prompts=shared_prompts,
     )
-    source = reading.trace(named_files(traces), sessions)
+    prompts = PromptOptions(
+        tokenizer=tokenizer,
+        bytes_per_token=bytes_per_token or 4,
+        block_tokens=block_tokens or 16,
+        salt=salt,
+        columns=columns,
+    )
+    source = reading.trace(named_files(traces), sessions, prompts)
     given = {
         "--starts": starts_s,
         "--seed": seed,
         "--until": until_s,
-        "--block-tokens": block_tokens,
+        "--block-tokens": sessions.block_tokens,
         "--shared-prompts": shared_prompts or None,
     }
     option = next((name for name, value in given.items() if value is not None), None)
@@ -118,6 +197,8 @@ def convert(
     if option is not None:
         requests = _of_sessions(requests, source, option)
     counted = survey.counting(sorted_by_time(requests) if sort else requests)
+    if has_prompts:
+        counted = counted_from_first(counted)
     try:
         write_output(counted, output, WRITERS[to])
     except OverflowError as error:
@@ -128,6 +209,8 @@ def convert(
         note(ids_text, quiet=quiet)
     note_bad_lines(source.bad_lines, quiet=quiet)
     note_order(survey, whole, quiet=quiet)
+    if has_prompts:
+        _note_prompts(prompts, quiet=quiet)
     if to == MOONCAKE.name and source.format in FULL_BLOCKS and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
@@ -144,3 +227,34 @@ def _of_sessions(
         if source.format != WEKA.name:
             raise click.UsageError(f"{option} must go with sessions (weka), got {source.format}")
         yield request
+
+
+def _check_prompt_options(format: str | None, given: Mapping[str, object]) -> None:
+    """Refuse options of prompts that have no effect, and a table without its columns."""
+    named = "a trace that is recognised" if format is None else f"--format {format}"
+    for option, value in given.items():
+        if value is None:
+            continue
+        if option == "--columns" and format != COMMA_SEPARATED.name:
+            raise click.UsageError(f"--columns must go with --format csv, got it with {named}")
+        if format not in PROMPT_FORMATS:
+            raise click.UsageError(
+                f"{option} must go with --format openai or csv, got it with {named}"
+            )
+    if given["--tokenizer"] is not None and given["--bytes-per-token"] is not None:
+        raise click.UsageError("--bytes-per-token must go without --tokenizer, got both")
+    if format == COMMA_SEPARATED.name and given["--columns"] is None:
+        raise click.UsageError(f"--format csv needs --columns {COLUMNS_FORM}, got none")
+
+
+def _note_prompts(prompts: PromptOptions, *, quiet: bool) -> None:
+    """Name what of a trace of prompts was approximated or is not known."""
+    found = prompts.blocks
+    if found.is_approximate:
+        note(
+            f"tokens are approximated, {prompts.bytes_per_token} bytes each: --tokenizer counts "
+            "them",
+            quiet=quiet,
+        )
+    if found.is_untimed:
+        note("no request has a time, so all times are 0", quiet=quiet)

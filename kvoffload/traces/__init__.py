@@ -9,6 +9,7 @@ from .errors import TraceError
 from .merged import MergedTrace
 from .merged import trace_files as _trace_files
 from .oracle_general import write_oracle_general
+from .prompt_blocks import PromptOptions
 from .prompts import write_prompts
 from .reader import Trace
 from .recorder import TraceRecorder
@@ -21,6 +22,7 @@ from .writer import write_requests, write_trace
 __all__ = [
     "MergedTrace",
     "MissingExtraError",
+    "PromptOptions",
     "Request",
     "SessionOptions",
     "Survey",

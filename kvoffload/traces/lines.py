@@ -164,18 +164,9 @@ class Lines(Bytes):
         return self
 
     def __next__(self) -> bytes:
-        if self._is_within_line:
-            self._pass_over()
         blank_lines = 0
-        while line := self._read():
-            self.count += 1
-            if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
-                self._is_within_line = True  # reported at once: the line may have no end
-                rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
-                raise BadLineError(rule)
+        while line := self.whole_line():
             line = line.strip()
-            if self.count == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
             if line:
                 return line
             blank_lines += 1
@@ -183,6 +174,22 @@ class Lines(Bytes):
                 self._pass_over_blank_lines()
         self._stream = None
         raise StopIteration
+
+    def whole_line(self) -> bytes:
+        """Return the next line as it is, blank or not, with its line end; empty at the end."""
+        if self._is_within_line:
+            self._pass_over()
+        line = self._read()
+        if not line:
+            return b""
+        self.count += 1
+        if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
+            self._is_within_line = True  # reported at once: the line may have no end
+            rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
+            raise BadLineError(rule)
+        if self.count == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
+        return line or b"\n"
 
     def _read(self) -> bytes:
         """Return the next piece of at most one line, empty at the end of the file."""

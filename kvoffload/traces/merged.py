@@ -15,6 +15,7 @@ from .formats import recognise
 from .formats.weka import WEKA
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .oracle_general import is_named_oracle_general
+from .prompt_blocks import PromptOptions
 from .reader import Trace
 from .request import MAX_HASH_ID, Request
 from .sessions import SessionOptions
@@ -85,6 +86,8 @@ class MergedTrace:
         As in `Trace`.
     sessions : SessionOptions, optional
         As in `Trace`: files of sessions are one input, in the order of the files.
+    prompts : PromptOptions, optional
+        As in `Trace`: equal blocks of all files have equal ids.
     same_ids : bool
         Whether equal ids mean equal blocks in all files, whatever their format: the parts of one
         trace that was divided.
@@ -126,6 +129,7 @@ class MergedTrace:
         max_line_bytes: int = MAX_LINE_BYTES,
         same_ids: bool = False,
         sessions: SessionOptions | None = None,
+        prompts: PromptOptions | None = None,
     ) -> None:
         if not paths:
             raise ValueError("paths must name a file, got none")
@@ -133,6 +137,7 @@ class MergedTrace:
         if len(paths) > MOST_FILES and not holds_sessions:
             rule = f"must be at most {MOST_FILES} files, got {len(paths)}"
             raise TraceError(paths[0], None, rule)
+        prompts = prompts or PromptOptions()  # one key for all files
         self._same_ids = same_ids
         self.id_spaces = 1
         self.paths = tuple(paths)
@@ -144,6 +149,7 @@ class MergedTrace:
                 model_name=model_name,
                 max_line_bytes=max_line_bytes,
                 sessions=sessions,
+                prompts=prompts,
             )
             for path in (paths[:1] if holds_sessions else paths)
         ]

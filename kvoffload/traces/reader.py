@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, MODEL_FORMATS, Parser, recognise
+from .formats import FORMATS, MODEL_FORMATS, PROMPT_FORMATS, Format, Parser, recognise
+from .formats.comma_separated import COMMA_SEPARATED, Rows
+from .formats.openai import OpenAIParser
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, read_objects
+from .prompt_blocks import PromptOptions
 from .request import Request
 from .sessions import SessionOptions, SessionRows
 
@@ -34,7 +37,8 @@ class Trace:
         ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"hex"`` or ``"oracle-general"``;
         by default the last for a file with the name of libCacheSim's traces, such as
         ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"`` come in
-        the order of time.
+        the order of time. Logs of prompts, ``"openai"`` and ``"csv"``, are read only if named;
+        their times are Unix times, milliseconds.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is an error all the same.
@@ -44,6 +48,8 @@ class Trace:
         Longest line that is accepted, bytes.
     sessions : SessionOptions, optional
         What to make of sessions that were published without their starts: of ``"weka"``.
+    prompts : PromptOptions, optional
+        How blocks are made of prompts: of ``"openai"`` and ``"csv"``, which needs its columns.
 
     Attributes
     ----------
@@ -64,13 +70,14 @@ class Trace:
         Unix time of time 0, seconds, where the trace states it, likewise.
     has_hashes : bool
         Whether equal ids mean equal blocks in other files too, likewise: ids are hashes of the
-        blocks' content in LMCache's log, in hexadecimal text and in files of a `TraceRecorder`,
-        and those of the objects in libCacheSim's; elsewhere they number the blocks of this file.
+        blocks' content in LMCache's log, in hexadecimal text, in files of a `TraceRecorder` and
+        where they are made of prompts, and those of the objects in libCacheSim's; elsewhere they
+        number the blocks of this file.
 
     Raises
     ------
     ValueError
-        If there is no format of that name.
+        If there is no format of that name, or columns are not given for ``"csv"``.
     TraceError
         From iteration: the file cannot be opened or read to its end, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
@@ -89,10 +96,12 @@ class Trace:
         model_name: str | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
         sessions: SessionOptions | None = None,
+        prompts: PromptOptions | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.more_paths: Sequence[str] = ()  # of files whose sessions go on where these end
         self._sessions = sessions or SessionOptions()
+        self._prompts = prompts or PromptOptions()
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
@@ -105,8 +114,11 @@ class Trace:
         self._model_name = model_name
         self._given_format = format
         self._max_line_bytes = max_line_bytes
-        if format is not None and format not in FORMAT_NAMES:
-            raise ValueError(f"format must be one of {', '.join(FORMAT_NAMES)}, got {format!r}")
+        known = (*FORMAT_NAMES, *PROMPT_FORMATS)
+        if format is not None and format not in known:
+            raise ValueError(f"format must be one of {', '.join(known)}, got {format!r}")
+        if format == COMMA_SEPARATED.name and self._prompts.columns is None:
+            raise ValueError("prompts must name the columns of csv, got none")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
@@ -119,16 +131,17 @@ class Trace:
         if self.format == ORACLE_GENERAL:
             yield from self._object_requests()
             return
-        found_format = FORMATS[self.format or next(iter(FORMATS))]
-        parse: Parser = found_format.new_parser()
+        found_format = {**FORMATS, **PROMPT_FORMATS}[self.format or next(iter(FORMATS))]
+        parse = self._new_parser(found_format)
         requests = 0
         is_settled = False  # whether a good line has shown the format
         with Lines(self.path, self._max_line_bytes) as lines:
+            found = self._found_in(lines)
             while True:
                 try:
-                    line = next(lines)
+                    line = next(found)
                     if not is_settled and self._given_format is None:
-                        found_format = recognise(line)
+                        found_format = recognise(line, self.path)
                         self.format, parse = found_format.name, found_format.new_parser()
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
@@ -156,12 +169,12 @@ class Trace:
                 yield request
             if requests == 0:
                 count, kind = self.bad_lines or lines.count, "bad" if self.bad_lines else "blank"
-                found = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
+                got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
                 wanted = ""
                 if self._model_name is not None:
                     wanted = f" to model {self._model_name!r}"
-                    found = parse.models_text or found
-                rule = f"a trace must hold at least one request{wanted}, got {found}"
+                    got = parse.models_text or got
+                rule = f"a trace must hold at least one request{wanted}, got {got}"
                 raise TraceError(self.name, max(1, lines.count), rule)
 
     def _object_requests(self) -> Iterator[Request]:
@@ -179,6 +192,17 @@ class Trace:
         if is_empty:
             rule = "a trace must hold at least one request, got an empty file"
             raise TraceError(self.name, None, rule)
+
+    def _found_in(self, lines: Lines) -> Iterator[bytes]:
+        """Return what the parser takes: lines, or rows of CSV, which may go over several."""
+        if self._given_format == COMMA_SEPARATED.name:
+            return Rows(lines, self._prompts.columns or {}, self._max_line_bytes)
+        return lines
+
+    def _new_parser(self, format: Format) -> Parser:
+        if format.name in PROMPT_FORMATS:
+            return OpenAIParser(self._prompts)
+        return format.new_parser()
 
     def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:
         """Yield the requests of sessions, of which `first` is the first one's line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from .request import Request
 from .scratch import scratch_file
 from .writer import trace_line
 
-__all__ = ["sorted_by_time"]
+__all__ = ["counted_from_first", "sorted_by_time"]
 
 
 def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
@@ -35,3 +36,12 @@ def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
             for index in np.argsort(times, kind="stable").tolist():
                 file.seek(offsets[index])
                 yield parse(file.readline())
+
+
+def counted_from_first(requests: Iterable[Request]) -> Iterator[Request]:
+    """Yield requests whose times count from that of the first; earlier ones become 0."""
+    first: int | float | None = None
+    for request in requests:
+        if first is None:
+            first = request.timestamp
+        yield replace(request, timestamp=max(0, request.timestamp - first))

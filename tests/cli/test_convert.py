@@ -92,9 +92,9 @@ def test_does_not_write_over_the_trace_that_it_reads(kvoffload, lmcache):
 
 def test_an_unknown_format_is_wrong_usage(kvoffload, lmcache):
     for command in ("convert", "info", "replay"):
-        done = kvoffload(command, lmcache, "--format", "csv")
+        done = kvoffload(command, lmcache, "--format", "parquet")
         assert done.code == 2
-        assert "'--format': 'csv' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
+        assert "'--format': 'parquet' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
 
 
 @pytest.mark.thorough
@@ -230,3 +230,140 @@ def test_lines_do_not_go_into_a_file_with_a_name_of_objects(kvoffload, lmcache, 
         assert done.code == 2
         assert done.error.startswith("--output must not have a name of oracle-general traces for ")
         assert not out.exists()
+
+
+@pytest.fixture
+def chats(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    system = {"role": "system", "content": "You answer in secret sentences. " * 10}
+    rows = [
+        {"created": 1732550000 + second, "messages": [system, {"role": "user", "content": text}]}
+        for second, text in ((0, "secret one"), (2, "secret two"), (1, "secret three"))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+APPROXIMATED = "note: tokens are approximated, 4 bytes each: --tokenizer counts them\n"
+SIZE = "note: blocks of 16 tokens, full ones only: replay it with --block-tokens 16\n"
+
+
+def test_a_log_of_chats_becomes_a_trace_without_their_text(tmp_path, kvoffload, chats):
+    out = tmp_path / "trace.jsonl"
+    done = kvoffload("convert", "--format", "openai", chats, "--sort", "--output", out)
+    assert (done.code, done.out, done.err) == (0, "", APPROXIMATED + SIZE)
+    requests = list(Trace(out))
+    assert [request.timestamp for request in requests] == [0, 1000, 2000]
+    assert len({request.hash_ids[:5] for request in requests}) == 1
+    assert "secret" not in out.read_text()
+    done = kvoffload("info", out, "--json")
+    assert json.loads(done.out)["block_tokens"] == 16
+    assert kvoffload("convert", "--format", "openai", chats, "--quiet").err == ""
+
+
+def test_chats_are_converted_alike_under_one_salt(tmp_path, kvoffload, chats):
+    def converted(*options):
+        done = kvoffload("convert", "--format", "openai", chats, "--quiet", *options)
+        assert done.code == 0, done.err
+        return done.out
+
+    assert converted("--salt", "pepper") == converted("--salt", "pepper")
+    assert converted() != converted()
+    rows = converted("--bytes-per-token", "2", "--block-tokens", "8").splitlines()
+    assert len(json.loads(rows[0])["hash_ids"]) == json.loads(rows[0])["input_length"] // 8
+
+
+def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
+    table = tmp_path / "table.csv"
+    table.write_text('at,"the prompt",tokens\n,"secret\n\n""text""",4\n')
+    columns = "time=at, prompt=the prompt, output=tokens"
+    done = kvoffload("convert", "--format", "csv", table, "--columns", columns)
+    row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": []}
+    assert json.loads(done.out) == row
+    assert done.err == APPROXIMATED + "note: no request has a time, so all times are 0\n" + SIZE
+
+
+@pytest.mark.parametrize("command", ["info", "replay", "advise --capacity=5", "convert"])
+def test_a_log_of_chats_names_the_command_that_converts_it(kvoffload, chats, command):
+    done = kvoffload(*command.split(), chats)
+    assert done.code == 1
+    assert done.error.startswith(f"{chats}:1: must have the ids of blocks, got a request with its ")
+    way = f"kvoffload convert --format openai {chats} --output trace.jsonl.zst makes a trace of it"
+    assert done.error.endswith(way)
+    assert "secret" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--salt", "x"],
+            "--salt must go with --format openai or csv, got it with a trace that is recognised",
+        ),
+        (
+            ["--format", "mooncake", "--tokenizer", "x"],
+            "--tokenizer must go with --format openai or csv, got it with --format mooncake",
+        ),
+        (
+            ["--format", "openai", "--columns", "time=a,prompt=b"],
+            "--columns must go with --format csv, got it with --format openai",
+        ),
+        (
+            ["--format", "openai", "--tokenizer", "x", "--bytes-per-token", "3"],
+            "--bytes-per-token must go without --tokenizer, got both",
+        ),
+        (
+            ["--format", "csv"],
+            "--format csv needs --columns time=COLUMN,prompt=COLUMN, got none",
+        ),
+        (
+            ["--format", "csv", "--columns", "time=a,text=b"],
+            (
+                "Invalid value for '--columns': must be time=COLUMN,prompt=COLUMN, each of time, "
+                "prompt, model, output, session once at most, got 'text=b'"
+            ),
+        ),
+        (
+            ["--format", "csv", "--columns", "time=a"],
+            "Invalid value for '--columns': must be time=COLUMN,prompt=COLUMN, got none for prompt",
+        ),
+        (
+            ["--format", "openai", "--salt", ""],
+            "Invalid value for '--salt': must be a text that is not empty, got an empty one",
+        ),
+        (
+            ["--format", "openai", "--starts", "3"],
+            "--starts must go with sessions (weka), got openai",
+        ),
+    ],
+)
+def test_options_of_prompts_that_have_no_effect_are_refused(kvoffload, chats, arguments, message):
+    done = kvoffload("convert", chats, *arguments)
+    assert (done.code, done.error) == (2, message)
+
+
+def test_a_bad_line_of_a_log_of_chats_is_named_without_its_text(tmp_path, kvoffload, chats):
+    chats.write_text(chats.read_text() + '\n{"messages": ["secret"]}\n{"secret\n')
+    out = tmp_path / "out"
+    done = kvoffload("convert", "--format", "openai", chats, "--output", out)
+    assert (done.code, done.error) == (
+        1,
+        f"{chats}:4: must have a time as the first request has, got none",
+    )
+    assert not out.exists()
+    done = kvoffload("convert", "--format", "openai", chats, "--output", out, "--skip-bad")
+    assert (done.code, len(list(Trace(out)))) == (0, 3)
+    assert done.err.startswith("note: 2 bad lines skipped\n")
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path, kvoffload, chats):
+    pytest.importorskip("tokenizers", reason="needs the tokenizer extra")
+    path = tmp_path / "tokenizer.json"
+    done = kvoffload("convert", "--format", "openai", chats, "--tokenizer", path)
+    assert (done.code, done.error) == (
+        1,
+        f"{path}: must be a readable file: No such file or directory",
+    )
+    done = kvoffload("convert", "--format", "openai", chats, "--block-tokens", 2**31)
+    assert done.code == 2
+    assert "2147483648 is not in the range 1<=x<=2147483647" in done.error

@@ -32,6 +32,7 @@ RECORDER = """
 from kvoffload import CPUOffloadingManager
 from kvoffload.traces import TraceRecorder
 TraceRecorder(CPUOffloadingManager(16, 10), 'new.zst')"""
+TOKENIZE = "kvoffload convert trace.jsonl --format openai --tokenizer x"
 
 # what needs an extra: code, or a command; the subject of the line; the module; the extra
 CASES = [
@@ -40,6 +41,8 @@ CASES = [
     ("kvoffload --version", "the command", "msgspec", "cli"),
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
+    (TOKENIZE, "--tokenizer", "jinja2", "tokenizer"),
+    (TOKENIZE, "--tokenizer", "tokenizers", "tokenizer"),
     ("kvoffload top localhost:1", "kvoffload top", "prometheus_client", "watch"),
     ("kvoffload demo", "kvoffload demo", "prometheus_client", "watch"),
     ("kvoffload tier info .", "kvoffload.tiers without the extensions", "xxhash", "tiers"),

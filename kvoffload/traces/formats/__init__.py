@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from kvoffload.traces.errors import BadLineError
 
 from .bailian import BAILIAN
 from .base import Format, Parser, json_object
+from .comma_separated import COMMA_SEPARATED
 from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
+from .openai import OPENAI, request_of
 from .weka import WEKA
 
-__all__ = ["FORMATS", "MODEL_FORMATS", "Format", "Parser", "recognise"]
+__all__ = ["FORMATS", "MODEL_FORMATS", "PROMPT_FORMATS", "Format", "Parser", "recognise"]
 
 FORMATS: dict[str, Format] = {
     found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA)
 }
+
+PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COMMA_SEPARATED)}
+"""Formats that hold prompts instead of ids; they are read where they are asked for only."""
 
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""
@@ -26,10 +32,11 @@ MODEL_FORMATS = (LMCACHE.name,)
 _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
-def recognise(line: bytes) -> Format:
+def recognise(line: bytes, path: str = "LOG") -> Format:
     """Return the format of a line; Mooncake's, whose parser reports the error, if it has none.
 
-    BadLineError if it looks like a format that is none of a trace's: it says how to convert it.
+    BadLineError if it looks like a format that is none of a trace's: it says how to convert it,
+    in a command that names the file as `path`.
     """
     if _HASHES.fullmatch(line):
         return HEXADECIMAL
@@ -44,6 +51,10 @@ def recognise(line: bytes) -> Format:
         return LMCACHE
     if "requests" in row and "block_size" in row:
         return WEKA
+    if "hash_ids" not in row and request_of(row) is not None:
+        command = f"kvoffload convert --format {OPENAI.name} {shlex.quote(path)}"
+        rule = "must have the ids of blocks, got a request with its prompt"
+        raise BadLineError(f"{rule}: {command} --output trace.jsonl.zst makes a trace of it")
     return BAILIAN if "chat_id" in row else MOONCAKE
 
 

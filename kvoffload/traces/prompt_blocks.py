@@ -1,0 +1,177 @@
+"""Blocks of prompts that are given as text or as tokens: keyed hashes, from which no text is found.
+
+A block's hash is keyed and covers the hash of the block before it, the model, and the block's
+tokens. The key is drawn for each conversion and not kept, or derived from a salt that the user
+gives. Without the key nobody can test whether a prompt was asked; equal prefixes have equal ids
+nevertheless, within one conversion or under one salt.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b, pbkdf2_hmac
+from typing import Any
+
+import numpy as np
+
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+
+from .errors import BadLineError
+from .tokenizer import Tokenizer
+
+__all__ = ["COLUMNS", "PromptBlocks", "PromptOptions", "check_tokens"]
+
+COLUMNS = ("time", "prompt", "model", "output", "session")
+"""What a column of a CSV file may hold; the first two are needed."""
+
+MAX_BYTES_PER_TOKEN = 64
+_ROUNDS = 100_000  # of the derivation of a key: a guess at a salt takes some 40 ms
+_ID_BYTES = 8
+_TOKEN = np.dtype("<u4")
+MAX_TOKEN = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How blocks are made of prompts, for logs of requests.
+
+    Attributes
+    ----------
+    tokenizer : str or os.PathLike or None
+        A ``tokenizer.json`` of Hugging Face, or a folder that holds one, whose chat template is
+        used then; None: tokens are approximated by bytes.
+    bytes_per_token : int
+        Bytes of UTF-8 that count as a token without a tokenizer, 1 ... 64.
+    block_tokens : int
+        Tokens per block. Only full blocks have an id.
+    salt : str or None
+        A secret from which the key of the hashes is derived: equal salts make equal ids. None: a
+        key is drawn and not kept.
+    columns : mapping of str to str, or None
+        The columns of a CSV file, by what they hold: ``"time"``, ``"prompt"``, and if wanted
+        ``"model"``, ``"output"`` (tokens of the answer) and ``"session"``.
+    """
+
+    tokenizer: str | os.PathLike[str] | None = None
+    bytes_per_token: int = 4
+    block_tokens: int = 16
+    salt: str | None = field(default=None, repr=False)
+    columns: Mapping[str, str] | None = None
+    _made: list[PromptBlocks] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_int("bytes_per_token", self.bytes_per_token, 1, MAX_BYTES_PER_TOKEN)
+        check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
+        if self.salt is not None and not self.salt:
+            raise ValueError("salt must be a text that is not empty, got an empty one")
+        if self.columns is not None:
+            _check_columns(self.columns)
+
+    @property
+    def blocks(self) -> PromptBlocks:
+        """What makes the blocks, with one key and one tokenizer for all files.
+
+        TraceError if the tokenizer cannot be read, MissingExtraError if the extra is missing.
+        """
+        if not self._made:
+            self._made.append(PromptBlocks(self))
+        return self._made[0]
+
+
+def _check_columns(columns: Mapping[str, str]) -> None:
+    for role, column in columns.items():
+        if role not in COLUMNS:
+            raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {describe(role)}")
+        if not column:
+            raise ValueError(f"columns must name a column for {role}, got {describe(column)}")
+    for role in COLUMNS[:2]:
+        if role not in columns:
+            raise ValueError(f"columns must name one for {role}, got {describe(list(columns))}")
+
+
+class PromptBlocks:
+    """The ids of prompts' blocks, and what was found while they were made.
+
+    Attributes
+    ----------
+    is_approximate : bool
+        Whether tokens of a prompt were approximated by bytes.
+    is_untimed : bool
+        Whether there were requests without a time.
+    """
+
+    def __init__(self, options: PromptOptions) -> None:
+        self.block_tokens = options.block_tokens
+        self.is_approximate = False
+        self.is_untimed = False
+        self._bytes_per_token = options.bytes_per_token
+        self._tokenizer = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+        if options.salt is None:
+            self._key = secrets.token_bytes(32)
+        else:
+            salt = options.salt.encode("utf-8", "surrogatepass")
+            self._key = pbkdf2_hmac("sha256", salt, b"kvoffload prompts", _ROUNDS)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer brings a chat template."""
+        return self._tokenizer is not None and self._tokenizer.template is not None
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
+        """Render messages by the chat template; BadLineError, without their text, if it fails."""
+        if self._tokenizer is None or self._tokenizer.template is None:
+            raise ValueError("tokenizer must have a chat template, got none")
+        return self._tokenizer.template.render(messages, tools, unix)
+
+    def of_text(self, text: str, model: str, *, special: bool) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of a text and the ids of its full blocks.
+
+        `special`: whether the tokenizer adds the tokens with which a text begins.
+        """
+        data = text.encode("utf-8", "replace")
+        if self._tokenizer is not None:
+            tokens = self._tokenizer.tokens(data.decode(), special=special)
+            return self.of_tokens(tokens, model)
+        self.is_approximate = True
+        size = self._bytes_per_token
+        return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
+
+    def of_tokens(self, tokens: Sequence[int], model: str) -> tuple[int, tuple[int, ...]]:
+        """Return the number of tokens and the ids of their full blocks."""
+        data = np.array(tokens, dtype=_TOKEN).tobytes()
+        size = _TOKEN.itemsize * self.block_tokens
+        return len(tokens), self._chained(data, size, b"tokens", model)
+
+    def session(self, name: str) -> str:
+        """Return the name under which a session is written, which does not tell its own."""
+        data = name.encode("utf-8", "surrogatepass")
+        return blake2b(data, digest_size=_ID_BYTES, key=self._key, person=b"session").hexdigest()
+
+    def digest(self, data: bytes) -> str:
+        """Return what stands in a prompt for data that is no text."""
+        return blake2b(data, digest_size=16, key=self._key, person=b"part").hexdigest()
+
+    def _chained(self, data: bytes, size: int, unit: bytes, model: str) -> tuple[int, ...]:
+        """Return the ids of the full blocks of `size` bytes."""
+        key = self._key
+        named = model.encode("utf-8", "surrogatepass")
+        whose = blake2b(named, digest_size=16, key=key, person=unit).digest()
+        parent, ids = bytes(_ID_BYTES), []
+        for start in range(0, len(data) - size + 1, size):
+            block = parent + whose + data[start : start + size]
+            parent = blake2b(block, digest_size=_ID_BYTES, key=key).digest()
+            ids.append(int.from_bytes(parent, "big") >> 1)
+        return tuple(ids)
+
+
+def check_tokens(tokens: list[Any], name: str) -> list[int]:
+    """Return a list that must hold token ids; BadLineError names the position alone."""
+    for position, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN:
+            rule = f"{name}[{position}] must be a token id, 0 ... {MAX_TOKEN}"
+            raise BadLineError(f"{rule}, got another")
+    return tokens

@@ -1,0 +1,597 @@
+"""Logs of prompts: equal prefixes share ids, and no text of a prompt leaves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import traceback
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.traces import MergedTrace, PromptOptions, Survey, Trace, TraceError
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.formats import recognise
+from kvoffload.traces.formats.openai import OpenAIParser
+from kvoffload.traces.prompt_blocks import PromptBlocks
+from kvoffload.traces.sorting import counted_from_first, sorted_by_time
+from kvoffload.traces.writer import trace_line
+
+SECRET = "qZx7secret"
+UNIX = 1732550000
+LONG = "You are a helpful assistant. " * 20
+
+
+def message(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def chat(*texts, system=LONG, **more):
+    messages = [message("system", system)]
+    for index, text in enumerate(texts):
+        messages.append(message("assistant" if index % 2 else "user", text))
+    return {"timestamp": UNIX, "model": "m", "messages": messages, **more}
+
+
+def written(folder, *rows, name="log.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def trace_of(folder, *rows, **options):
+    return Trace(written(folder, *rows), format="openai", prompts=PromptOptions(**options))
+
+
+def read(folder, *rows, **options):
+    return list(trace_of(folder, *rows, **options))
+
+
+def rule(folder, *rows, **options):
+    with pytest.raises(TraceError) as caught:
+        read(folder, *rows, **options)
+    return caught.value.rule
+
+
+def shared(one, other):
+    """Return how many leading blocks two requests share; the others must all differ."""
+    pairs = zip(one.hash_ids, other.hash_ids, strict=False)
+    same = [a == b for a, b in pairs]
+    count = same.index(False) if False in same else len(same)
+    assert not set(one.hash_ids[count:]) & set(other.hash_ids[count:])
+    return count
+
+
+def test_a_conversation_shares_all_full_blocks_of_its_turns(tmp_path):
+    trace = trace_of(tmp_path, chat("a" * 300), chat("a" * 300, "b" * 300, "c" * 300))
+    first, second = trace
+    assert shared(first, second) == len(first.hash_ids) == first.input_length // 16 > 10
+    assert (trace.format, trace.block_tokens, trace.has_hashes) == ("openai", 16, True)
+    assert all(0 <= block < 2**63 for block in second.hash_ids)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"system": "Another" + LONG},
+        {"model": "other"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    ],
+)
+def test_another_start_of_the_prompt_shares_nothing(tmp_path, change):
+    one, other = read(tmp_path, chat("x" * 500), chat("x" * 500, **change))
+    assert shared(one, other) == 0
+
+
+def test_ids_are_chained(tmp_path):
+    rows = [chat(f"{start}{'same text ' * 100}") for start in "ab"]
+    survey = Survey.of(read(tmp_path, *rows, *rows))
+    assert survey.chaining.unchained_ids == 0
+
+
+def test_a_salt_makes_the_same_ids_and_none_makes_others(tmp_path):
+    path = written(tmp_path, chat("x" * 100))
+
+    def ids(**options):
+        (one,) = Trace(path, format="openai", prompts=PromptOptions(**options))
+        return one.hash_ids
+
+    assert ids(salt="a") == ids(salt="a")
+    assert not set(ids(salt="a")) & set(ids(salt="b"))
+    assert not set(ids()) & set(ids())
+    trace = Trace(path, format="openai")
+    assert list(trace) == list(trace), "one key for one trace"
+
+
+def test_no_salt_is_shown():
+    assert SECRET not in repr(PromptOptions(salt=SECRET))
+    with pytest.raises(ValueError, match="salt must be a text that is not empty"):
+        PromptOptions(salt="")
+
+
+def test_files_share_their_ids_and_are_placed_by_their_clock(tmp_path):
+    one = written(tmp_path, chat("x" * 100), name="a.jsonl")
+    other = written(tmp_path, chat("x" * 100, timestamp=UNIX - 3), name="b.jsonl")
+    merged = MergedTrace([str(one), str(other)], format="openai")
+    first, second = counted_from_first(merged)
+    assert first.hash_ids == second.hash_ids
+    assert (first.timestamp, second.timestamp) == (0, 3000)
+    assert merged.id_spaces == 1
+
+
+@pytest.mark.parametrize("name", ["timestamp", "created", "created_at", "time", "ts", "start_time"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        UNIX + 0.25,
+        1000 * UNIX + 250,
+        10**6 * UNIX + 250_000,
+        10**9 * UNIX + 250 * 10**6,
+        str(UNIX + 0.25),
+        "2024-11-25T15:53:20.25Z",
+        "2024-11-25 15:53:20,250",
+        "2024-11-25T17:53:20.250000+02:00",
+        "2024-11-25T10:23:20.25-0530",
+    ],
+)
+def test_times_in_all_their_forms(name, value):
+    row = {name: value, "prompt": "x"}
+    assert OpenAIParser()(json.dumps(row).encode()).timestamp == 1000 * UNIX + 250
+    assert datetime.fromtimestamp(UNIX, timezone.utc).isoformat() == "2024-11-25T15:53:20+00:00"
+
+
+@pytest.mark.parametrize("value", [-1, True, [1], "soon", "2024-13-01T00:00:00", 10**30, "", {}])
+def test_what_is_no_time_is_named_without_its_value(tmp_path, value):
+    text = rule(tmp_path, chat("x", timestamp=value))
+    assert text.startswith("timestamp must be Unix time or a time as in ISO 8601, got ")
+    assert "soon" not in text
+
+
+def test_without_times_all_are_0_and_a_mixture_is_an_error(tmp_path):
+    bare = {"prompt": "x" * 200}
+    prompts = PromptOptions()
+    path = written(tmp_path, bare, bare)
+    assert [one.timestamp for one in Trace(path, format="openai", prompts=prompts)] == [0, 0]
+    assert prompts.blocks.is_untimed
+    assert rule(tmp_path, chat("x"), bare) == "must have a time as the first request has, got none"
+    assert rule(tmp_path, bare, chat("x")).startswith("must have no time as the first request has")
+
+
+def test_times_are_sorted_before_they_count_from_the_first(tmp_path):
+    rows = [chat("x", timestamp=UNIX + later) for later in (5, 0, 2)]
+    found = counted_from_first(sorted_by_time(read(tmp_path, *rows)))
+    assert [one.timestamp for one in found] == [0, 2000, 5000]
+    assert [one.timestamp for one in counted_from_first(read(tmp_path, *rows))] == [0, 0, 0]
+
+
+def test_wrapped_requests_are_the_same_requests(tmp_path):
+    usage = {"usage": {"completion_tokens": 7}}
+    plain = chat("x" * 100, **usage)
+    body = {name: plain[name] for name in ("model", "messages")}
+    rows = [
+        plain,
+        {"request": body, "created": UNIX, **usage},
+        {"custom_id": "1", "body": body, "response": {"body": {"created": UNIX, **usage}}},
+        {"request": {**body, "timestamp": UNIX}, "response": usage},
+    ]
+    found = read(tmp_path, *rows)
+    assert found == [found[0]] * 4
+    assert (found[0].output_length, found[0].session) == (7, None)
+
+
+def test_sessions_are_told_apart_by_names_of_their_own(tmp_path):
+    rows = [chat("x", user=SECRET), chat("x", session_id=3, user="u"), chat("x", user=SECRET)]
+    first, second, third = (one.session for one in read(tmp_path, *rows))
+    assert first == third != second
+    assert SECRET not in first
+    assert second not in ("3", "u")
+
+
+def test_parts_are_their_texts_and_others_count_by_what_they_are(tmp_path):
+    def parts(*given):
+        return {"timestamp": 1, "messages": [message("user", list(given)), message("user", LONG)]}
+
+    def image(data):
+        return {"type": "image_url", "image_url": {"url": f"data:{data * 5000}"}}
+
+    text = {"type": "text", "text": "a" * 200}
+    plain = {"timestamp": 1, "messages": [message("user", "a" * 200), message("user", LONG)]}
+    rows = [parts(text), plain, parts("a" * 200), *(parts(text, image(data)) for data in "vvw")]
+    one, same, bare, first, again, other = read(tmp_path, *rows)
+    assert one == same == bare
+    assert first == again
+    assert shared(first, other) == shared(first, one) == 3
+    assert first.input_length < one.input_length + 20, "an image is no text"
+
+
+def test_tool_calls_belong_to_the_prompt(tmp_path):
+    def row(name):
+        calls = [{"id": "1", "function": {"name": name, "arguments": "{}"}}]
+        turns = [message("assistant", None, tool_calls=calls), message("tool", LONG)]
+        return {"ts": 1, "messages": turns}
+
+    one, other = read(tmp_path, row("f"), row("g"))
+    assert shared(one, other) == 0
+
+
+def test_completions_with_text_or_token_ids(tmp_path):
+    ids = list(range(1000, 1100))
+    rows = [{"prompt": ids}, {"prompt": [ids[:50] + ids]}, {"prompt": ["x" * 640]}]
+    tokens, longer, text = read(tmp_path, *rows)
+    assert (tokens.input_length, len(tokens.hash_ids)) == (100, 6)
+    assert shared(tokens, longer) == 3
+    assert (text.input_length, len(text.hash_ids)) == (160, 10)
+    prompts = PromptOptions(block_tokens=10)
+    (one,) = Trace(written(tmp_path, rows[0]), format="openai", prompts=prompts)
+    assert len(one.hash_ids) == 10
+    assert not prompts.blocks.is_approximate
+
+
+def test_bytes_per_token_and_block_tokens_set_the_size_of_a_block(tmp_path):
+    row = {"prompt": "é" * 500}
+    (one,) = read(tmp_path, row, bytes_per_token=3, block_tokens=7)
+    assert (one.input_length, len(one.hash_ids)) == (333, 47)
+    assert Survey.of([one]).block_lengths.fits(7)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "must be a JSON object, got a list"),
+        ({"x": 1}, "must have the field messages or prompt, got neither"),
+        ({"prompt": 3}, "prompt must be a text or a list of token ids, got an integer"),
+        ({"prompt": ["a", "b"]}, "prompt must be a text or a list of token ids, got a list with a"),
+        ({"prompt": [1, -1]}, "prompt[1] must be a token id, 0 ... 4294967295, got another"),
+        ({"messages": {}}, "messages must be a list of objects, got an object"),
+        ({"messages": ["x"]}, "messages[0] must be an object, got a string"),
+        ({"messages": [{}]}, "messages[0].role must be a string, got null or nothing"),
+        (
+            {"messages": [message("user", 3)]},
+            "messages[0].content must be a text or a list of parts, got an integer",
+        ),
+        (
+            {"messages": [message("user", [3])]},
+            "messages[0].content must be a list of texts and objects, got an integer",
+        ),
+        ({"prompt": "x", "model": []}, "model must be a string, got a list"),
+        ({"prompt": "x", "user": {}}, "user must be a string, got an object"),
+        ({"messages": [], "tools": "x"}, "tools must be a list, got a string"),
+        (
+            {"prompt": "x", "usage": {"completion_tokens": "3"}},
+            "usage.completion_tokens must be an integer >= 0, got a string",
+        ),
+        (
+            {"prompt": "x", "usage": {"completion_tokens": -3}},
+            "usage.completion_tokens must be an integer >= 0, got another integer",
+        ),
+    ],
+)
+def test_a_bad_line_names_field_and_type(tmp_path, row, message):
+    assert rule(tmp_path, row).startswith(message)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.just(SECRET),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "text", "type", "function", SECRET, "messages"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = ["messages", "prompt", "request", "body", "model", "tools", "user", "usage", "timestamp"]
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.just(SECRET) | VALUES, "content": VALUES}), max_size=3
+)
+
+
+def told_of(line):
+    """Return the row of a line, or what its error and a traceback say."""
+    try:
+        request = OpenAIParser(PromptOptions(block_tokens=1))(line)
+    except BadLineError as error:
+        return "".join(traceback.format_exception(error))
+    return trace_line(request).decode()
+
+
+@given(
+    row=st.dictionaries(st.sampled_from([*FIELDS, SECRET]), VALUES | MESSAGES, max_size=5),
+    cut=st.integers(0, 30),
+)
+@example(row={"prompt": SECRET * 50, "user": SECRET, "model": SECRET}, cut=0)
+@example(row={"messages": [{"role": SECRET, "content": [{SECRET: SECRET}]}]}, cut=0)
+@example(row={"prompt": SECRET}, cut=3)
+def test_no_text_is_in_rows_or_errors(row, cut):
+    line = json.dumps(row).encode()
+    line = line[: len(line) - cut] if cut else line
+    assert SECRET not in told_of(line)
+
+
+@pytest.mark.parametrize("row", [chat("x"), {"prompt": "x"}, {"body": chat("x")}])
+def test_elsewhere_the_command_that_converts_is_named(tmp_path, row):
+    path = tmp_path / "my log.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(TraceError) as caught:
+        list(Trace(path))
+    command = f"kvoffload convert --format openai '{path}' --output trace.jsonl.zst"
+    assert command in caught.value.rule
+    assert recognise(json.dumps({**row, "hash_ids": [1]}).encode()).name == "mooncake"
+
+
+def table(folder, *rows, name="log.csv"):
+    path = folder / name
+    stream = io.StringIO(newline="")
+    csv.writer(stream).writerows(rows)
+    path.write_bytes(stream.getvalue().encode())
+    return path
+
+
+COLUMNS = {"time": "when", "prompt": "text"}
+
+
+def csv_of(path, columns=COLUMNS, **options):
+    skip_bad = options.pop("skip_bad", False)
+    size = options.pop("max_line_bytes", 2**20)
+    prompts = PromptOptions(columns=columns, **options)
+    return Trace(path, format="csv", prompts=prompts, skip_bad=skip_bad, max_line_bytes=size)
+
+
+def test_rows_of_csv_are_the_same_as_lines(tmp_path):
+    text = 'Say "hello",\n\n and more\r\n' * 20
+    header = ["who", "text", "when", "tokens", "which"]
+    rows = [["a", text, "2024-11-25 15:53:20", "7", "m"], ["", text * 2, f"{UNIX}000", "", ""]]
+    path = table(tmp_path, header, rows[0], [], rows[1])
+    columns = COLUMNS | {"output": "tokens", "session": "who", "model": "which"}
+    trace = csv_of(path, columns, salt="s")
+    first, second = trace
+    lines = [
+        {"prompt": text, "time": UNIX, "model": "m", "user": "a"}
+        | {"usage": {"completion_tokens": 7}},
+        {"prompt": text * 2, "time": UNIX},
+    ]
+    assert [first, second] == read(tmp_path, *lines, salt="s")
+    assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
+    assert shared(first, second) == 0, "another model"
+
+
+def test_bad_rows_of_csv_are_named_and_skipped(tmp_path):
+    rows = [["x", UNIX], [SECRET], ["x", SECRET], ["y", UNIX + 1]]
+    path = table(tmp_path, ["text", "when"], *rows)
+    trace = csv_of(path, skip_bad=True)
+    assert [one.timestamp for one in trace] == [1000 * UNIX, 1000 * (UNIX + 1)]
+    assert trace.bad_lines == 2
+    with pytest.raises(TraceError, match=r"log.csv:3: a row must have 2 fields, got 1$"):
+        list(csv_of(path))
+    with pytest.raises(TraceError, match="line must name the column 'none', got 2 others"):
+        list(csv_of(path, {"time": "when", "prompt": "none"}))
+    more = table(tmp_path, ["text", "when", "n"], ["x", UNIX, SECRET])
+    with pytest.raises(TraceError, match=r"output must be an integer >= 0, got another text$"):
+        list(csv_of(more, COLUMNS | {"output": "n"}))
+
+
+def test_a_row_of_csv_that_never_ends_is_bounded_and_the_limit_of_others_stays(tmp_path):
+    before = csv.field_size_limit()
+    path = tmp_path / "log.csv"
+    path.write_text("text,when\n" + 'x,"' + "line\n" * 1000)
+    with pytest.raises(TraceError, match="a row must be at most 1000 bytes long, got a longer one"):
+        list(csv_of(path, max_line_bytes=1000))
+    path.write_text(f'text,when\n"{"x" * 200_000}",1\n')
+    assert len(next(iter(csv_of(path))).hash_ids) == 3125
+    path.write_bytes(b"text,when\n\xff,1\n")
+    with pytest.raises(TraceError, match="must be UTF-8, got other bytes"):
+        list(csv_of(path))
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bytes_per_token": 0}, "bytes_per_token must be >= 1, got 0"),
+        ({"bytes_per_token": 65}, "bytes_per_token must be <= 64, got 65"),
+        ({"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
+        ({"columns": {"time": "t"}}, r"columns must name one for prompt, got \['time'\]"),
+        ({"columns": COLUMNS | {"x": "y"}}, "columns must be of time, .*, got 'x'"),
+        ({"columns": COLUMNS | {"model": ""}}, "columns must name a column for model, got ''"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        PromptOptions(**options)
+
+
+def test_csv_needs_columns(tmp_path):
+    with pytest.raises(ValueError, match="prompts must name the columns of csv, got none"):
+        Trace(tmp_path / "x", format="csv")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return a folder with a small tokenizer, of words."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the tokenizer extra")
+    pytest.importorskip("jinja2", reason="needs the tokenizer extra")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["[UNK]", "[BOS]"])
+    tokenizer.train_from_iterator(["one two three four user assistant"], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 1)]
+    )
+    tokenizer.enable_truncation(4)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def with_template(model, folder, template, config=None):
+    """Return a folder like `model` with a chat template, in the configuration if there is one."""
+    (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    if config is None:
+        (folder / "chat_template.jinja").write_text(template)
+    else:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_tokenizer_counts_tokens_and_truncates_nothing(model, tmp_path):
+    rows = [{"prompt": "one two three " * 10}, {"prompt": "one two three " * 5 + "four " * 9}]
+    for path in (model, model / "tokenizer.json"):
+        prompts = PromptOptions(tokenizer=path, block_tokens=4)
+        first, second = Trace(written(tmp_path, *rows), format="openai", prompts=prompts)
+        assert (first.input_length, len(first.hash_ids)) == (31, 7)
+        assert shared(first, second) == 4
+        assert not prompts.blocks.is_approximate
+
+
+TEMPLATE = """{{ bos_token }}{{ " " }}{%- for message in messages %}
+{%- if message.content is string and message.role == "user" %}
+user {{ message.content | trim }}
+{%- else %}{% generation %} assistant {{ message["content"] }}{% endgeneration %}
+{%- endif %}
+{%- endfor %}{% if add_generation_prompt %} assistant{% endif %}"""
+
+
+@pytest.mark.parametrize("place", ["file", "config", "list"])
+def test_a_chat_template_is_rendered(model, tmp_path, place):
+    config = {"bos_token": {"content": "four"}, "chat_template": TEMPLATE}
+    if place == "list":
+        config["chat_template"] = [{"name": "default", "template": TEMPLATE}]
+    folder = with_template(model, tmp_path, TEMPLATE, None if place == "file" else config)
+    blocks = PromptBlocks(PromptOptions(tokenizer=folder))
+    messages = [message("user", " one "), message("assistant", "two")]
+    start = "" if place == "file" else "four"
+    told = " ".join(blocks.render(messages, None, 0.0).split())
+    assert told.removeprefix("four").strip() == "user one assistant two assistant"
+    assert told.startswith(start)
+    (one,) = read(tmp_path, {"messages": messages}, tokenizer=folder, block_tokens=1)
+    assert one.input_length == len(told.split())
+
+
+def test_templates_use_what_chat_templates_use(model, tmp_path):
+    template = (
+        "{% macro show(x) %}[{{ x }}]{% endmacro %}"
+        "{% set ns = namespace(count=0, seen=[]) %}"
+        "{% for message in messages[::-1] if message.role in ('user', 'tool') %}"
+        "{% set ns.count = ns.count + loop.index0 %}{% set ns.seen = ns.seen + [message.role] %}"
+        "{% if 'xy'.replace('x', '') == 'y' and loop.last %}{% break %}{% endif %}{% endfor %}"
+        "{{ ns.count ~ '/' ~ (ns.seen | join(',')) }}{{ show('x'.replace('x', 'yy').upper()) }}"
+        "{% for name, value in messages[0].items() %}{{ name }}={{ value }};{% endfor %}"
+        "{% for call in messages[-1].tool_calls %}{{ call.function.arguments.a }}{% endfor %}"
+        "{{ tools | tojson }}{{ tools | tojson(indent=1) | length }}{{ strftime_now('%d %b %Y') }}"
+        "{% set text %}{{ 'a b'.split(' ')[-1] }}{% endset %}{{ text }}{{ missing }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}"
+    )
+    calls = [{"function": {"name": "f", "arguments": '{"a": 5}'}}]
+    messages = [message("user", "hé"), message("assistant", "", tool_calls=calls)]
+    row = {"messages": messages, "tools": [{"é": 1}], "timestamp": UNIX}
+    folder = with_template(model, tmp_path, template)
+    rendered = []
+
+    def render(self, *arguments):
+        rendered.append(original(self, *arguments))
+        return rendered[-1]
+
+    original = PromptBlocks.render
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptBlocks, "render", render)
+        read(tmp_path, row, tokenizer=folder)
+    assert rendered == ['0/user[YY]role=user;content=hé;5[{"é": 1}]1825 Nov 2024bhé']
+
+
+def turned(start, step):
+    """Return a template that repeats a step, with a namespace n."""
+    loop = "{% for i in range(60) %}" + step + "{% endfor %}"
+    return "{% set n = namespace(x=" + start + ", y=" + start + ") %}" + loop
+
+
+BEYOND = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__base__.__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ messages.append(1) }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ 'a'.ljust(10 ** 9) }}",
+    "{{ 'a' * 10 ** 10 }}",
+    "{{ 10 ** 10 ** 10 }}",
+    "{{ messages | tojson(indent=10 ** 9) }}",
+    "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
+    "{{ (range(99999) | list) | join('b' * 1000000) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) if range(99999) | list | length == 1 %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    turned("'a'", "{% set n.x = n.x ~ n.x %}"),
+    turned("'a'", "{% set n.x = n.x + n.x %}"),
+    turned("'a'", "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"),
+    turned("[]", "{% set n.x = [n.x, n.x] %}") + "{{ n.x }}",
+    turned("[]", "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}") + "{{ n.x == n.y }}",
+    turned("[]", "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}")
+    + "{{ [[n.x], [n.y]] | map('list') | sort }}",
+    turned("()", "{% set n.x = (n.x, n.x) %}") + "{{ {n.x: 1} }}",
+    "{% include 'x' %}",
+    "{{ strftime_now('%99999999d') }}",
+    "{{ raise_exception(messages[0].content) }}",
+    "{{ messages[0].content.nothing[messages[0].content].nothing }}",
+    "{{ messages.items()[messages[0].content] }}",
+]
+
+
+@pytest.mark.parametrize("template", BEYOND)
+def test_a_template_that_leaves_its_bounds_is_one_line_without_text(template):
+    pytest.importorskip("jinja2", reason="needs the tokenizer extra")
+    from kvoffload.traces.chat_template import ChatTemplate
+
+    made = ChatTemplate("model", template, None, {})
+    with pytest.raises(BadLineError) as caught:
+        made.render([message("user", SECRET)], None, 0.0)
+    text = "".join(traceback.format_exception(caught.value))
+    assert str(caught.value).startswith("the chat template must ")
+    assert "\n" not in str(caught.value)
+    assert SECRET not in text
+
+
+def test_long_conversations_are_within_bounds(model, tmp_path):
+    """Templates look at all messages again for each."""
+    template = (
+        "{% for message in messages %}{% if messages | length - 1 > loop.index0 %}"
+        "{{ message.content }}{% endif %}{% set last = messages | last %}{% endfor %}"
+    )
+    folder = with_template(model, tmp_path, template)
+    texts = [f"one {number}" for number in range(3000)]
+    (one,) = read(tmp_path, chat(*texts), tokenizer=folder)
+    assert one.input_length > 3000
+
+
+def test_a_refusal_of_a_template_is_named(model, tmp_path):
+    folder = with_template(model, tmp_path, "{{ raise_exception(messages[0].content) }}")
+    text = rule(tmp_path, chat(SECRET, system=SECRET), tokenizer=folder)
+    assert text == "the chat template must accept the messages, got a refusal of its own"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json: must be a tokenizer.json of Hugging Face: "),
+        ("tokenizer.json", None, "tokenizer.json: must be a readable file: No such file or dir"),
+        ("chat_template.jinja", "\n{% if", "must be a chat template of Jinja's, got an error in "),
+        ("chat_template.jinja", "{{ x | nofilter }}", "must be a chat template of Jinja's, got"),
+        ("chat_template.jinja", "x" * 2**21, "must be at most 1048576 bytes long, got more"),
+        ("tokenizer_config.json", "[]", "must be a JSON object, got something else"),
+    ],
+)
+def test_files_of_a_tokenizer_are_named(model, tmp_path, name, content, message):
+    with_template(model, tmp_path, "x")
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, chat("x"), tokenizer=tmp_path)
+    assert message in str(caught.value)
