@@ -60,7 +60,7 @@ def read_salt(text: str) -> str:
         "kvoffload convert log.jsonl --sort --output trace.jsonl.zst",
         "kvoffload convert sessions/ --starts 28800 --output trace.jsonl.zst",
         "kvoffload convert trace.jsonl --to oracle-general -o trace.oracleGeneral",
-        "kvoffload convert --format openai chats.jsonl --tokenizer MODEL/ --output trace.jsonl.zst",
+        "kvoffload convert chats.jsonl --format openai -o trace.jsonl.zst",
     )
 )
 @traces_argument
