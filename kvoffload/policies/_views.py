@@ -14,7 +14,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 
 class _RingView:
-    """What both views share: the keys of a ring, by its index from 0, of a built-in policy."""
+    """The keys of a ring of a built-in policy, by its index from 0, which both views share."""
 
     __slots__ = ("__weakref__", "_policy", "_ring_index")
 

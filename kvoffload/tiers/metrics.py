@@ -1,4 +1,4 @@
-"""What a tier reports: counters, their samples for exporters, events and lines of log."""
+"""The reports of a tier: counters, their samples for exporters, events and lines of log."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, read_objects
 from .prompt_blocks import PromptOptions
 from .request import Request
+from .scratch import scratch_file
 from .sessions import SessionOptions, SessionRows
 
 FORMAT_NAMES = (*FORMATS, ORACLE_GENERAL)
@@ -209,7 +210,8 @@ class Trace:
         parser = WekaParser(
             self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
         )
-        with SessionRows(self._sessions) as rows:
+        with scratch_file() as (stream, spooled):
+            rows = SessionRows(self._sessions, stream, spooled)
             self._add_sessions(chain((first,), lines), lines, parser, rows)
             for path in self.more_paths:
                 with Lines(path, self._max_line_bytes) as more:

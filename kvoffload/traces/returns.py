@@ -108,7 +108,7 @@ class KeptCounter:
 
 
 class SessionCounter:
-    """What the sessions of a trace do; requests without a session are passed over.
+    """The turns and gaps of sessions; requests without a session are passed over.
 
     Memory: the blocks of the last request of each session, and 16 bytes per request.
     """

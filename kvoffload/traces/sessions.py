@@ -7,15 +7,13 @@ that of the session shows only once all sessions are read. So they are read into
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import numpy as np
 
@@ -25,18 +23,14 @@ from kvoffload.errors import describe
 from .formats.mooncake import MOONCAKE
 from .formats.weka import Session
 from .request import Request
-from .scratch import scratch_file
 from .writer import trace_line
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["SessionOptions", "SessionRows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What is made of sessions that were published without their starts.
+    """Options for sessions that were published without their starts.
 
     Attributes
     ----------
@@ -70,32 +64,19 @@ class SessionOptions:
 
 
 class SessionRows:
-    """The rows of sessions, kept in a temporary file until all are known; a context manager.
+    """The rows of sessions, kept in a file until all are known; in memory some 40 bytes each.
 
-    In memory they take some 40 bytes each.
+    `stream` and `path` are those of a `scratch_file`.
     """
 
-    def __init__(self, options: SessionOptions) -> None:
+    def __init__(self, options: SessionOptions, stream: BinaryIO, path: str) -> None:
         self._options = options
         self._random = random.Random(options.seed)  # noqa: S311
         self._from_markers = False
         self._times, self._markers = array("d"), array("d")  # seconds
         self._offsets, self._nexts = array("q"), array("q")  # the stream's next row, -1: none
         self._end = 0
-        with contextlib.ExitStack() as opened:
-            self._stream, self._path = opened.enter_context(scratch_file())
-            self._closing = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._closing.__exit__(kind, error, traceback)
+        self._stream, self._path = stream, path
 
     def add(self, session: Session) -> None:
         """Add a session."""

@@ -31,7 +31,7 @@ def churn(  # noqa: C901
 ) -> None:
     """Put, get, touch and discard without end; note what is certain in `known`.
 
-    ``known[-1]`` says how many blocks a call that is under way may evict.
+    ``known[-1]`` is the number of blocks that the call under way may evict.
     """
     chance = random.Random(seed)
     tier, region = open_slab(path, NUM_SLOTS, enable_events=True, **options)

@@ -1,4 +1,4 @@
-"""How bytes move between files, regions and buffers, whose memory may lie in several pieces.
+"""Moves of bytes between files, regions and buffers, whose memory may lie in several pieces.
 
 The buffers are a tier's own: a call that does not return then holds none of the caller's memory.
 """

@@ -65,7 +65,7 @@ _STATUS_OF = {
 
 
 class StoreError(Exception):
-    """Say that the client returned a code, < 0."""
+    """A code, < 0, that the client returned."""
 
     def __init__(self, code: int) -> None:
         super().__init__()

@@ -43,50 +43,47 @@ class MooncakeParser(Parser):
         self._unheeded = dict.fromkeys(UNHEEDED, 0)
         self._without_time = self._estimated = self._waiting_in_vain = 0
         msgspec = require("msgspec", "reading a trace")
-        self._decode = msgspec.json.Decoder(_row_type(msgspec)).decode
+        own, more = _row_types(msgspec)
+        self._decode = msgspec.json.Decoder(own).decode
+        self._decode_more = msgspec.json.Decoder(more).decode
         self._faults = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
         try:
             row = self._decode(line)
+        except self._faults:  # a field that is not the format's own, or a fault
+            return self._parse_more(line)
+        if row.timestamp > MAX_MILLISECONDS or (row.hash_ids and max(row.hash_ids) > MAX_HASH_ID):
+            return _checked(line)
+        session = None if row.session is None else str(row.session)
+        return _request(row, row.timestamp, session, row.think)
+
+    def _parse_more(self, line: bytes) -> Request:
+        """Parse a line with fields of other programs."""
+        try:
+            row = self._decode_more(line)
         except self._faults:
             return _checked(line)
         if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
             return _checked(line)
-        delay = row.delay if row.delay_ms is None else row.delay_ms
-        waits = (row.think, row.service, row.expect, delay, row.tool_wait_ms)
-        if max(wait or 0 for wait in waits) > MAX_WAIT_MS:
-            return _checked(line)
-        if row.timestamp is not None and row.timestamp > MAX_MILLISECONDS:
-            return _checked(line)
         session = row.session_id if row.session is None else row.session
         session = None if session is None else str(session)
         think, timestamp = row.think, row.timestamp
+        delay = row.delay if row.delay_ms is None else row.delay_ms
         if think is None and (delay is not None or row.tool_wait_ms is not None):
             think = (delay or 0) + (row.tool_wait_ms or 0)
         if timestamp is None:
             if think is None and row.wait_for is None:
                 return _checked(line)
             timestamp = self._begin(row, session) + (think or 0)
+        elif timestamp > MAX_MILLISECONDS:
+            return _checked(line)
         if row.session_id is not None or row.request_id is not None:
             self._remember(row, session, timestamp)
         for name in UNHEEDED:
-            if getattr(row, name) is not None:
-                self._unheeded[name] += 1
-        return Request(
-            timestamp,
-            row.input_length,
-            row.output_length,
-            row.hash_ids,
-            session,
-            parent=None if row.parent is None else str(row.parent),
-            think=think,
-            service=row.service,
-            stop=row.stop,
-            ends=bool(row.ends),
-            expect=row.expect,
-        )
+            self._unheeded[name] += getattr(row, name) is not None
+        return _request(row, timestamp, session, think)
 
     @property
     def remarks(self) -> list[str]:
@@ -137,34 +134,55 @@ class MooncakeParser(Parser):
         return blake2b(str(name).encode(), digest_size=16, key=self._key).digest()
 
 
-def _row_type(msgspec: Any) -> Any:
-    """Return the type for msgspec to decode and check a row."""
+def _request(row: Any, timestamp: float, session: str | None, think: float | None) -> Request:
+    return Request(
+        timestamp,
+        row.input_length,
+        row.output_length,
+        row.hash_ids,
+        session,
+        parent=None if row.parent is None else str(row.parent),
+        think=think,
+        service=row.service,
+        stop=row.stop,
+        ends=bool(row.ends),
+        expect=row.expect,
+    )
+
+
+def _row_types(msgspec: Any) -> tuple[Any, Any]:
+    """Return the types for msgspec to decode and check a row: of this format, and of others too."""
     natural = Annotated[int, msgspec.Meta(ge=0)]
     tokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    milliseconds = natural | Annotated[float, msgspec.Meta(ge=0)]
-    return msgspec.defstruct(
-        "Row",
-        [
-            ("input_length", tokens),
-            ("output_length", tokens),
-            ("hash_ids", tuple[natural, ...]),
-            ("timestamp", milliseconds | None, None),
-            ("session", int | str | None, None),
-            ("parent", int | str | None, None),
-            ("think", milliseconds | None, None),
-            ("service", milliseconds | None, None),
-            ("stop", str | None, None),
-            ("ends", bool | None, None),
-            ("expect", milliseconds | None, None),
-            ("session_id", int | str | None, None),
-            ("delay", milliseconds | None, None),
-            ("delay_ms", milliseconds | None, None),
-            ("tool_wait_ms", milliseconds | None, None),
-            ("request_id", int | str | None, None),
-            ("wait_for", int | str | tuple[int | str, ...] | None, None),
-            *((name, Any, None) for name in UNHEEDED),
-        ],
-        gc=False,
+    time = natural | Annotated[float, msgspec.Meta(ge=0)]
+    bounds = msgspec.Meta(ge=0, le=MAX_WAIT_MS)
+    wait = Annotated[int, bounds] | Annotated[float, bounds] | None
+    name = int | str | None
+    lengths = [("input_length", tokens), ("output_length", tokens)]
+    ids = ("hash_ids", tuple[natural, ...])
+    sessions = [
+        ("session", name, None),
+        ("parent", name, None),
+        ("think", wait, None),
+        ("service", wait, None),
+        ("stop", str | None, None),
+        ("ends", bool | None, None),
+        ("expect", wait, None),
+    ]
+    others = [
+        ("timestamp", time | None, None),
+        ("session_id", name, None),
+        ("delay", wait, None),
+        ("delay_ms", wait, None),
+        ("tool_wait_ms", wait, None),
+        ("request_id", name, None),
+        ("wait_for", int | str | tuple[int | str, ...] | None, None),
+        *((unheeded, Any, None) for unheeded in UNHEEDED),
+    ]
+    own = [("timestamp", time), *lengths, ids, *sessions]
+    return (
+        msgspec.defstruct("Row", own, gc=False, forbid_unknown_fields=True),
+        msgspec.defstruct("OtherRow", [*lengths, ids, *sessions, *others], gc=False),
     )
 
 

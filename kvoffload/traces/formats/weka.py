@@ -46,7 +46,7 @@ class Session:
 
 @dataclass(slots=True)
 class _Stream:
-    """What is told apart while a session is read: one agent's requests."""
+    """The requests of one agent in a session."""
 
     name: str
     parent: str | None
