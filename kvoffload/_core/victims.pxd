@@ -3,7 +3,8 @@
 Structure
     `victims_next` finds the next block of a ring that may leave and takes it provisionally;
     afterwards either `victims_commit` is followed by the policy letting each go, or
-    `victims_cancel` gives all back. With a manager (``managed``), blocks that are passed over are
+    `victims_cancel` gives all back. A block that is to leave before all others is taken by
+    `victims_take`, wherever it stands; the search then passes over it. With a manager (``managed``), blocks that are passed over are
     parked and the provisional ones too; in a policy used alone ``ref_cnt`` may change behind its
     back, so nothing is parked and a cursor walks the list.
 Invariants
@@ -13,7 +14,7 @@ Invariants
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.ring cimport Ring
-from kvoffload._core.table cimport Table
+from kvoffload._core.table cimport Node, Table
 
 cdef struct Victim:
     uint32_t node_id
@@ -28,6 +29,7 @@ cdef struct Cursor:
 cdef struct Victims:
     Victim* items           # in eviction order
     uint64_t size
+    uint64_t num_taken      # the first victims, which no search has met; they are CHOSEN
     uint64_t room
     Victim* aside           # idle but protected blocks that were parked: listed at the end
     uint64_t num_aside
@@ -42,6 +44,8 @@ cdef void victims_close(Victims* victims) noexcept
 cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexcept
 # Take the next block of the ring that may leave; False if there is none, or no memory.
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
+# Take a block, before any was found; False if there is no memory.
+cdef bint victims_take(Victims* victims, Node* node, uint32_t node_id, Ring* ring) noexcept
 # Note a parked block that is to be listed later, when the search ends at the latest; False if
 # there is no memory.
 cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noexcept
@@ -49,5 +53,7 @@ cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noex
 cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcept
 # End the search; the victims stay in `items`, on their rings (parked, where managed).
 cdef void victims_settle(Victims* victims, Table* table) noexcept
+# Flag a victim that was taken no more: it leaves or is given back.
+cdef void victims_unflag(Victims* victims, Table* table) noexcept
 # End the search and give all victims back, where a scan would find them again.
 cdef void victims_cancel(Victims* victims, Table* table) noexcept

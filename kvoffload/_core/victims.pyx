@@ -1,5 +1,6 @@
 """The search for victims; see ``victims.pxd``."""
 
+from libc.stdint cimport uint8_t
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, grow
@@ -10,7 +11,7 @@ from kvoffload._core.ring cimport (
     ring_park,
     ring_unlist,
 )
-from kvoffload._core.table cimport NIL, PARKED, Node, node_at
+from kvoffload._core.table cimport CHOSEN, NIL, PARKED, Node, node_at
 
 cdef enum:
     FIRST_ROOM = 64
@@ -76,6 +77,23 @@ cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcep
     victims.num_aside = kept
 
 
+cdef bint victims_take(Victims* victims, Node* node, uint32_t node_id, Ring* ring) noexcept:
+    if not ensure_items(victims):
+        return False
+    put(&victims.items[victims.size], ring, node_id)
+    victims.size += 1
+    victims.num_taken = victims.size
+    node.flags |= CHOSEN
+    return True
+
+
+cdef void victims_unflag(Victims* victims, Table* table) noexcept:
+    cdef uint64_t index
+    for index in range(victims.num_taken):
+        node_at(table, victims.items[index].node_id).flags &= <uint8_t>(~CHOSEN & 0xFF)
+    victims.num_taken = 0
+
+
 cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
     cdef uint32_t node_id = cursor.node_id if cursor.started else ring.oldest
@@ -83,7 +101,11 @@ cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor)
     while node_id != NIL:
         node = node_at(table, node_id)
         cursor.node_id = node.next
-        if node.block.ref_cnt == 0 and node.block.mark != table.epoch:
+        if (
+            node.block.ref_cnt == 0
+            and node.block.mark != table.epoch
+            and not node.flags & CHOSEN
+        ):
             put(&victims.items[victims.size], ring, node_id)
             victims.size += 1
             return True
@@ -113,8 +135,8 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
             node = node_at(table, node_id)
             ring_fetch_ahead(table, node_id, node.next)
             ring_park(table, ring, node)
-        if node.block.ref_cnt != 0:
-            continue  # it is listed again when it becomes idle
+        if node.block.ref_cnt != 0 or node.flags & CHOSEN:
+            continue  # it is listed again when it becomes idle, or is given back
         if node.block.mark == table.epoch:
             put(&victims.aside[victims.num_aside], ring, node_id)
             victims.num_aside += 1
@@ -140,6 +162,7 @@ cdef void victims_settle(Victims* victims, Table* table) noexcept:
 
 
 cdef void victims_cancel(Victims* victims, Table* table) noexcept:
+    victims_unflag(victims, table)
     list_again(victims.items, victims.size, table)
     victims.size = 0
     victims_settle(victims, table)

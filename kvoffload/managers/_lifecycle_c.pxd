@@ -118,7 +118,7 @@ cdef inline void end_store(
         return
     pool_give(pool, own_id(policy.table, node_id, node))
     policy.c_removed(node_id, node)
-    policy.take_off(node)
+    policy.take_off(node_id, node)
     drop_key(policy.table, node_id, node)
 
 
@@ -153,7 +153,7 @@ cdef inline void touch_inserted(
         if inserted[index] and node != NULL:
             ref_cnts[index] = node.block.ref_cnt
             node.block.ref_cnt = -1
-    policy.c_touch(batch)
+    policy.touch_batch(batch)
     for index in range(batch.size - 1, -1, -1):  # of a repeat the first knows the count
         node = resident(policy.table, batch, index)
         if inserted[index] and node != NULL:

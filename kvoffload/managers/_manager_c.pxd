@@ -11,7 +11,7 @@ from kvoffload._core.table cimport Node
 from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._lifecycle_c cimport BlockStates
 from kvoffload.managers._watch_c cimport WatchCore
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 cdef struct Counters:
     uint64_t lookups            # calls
@@ -27,8 +27,9 @@ cdef struct Counters:
 
 cdef class Steps:
     cdef object lookup(self, object hashes)
-    cdef object begin(self, object manager, object hashes, object hints)
+    cdef object begin(self, object manager, object hashes, object hints, object now)
     cdef object touch(self, object hashes)
+    cdef object release_blocks(self, object hashes)
     cdef object prepare_load(self, object hashes)
     cdef object complete_load(self, object hashes)
     cdef object prepare_store(self, object hashes)
@@ -62,9 +63,10 @@ cdef class CompiledSteps(Steps):
     # Choose the keys that are not resident, once each, except those that are left out; NULL for
     # none. Unknown ones get nodes, and all but those left out a mark. -1 without memory.
     cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept
-    # Return how many of the chosen keys to store, their victims found. -1, with the keys forgotten,
+    # Return how many of the chosen keys to store, their victims found; where `is_last`, of a session
+    # that ends, as many as free slots and those of released blocks take. -1, with the keys forgotten,
     # where the store is refused or finds no memory; the policy's ``victims`` say which.
-    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing) noexcept
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept
     # Return the keys of the victims, in eviction order.
     cdef list victim_keys(self)
     # Free the victims' slots, and let them go.
@@ -86,8 +88,12 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t count_ready(self, Batch* batch) noexcept
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept
     cdef object load(self, Batch* batch, list keys, Py_ssize_t start)
-    cdef object store(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request)
-    cdef object store_now(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request)
+    cdef object store(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
+    )
+    cdef object store_now(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
+    )
     cdef object packed_victims(self)
     cdef void place_blocks(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
@@ -95,6 +101,10 @@ cdef class CompiledSteps(Steps):
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
     cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1
+    # Return what was said, in `hint`, or NULL if nothing was; this may run Python code.
+    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
+    # Use the batch for the last time; release it where the hint says that its session ends.
+    cdef int finish_batch(self, Batch* batch, const Hint* hint) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1
 
@@ -104,6 +114,9 @@ cdef class CompiledRequest:
     cdef object manager             # kept alive
     cdef list keys                  # its own: nobody else changes it
     cdef list storing               # keys that its stores returned and it has not ended
+    cdef object hints               # of `begin`
+    cdef object now                 # likewise
+    cdef bint ends                  # its session, as `begin` was told
     cdef Batch batch                # of all keys
     cdef uint64_t resets            # of the steps, by its last store
     cdef bint finished

@@ -17,6 +17,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.math cimport NAN
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -117,7 +118,15 @@ cdef enum:
 
 
 # Calls that a request makes of its manager.
-CALLS = ("touch", "lookup", "prepare_load", "complete_load", "prepare_store", "complete_store")
+CALLS = (
+    "touch",
+    "lookup",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+    "release",
+)
 
 
 cdef class Steps:
@@ -126,10 +135,13 @@ cdef class Steps:
     cdef object lookup(self, object hashes):
         raise NotImplementedError
 
-    cdef object begin(self, object manager, object hashes, object hints):
+    cdef object begin(self, object manager, object hashes, object hints, object now):
         raise NotImplementedError
 
     cdef object touch(self, object hashes):
+        raise NotImplementedError
+
+    cdef object release_blocks(self, object hashes):
         raise NotImplementedError
 
     cdef object prepare_load(self, object hashes):
@@ -215,10 +227,12 @@ cdef class CompiledSteps(Steps):
         self.note_lookup(&self.batch, index)
         return index
 
-    cdef object begin(self, object manager, object hashes, object hints):
+    cdef object begin(self, object manager, object hashes, object hints, object now):
         cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
         cdef list batch
         cdef int collecting
+        cdef Hint said
+        cdef const Hint* hint = self.hint_of(hints, now, &said)
         self.tick()
         batch = hashes if type(hashes) is list else as_batch(hashes)
         collecting = PyGC_Disable()
@@ -230,34 +244,76 @@ cdef class CompiledSteps(Steps):
         if copy is None:
             raise batch_error(batch)
         request.open(self, manager, copy)
+        request.hints = hints
+        request.now = now
+        request.ends = hint != NULL and hint.ends
         # Consecutive requests often begin alike: try the nodes of the last one.
         batch_ensure(&self.batch, request.batch.size)
         hint_found(&request.batch, &self.batch)
         find_changed(self._policy.table, &request.batch)
         hint_found(&self.batch, &request.batch)
         self.batch.size = self.batch.num_hints
-        self._policy.c_touch(&request.batch)
+        self._policy.begin_request(&request.batch, hint)
         return request
 
     cdef object touch(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
-        self._policy.c_touch(&self.batch)
+        self._policy.touch_batch(&self.batch)
+
+    cdef object release_blocks(self, object hashes):
+        cdef list batch = self.open_batch(hashes)
+        find_changed(self._policy.table, &self.batch)
+        if not self._policy.ensure_release(self.batch.size):
+            raise MemoryError()
+        self._policy.c_release(&self.batch)
+
+    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
+        if hints is None and now is None:
+            return NULL
+        memset(hint, 0, sizeof(Hint))
+        hint.now = NAN if now is None else now
+        if hints is not None:
+            hint.ends = hints.ends is True
+            if hints.expect_s is not None:
+                hint.expect_s = hints.expect_s
+                hint.source = self._policy.c_source(str(hints.source))
+        return hint
+
+    cdef int finish_batch(self, Batch* batch, const Hint* hint) except -1:
+        cdef CompiledPolicy policy = self._policy
+        cdef bint ends = hint != NULL and hint.ends
+        find_changed(policy.table, batch)
+        if ends and not policy.ensure_release(batch.size):
+            raise MemoryError()
+        policy.finish_request(batch, hint)
+        if ends:
+            policy.c_release(batch)
+        return 0
 
     # For a request that makes the calls of a subclass.
 
-    def _begun(self, hashes, hints):
-        self.touch(hashes)
+    def _begun(self, hashes, hints, now):
+        cdef Hint said
+        cdef const Hint* hint = self.hint_of(hints, now, &said)
+        cdef list batch = self.open_batch(hashes)
+        find_changed(self._policy.table, &self.batch)
+        self._policy.begin_request(&self.batch, hint)
 
     def _extended(self, hashes):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
-        self._policy.c_extended(&self.batch)
+        self._policy.extend_request(&self.batch)
 
-    def _finished(self, hashes, hints):
+    def _finished(self, hashes, hints, now):
+        cdef Hint said
+        cdef const Hint* hint = self.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
-        self._policy.c_finished(&self.batch)
+        self.finish_batch(&self.batch, hint)
+
+    def _store_last(self, hashes):
+        cdef list batch = self.open_batch(hashes)
+        return self.store(&self.batch, batch, 0, None, True)
 
     cdef Py_ssize_t count_ready(self, Batch* batch) noexcept:
         """Count a lookup of the batch, and return how many leading blocks are ready."""
@@ -375,21 +431,25 @@ cdef class CompiledSteps(Steps):
 
     cdef object prepare_store(self, object hashes):
         cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None)
+        return self.store(&self.batch, batch, 0, None, False)
 
-    cdef object store(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request):
+    cdef object store(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
+    ):
         """Store what is missing of the batch, whose keys are those of the list from `start` on.
 
         The request, if it is one's, notes what it stores.
         """
         cdef int collecting = PyGC_Disable()
         try:
-            return self.store_now(batch, keys, start, request)
+            return self.store_now(batch, keys, start, request, is_last)
         finally:
             if collecting:
                 PyGC_Enable()
 
-    cdef object store_now(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request):
+    cdef object store_now(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
+    ):
         cdef list storing = None
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t num_missing = self.choose_missing(batch, NULL)
@@ -399,7 +459,7 @@ cdef class CompiledSteps(Steps):
             raise MemoryError()
         if num_missing == 0:
             return new_output([], new_spec(new_ids(0)), [])
-        num_admitted = self.make_room(batch, num_missing)
+        num_admitted = self.make_room(batch, num_missing, is_last)
         if num_admitted < 0:
             if policy.victims.no_memory:
                 raise MemoryError()
@@ -461,11 +521,15 @@ cdef class CompiledSteps(Steps):
             node.block.mark = table.epoch
         return num_missing
 
-    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing) noexcept:
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept:
         cdef CompiledPolicy policy = self._policy
+        cdef int64_t num_free = pool_num_free(&self._pool.pool)
         cdef Py_ssize_t num_admitted
         policy.victims.no_memory = False
-        num_admitted = policy.c_make_room(batch, num_missing, pool_num_free(&self._pool.pool))
+        if is_last:
+            num_admitted = policy.c_make_room_of_released(batch, num_missing, num_free)
+        else:
+            num_admitted = policy.c_make_room(batch, num_missing, num_free)
         if num_admitted >= 0:
             return num_admitted
         if not policy.victims.no_memory:
@@ -601,20 +665,20 @@ cdef class CompiledSteps(Steps):
         if not 0 <= first <= stop <= self.batch.size:
             raise ValueError(f"a request of {self.batch.size} keys, {first} to {stop} asked for")
         find_changed(policy.table, &self.batch)
-        policy.c_touch(&self.batch)
+        policy.begin_request(&self.batch, NULL)
         asked = batch_part(&self.batch, first, stop)
         num_hits = self.count_ready(&asked)
         num_missing = self.choose_missing(&self.batch, NULL)
         if num_missing < 0:
             raise MemoryError()
         if num_missing > 0:
-            num_admitted = self.make_room(&self.batch, num_missing)
+            num_admitted = self.make_room(&self.batch, num_missing, False)
             if num_admitted < 0 and policy.victims.no_memory:
                 raise MemoryError()
             if num_admitted >= 0:
                 self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
         find_changed(policy.table, &self.batch)
-        policy.c_finished(&self.batch)
+        policy.finish_request(&self.batch, NULL)
         for index in range(num_admitted):
             node_id = self.batch.chosen[index]
             node = node_at(policy.table, node_id)
@@ -848,11 +912,14 @@ cdef class PythonSteps(Steps):
     cdef object lookup(self, object hashes):
         return self.skeleton.lookup(hashes)
 
-    cdef object begin(self, object manager, object hashes, object hints):
-        return CallingRequest(manager, as_batch(hashes), hints)
+    cdef object begin(self, object manager, object hashes, object hints, object now):
+        return CallingRequest(manager, as_batch(hashes), hints, now)
 
     cdef object touch(self, object hashes):
         return self.skeleton.touch(hashes)
+
+    cdef object release_blocks(self, object hashes):
+        return self.skeleton.release(hashes)
 
     cdef object prepare_load(self, object hashes):
         return self.skeleton.prepare_load(hashes)
@@ -960,7 +1027,7 @@ cdef class CompiledRequest:
         first = self.bounds(start, stop, &end)
         stored = self.part(first, end, &part)
         self.forget_dropped()
-        output = self.steps.store(stored, self.keys, first, self)
+        output = self.steps.store(stored, self.keys, first, self, self.ends)
         self.batch.num_chosen = stored.num_chosen
         return output
 
@@ -993,19 +1060,24 @@ cdef class CompiledRequest:
             raise MemoryError()
         self.keys += batch
         find_changed(steps._policy.table, &steps.batch)
-        steps._policy.c_extended(&steps.batch)
+        steps._policy.extend_request(&steps.batch)
         batch_extend(&self.batch, list_items(self.keys), &steps.batch)
 
-    def finish(self, *, hints=None):
+    def finish(self, *, hints=None, now=None):
+        cdef Hint said
+        cdef const Hint* hint
+        check_now(now)
         check_hints(hints)
+        hint = self.steps.hint_of(
+            self.hints if hints is None else hints, self.now if now is None else now, &said
+        )
         if self.finished:
             return
         self.steps.tick()
         if self.finished:
             return
+        self.steps.finish_batch(&self.batch, hint)
         self.finished = True
-        find_changed(self.steps._policy.table, &self.batch)
-        self.steps._policy.c_finished(&self.batch)
 
     @property
     def hashes(self):
@@ -1121,13 +1193,13 @@ cdef class ManagerCore:
         check_now(now)
         check_hints(hints)
         if self.calls_own:
-            return CallingRequest(self, as_batch(hashes), hints)
-        return steps.begin(self, hashes, hints)
+            return CallingRequest(self, as_batch(hashes), hints, now)
+        return steps.begin(self, hashes, hints, now)
 
-    def _begun(self, hashes, hints):
+    def _begun(self, hashes, hints, now):
         """Use the blocks of a request for the first time; see the Python twin."""
         if type(self).touch is ManagerCore.touch:
-            self.skeleton._begun(hashes, hints)
+            self.skeleton._begun(hashes, hints, now)
         else:
             self.touch(hashes)
 
@@ -1138,13 +1210,23 @@ cdef class ManagerCore:
         else:
             self.touch(hashes)
 
-    def _finished(self, hashes, hints):
+    def _finished(self, hashes, hints, now):
         """Use the blocks of a request for the last time; see the Python twin."""
-        self.skeleton._finished(hashes, hints)
+        self.skeleton._finished(hashes, hints, now)
+
+    def _store_last(self, hashes):
+        """Store blocks of a session that ends; see the Python twin."""
+        if type(self).prepare_store is ManagerCore.prepare_store:
+            return self.skeleton._store_last(hashes)
+        return self.prepare_store(hashes)
 
     def touch(self, hashes):
         cdef Steps steps = self.steps
         return steps.touch(hashes)
+
+    def release(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.release_blocks(hashes)
 
     def prepare_load(self, hashes):
         cdef Steps steps = self.steps

@@ -163,25 +163,35 @@ class Manager(OffloadingManager[Spec_co]):
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        self._policy._touch(as_batch(hashes))
+        batch = as_batch(hashes)
+        self._policy._take_back(batch)
+        self._policy._touch(batch)
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+    def release(self, hashes: Iterable[bytes]) -> None:
+        self._policy._release(as_batch(hashes))
+
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Use the blocks of a request for the first time; by the `touch` of a subclass's own."""
         if type(self).touch is Manager.touch:
-            self._policy._begun(hashes, hints)
+            self._policy._take_back(hashes)
+            self._policy._begun(hashes, hints, now)
         else:
             self.touch(hashes)
 
     def _extended(self, hashes: list[BlockHash]) -> None:
         """Use blocks that a request is extended by, likewise."""
         if type(self).touch is Manager.touch:
+            self._policy._take_back(hashes)
             self._policy._extended(hashes)
         else:
             self.touch(hashes)
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
-        """Use the blocks of a request for the last time."""
-        self._policy._finished(hashes, hints)
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        """Use the blocks of a request for the last time; release them where its session ends."""
+        self._policy._take_back(hashes)
+        self._policy._finished(hashes, hints, now)
+        if hints is not None and hints.ends:
+            self._policy._release(hashes)
 
     def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
         """Touch blocks; those in `inserted` as if their stores were in flight, which is no use.
@@ -195,6 +205,7 @@ class Manager(OffloadingManager[Spec_co]):
             if status is not None and block_hash in inserted:
                 shown.append((status, status.ref_cnt))
                 status.ref_cnt = -1
+        self._policy._take_back(batch)
         try:
             self._policy._touch(batch)
         finally:
@@ -249,8 +260,19 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.loaded([status.block_id for status in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
+        return self._store(as_batch(hashes), is_last=False)
+
+    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
+        """Store blocks of a session that ends; by the `prepare_store` of a subclass's own."""
+        if type(self).prepare_store is Manager.prepare_store:
+            return self._store(hashes, is_last=True)
+        return self.prepare_store(hashes)
+
+    def _store(
+        self, batch: list[BlockHash], *, is_last: bool
+    ) -> PrepareStoreOutput[Spec_co] | None:
+        """Store what is missing; of a session that ends, where no block has to make room."""
         resident = self._policy._resident
-        batch = as_batch(hashes)
         distinct = dict.fromkeys(batch)
         missing = [block_hash for block_hash in distinct if block_hash not in resident]
         if not missing:
@@ -258,7 +280,8 @@ class Manager(OffloadingManager[Spec_co]):
         self._regain_slots()
         try:
             self._policy._missed(missing)
-            room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
+            decide = self._policy._make_room_of_released if is_last else self._policy._make_room
+            room = decide(missing, self._backend._num_free(), distinct.keys())
         except EvictionFaultError as fault:
             self._release(fault.victims)
             raise fault.error from None

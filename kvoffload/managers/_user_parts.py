@@ -52,7 +52,8 @@ class UserPolicy:
         with self._restoring():
             self.policy.touch(list(batch))
 
-    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
+    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        del now
         with self._restoring():
             self.policy.begun(list(batch), hints)
 
@@ -73,11 +74,17 @@ class UserPolicy:
         with self._restoring():
             self.policy.missed(list(hashes))
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        del now
         with self._restoring():
             self.policy.finished(list(batch), hints)
-            if hints is not None and hints.ends:
-                self.policy.release(list(batch))
+
+    def _take_back(self, batch: list[BlockHash]) -> None:
+        """Do nothing: the policy knows what it was told to release."""
+
+    def _release(self, batch: list[BlockHash]) -> None:
+        with self._restoring():
+            self.policy.release(list(batch))
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         tried: list[BlockHash] = []
@@ -138,6 +145,12 @@ class UserPolicy:
             if fault is not None:
                 raise EvictionFaultError(list(left.items()), PolicyError(f"{name} {fault}"))
         return count, list(left.items())
+
+    def _make_room_of_released(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, _Victims] | None:
+        # What the policy has released it alone knows: the free slots, then.
+        return self._make_room(hashes[:num_free], num_free, protected)
 
     def _judge(
         self, victims: list[tuple[Any, Any]], protected: Collection[BlockHash]

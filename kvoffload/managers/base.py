@@ -134,7 +134,7 @@ class Request(ABC, Generic[Spec_co]):
         """
 
     @abstractmethod
-    def finish(self, *, hints: Hints | None = None) -> None:
+    def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more, last hash first, and end the request.
 
         To a policy that counts uses, this is no further one. A second call does nothing.
@@ -142,13 +142,17 @@ class Request(ABC, Generic[Spec_co]):
         Parameters
         ----------
         hints : Hints, optional
-            What the client says of its session; they replace those of `begin`. Policies hear
-            them; no built-in policy uses them yet.
+            What the client says of its session; they replace those of `begin`. Where the session
+            ends, the blocks are released: they leave before all others, see
+            `OffloadingManager.release`.
+        now : float, optional
+            Seconds on the clock of `begin`, finite; None is the moment that was given there, else
+            the system's monotonic clock.
 
         Raises
         ------
-        TypeError
-            If `hints` are no ``Hints``.
+        TypeError, ValueError
+            If `hints` are no ``Hints`` or `now` is no finite number; nothing has changed.
         """
 
     @property
@@ -228,11 +232,12 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         hashes : iterable of BlockHash
             The blocks of a prompt, first block first; checked and copied.
         hints : Hints, optional
-            What the client says of its session. Policies hear them; no built-in policy uses them
-            yet.
+            What the client says of its session. Where it ends, the request's stores take only
+            free slots and those of released blocks, as many leading blocks as there are; the
+            others are not admitted. The last word is that of `Request.finish`.
         now : float, optional
             Seconds on the caller's clock, finite, for policies that rank by time; None is the
-            system's monotonic clock. No built-in policy reads it yet.
+            system's monotonic clock.
 
         Returns
         -------
@@ -244,26 +249,32 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
         """
         check_now(now)
-        return CallingRequest(self, as_batch(hashes), check_hints(hints))
+        return CallingRequest(self, as_batch(hashes), check_hints(hints), now)
 
     @property
     def _resets(self) -> int:
         """How often everything was dropped: a request forgets what it was storing then."""
         return 0
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Use the blocks of a request for the first time."""
-        del hints
+        del hints, now
         self.touch(hashes)
 
     def _extended(self, hashes: list[BlockHash]) -> None:
         """Use blocks that a request is extended by."""
         self.touch(hashes)
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
-        """Use the blocks of a request for the last time."""
-        del hints
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        """Use the blocks of a request for the last time; release them where its session ends."""
+        del now
         self.touch(hashes)
+        if hints is not None and hints.ends:
+            self.release(hashes)
+
+    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
+        """Store blocks of a session that ends, where slots are free or blocks were released."""
+        return self.prepare_store(hashes)
 
     @abstractmethod
     def lookup(self, hashes: Iterable[bytes]) -> int:
@@ -304,6 +315,20 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
         The first hash of a prefix ends as the most recent, and a chain is evicted tail first.
         Unknown hashes are not an error. A repeated hash is touched at each occurrence.
+        """
+
+    def release(self, hashes: Iterable[bytes]) -> None:
+        """Let blocks leave before all others: nobody is expected to ask for them again.
+
+        They leave last hash first, after those that were released before. A later use by anyone
+        takes a block back to where the policy would have it. Unknown hashes are passed over;
+        pinned and pending blocks stay until they may leave. Nothing is freed and no event comes
+        before a store needs the room.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an element is no block hash; nothing has changed.
         """
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -372,18 +397,23 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 class CallingRequest(Request[Spec_co]):
     """A request that makes the calls of its manager: the Python twin, and over any manager."""
 
-    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_resets", "_storing")
+    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_now", "_resets", "_storing")
 
     def __init__(
-        self, manager: OffloadingManager[Spec_co], batch: list[BlockHash], hints: Hints | None
+        self,
+        manager: OffloadingManager[Spec_co],
+        batch: list[BlockHash],
+        hints: Hints | None,
+        now: float | None,
     ) -> None:
         self._manager = manager
         self._hashes = list(batch)
         self._hints = hints
+        self._now = now
         self._is_finished = False
         self._storing: list[BlockHash] = []  # what its stores returned and it has not ended
         self._resets = manager._resets  # by then
-        manager._begun(list(batch), hints)
+        manager._begun(list(batch), hints, now)
 
     def lookup(self, start: int = 0) -> int:
         """Count the blocks from `start` on that are ready, up to the first that is not."""
@@ -404,7 +434,11 @@ class CallingRequest(Request[Spec_co]):
     ) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks of a part that are not resident, and make them pending."""
         self._require_open("prepare_store")
-        output = self._manager.prepare_store(self._part(start, stop))
+        part = self._part(start, stop)
+        if self._hints is not None and self._hints.ends:
+            output = self._manager._store_last(part)
+        else:
+            output = self._manager.prepare_store(part)
         if output is not None:
             self._storing = self._not_dropped() + output.block_hashes_to_store
         return output
@@ -429,12 +463,14 @@ class CallingRequest(Request[Spec_co]):
         self._manager._extended(list(batch))
         self._hashes += batch
 
-    def finish(self, *, hints: Hints | None = None) -> None:
+    def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more, last hash first, and end the request."""
-        hints = check_hints(hints)
+        check_now(now)
+        hints = self._hints if check_hints(hints) is None else hints
+        now = self._now if now is None else now
         if self._is_finished:
             return
-        self._manager._finished(list(self._hashes), self._hints if hints is None else hints)
+        self._manager._finished(list(self._hashes), hints, now)
         self._is_finished = True
 
     @property

@@ -59,11 +59,18 @@ cdef class ARCLists(CompiledPolicy):
         """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
         cdef Cursor cursors[2]
         cdef bint exhausted[2]
-        cdef uint64_t t1_size = self.rings[T1].size
+        cdef uint64_t t1_size = self.rings[T1].size, index
         cdef int first, attempt, ring
         cdef bint found
         cursors[T1].started = cursors[T2].started = False
         exhausted[T1] = exhausted[T2] = False
+        if not self.take_released(n):
+            victims_cancel(&self.victims, self.table)
+            return False
+        for index in range(self.victims.size):
+            t1_size += <uint64_t>(
+                self.newcomers - (self.victims.items[index].ring == &self.rings[T1])
+            )
         while self.victims.size < n:
             first = T1 if self.t1_gives(t1_size) else T2
             found = False
@@ -91,7 +98,7 @@ cdef class ARCLists(CompiledPolicy):
         cdef Node* node = node_at(self.table, victim.node_id)
         cdef int ghosts = B1 if node.ring == T1 + 1 else B2
         cdef uint32_t node_id
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         node_id = drop_block(self.table, victim.node_id, node)
         ring_append(self.table, &self.rings[ghosts], node_id, node_at(self.table, node_id))
 

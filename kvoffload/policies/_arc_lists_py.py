@@ -106,10 +106,18 @@ class ARCLists(PythonPolicy):
 
     def _choose(self, n: int, protected: Collection[BlockHash]) -> Chosen | None:
         """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
-        lists = evictable(self._t2, protected), evictable(self._t1, protected)
+        released = self._choose_released(n, protected)
+        lists = (
+            evictable(self._t2, protected, released),
+            evictable(self._t1, protected, released),
+        )
         t1_size = len(self._t1)
         chosen: Chosen = []
-        for _ in range(n):
+        for block_hash, status in released.items():
+            leaves_t1 = block_hash in self._t1
+            t1_size += self._newcomers - leaves_t1
+            chosen.append((block_hash, status, leaves_t1))
+        for _ in range(n - len(released)):
             leaves_t1 = self._t1_gives(t1_size)
             victim = next(lists[leaves_t1], None)
             if victim is None:
@@ -125,7 +133,7 @@ class ARCLists(PythonPolicy):
         for block_hash in hashes:
             ring = self._t1 if block_hash in self._t1 else self._t2
             del ring[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
 
     def _renew_ghost(self, ghosts: Ghosts, block_hash: BlockHash) -> None:
         """Make a ghost whose return was counted the most recent of its list."""
@@ -137,12 +145,13 @@ class ARCLists(PythonPolicy):
         for block_hash, _, leaves_t1 in chosen:
             ring, ghosts = (self._t1, self._b1) if leaves_t1 else (self._t2, self._b2)
             del ring[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
             ghosts[block_hash] = False
         return [(block_hash, status) for block_hash, status, _ in chosen]
 
     def _clear(self) -> None:
-        for blocks in (self._resident, self._t1, self._t2):
+        super()._clear()
+        for blocks in (self._t1, self._t2):
             blocks.clear()
         for ghosts in (self._b1, self._b2):
             ghosts.clear()

@@ -99,6 +99,7 @@ class Trial:
         """Serve a request; return how many leading blocks it has found ready."""
         policy = self.policy
         resident = policy._resident
+        policy._take_back(batch)
         policy._touch(batch)
         missing = [block_hash for block_hash in batch if block_hash not in resident]
         ready = takewhile(lambda block: block in resident and resident[block].ref_cnt == 0, batch)

@@ -43,6 +43,7 @@ from kvoffload.policies._guard_c cimport (
 )
 from kvoffload.policies._records_c cimport AGAIN, NUM_RINGS, Records, class_of
 from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, NUM_TRIALS
+from kvoffload.policies._twin_c cimport Hint
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
 from kvoffload.policies import registry
@@ -188,7 +189,7 @@ cdef class _HitDensity(Records):
     cdef void c_extended(self, Batch* batch) noexcept:
         self.use(batch, False)
 
-    cdef void c_finished(self, Batch* batch) noexcept:
+    cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
         if self.repeats_request(batch):
             self.renew(batch)
         else:
@@ -392,6 +393,9 @@ cdef class _HitDensity(Records):
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef int ring_index
+        if not self.take_released(n):
+            victims_cancel(&self.victims, self.table)
+            return False
         self.open_candidates()
         while self.victims.size < n and not self.victims.no_memory:
             ring_index = self.next_to_leave()
@@ -409,6 +413,11 @@ cdef class _HitDensity(Records):
         cdef int ring_index
         cdef uint32_t position
         cdef int reuse_class
+        if admitted < n:
+            if not self.take_released(<uint64_t>(n - admitted)):
+                victims_cancel(&self.victims, self.table)
+                return -1
+            admitted += <int64_t>self.victims.size
         if admitted < n:
             self.open_candidates()
             while admitted < n and not self.victims.no_memory:
@@ -433,10 +442,25 @@ cdef class _HitDensity(Records):
             if self.protector.rule != HIT_DENSITY and self.declines and admitted < n:
                 victims_cancel(&self.victims, self.table)
                 admitted = 0
+        self.offer(batch, admitted, n)
+        return admitted
+
+    cdef int64_t c_make_room_of_released(
+        self, Batch* batch, int64_t n, int64_t num_free
+    ) noexcept:
+        cdef int64_t admitted = min(n, num_free)
+        if not self.take_released(<uint64_t>(n - admitted)):
+            victims_cancel(&self.victims, self.table)
+            return -1
+        admitted += <int64_t>self.victims.size
+        self.offer(batch, admitted, n)
+        return admitted
+
+    cdef void offer(self, Batch* batch, int64_t admitted, int64_t n) noexcept:
+        """Note what is offered, for when the search is settled."""
         self.offered = batch
         self.num_admitted = admitted
         self.num_offered = n
-        return admitted
 
     cdef uint32_t ghost_offered(self, Batch* batch, int64_t index) noexcept:
         """Return the position of the ghost of a key that is offered, or NIL."""
@@ -447,12 +471,15 @@ cdef class _HitDensity(Records):
     cdef void open_candidates(self) noexcept:
         """Find the oldest block of each ring that may leave."""
         cdef int ring_index
+        cdef uint64_t index
         for ring_index in range(NUM_RINGS):
             self.cursors[ring_index].started = False
             self.candidates[ring_index].present = False
         for ring_index in range(NUM_RINGS):
             self.advance(ring_index)
         self.t1_size = <int64_t>self.rings[0].size
+        for index in range(self.victims.size):  # each was released
+            self.t1_size += self.victims.items[index].ring != &self.rings[0]
         if self.protector.rule == ARC:
             self.t1_target = guard_target(&self.protector)
 
@@ -538,7 +565,7 @@ cdef class _HitDensity(Records):
         cdef uint64_t hashed = hash_node(self.table, node)
         cdef int reuse_class = class_of(node)
         cdef uint32_t last = self.last[victim.node_id]
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, hashed)
         self.remember(hashed, reuse_class, last)
 

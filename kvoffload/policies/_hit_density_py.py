@@ -205,8 +205,8 @@ class HitDensityCachePolicy(PythonPolicy):
     def _extended(self, batch: list[BlockHash]) -> None:
         self._use(batch)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
-        del hints
+    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        del hints, now
         if self._repeats_request(batch):
             self._renew(batch)
         else:
@@ -367,6 +367,12 @@ class HitDensityCachePolicy(PythonPolicy):
         self._require_free("make_room")
         return self._make_room(batch, num_free, guarded)
 
+    def _make_room_of_released(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, Victims]:
+        released = list(self._choose_released(max(0, len(hashes) - num_free), protected))
+        return self._take_in(hashes, min(len(hashes), num_free + len(released)), released)
+
     def _set_declining(self, allowed: bool) -> None:
         self._declines = allowed
         if self._guard is not None:
@@ -391,7 +397,7 @@ class HitDensityCachePolicy(PythonPolicy):
             record = self._records[block_hash]
             self._densities.end(record.reuse_class, record.last)
             del self._rings[record.ring][block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
             del self._records[block_hash]
 
     def _make_room(
@@ -401,6 +407,12 @@ class HitDensityCachePolicy(PythonPolicy):
             num_admitted, victims = self._admit(hashes, num_free, protected)
         else:
             num_admitted, victims = self._admit_all(hashes, num_free, protected)
+        return self._take_in(hashes, num_admitted, victims)
+
+    def _take_in(
+        self, hashes: list[BlockHash], num_admitted: int, victims: list[BlockHash]
+    ) -> tuple[int, Victims]:
+        """Let the victims go for the leading blocks, and note that the others are declined."""
         for block_hash in hashes[num_admitted:]:
             ghost = self._ghost(block_hash)
             if ghost is not None:
@@ -449,7 +461,8 @@ class HitDensityCachePolicy(PythonPolicy):
     ) -> Iterator[tuple[BlockHash, float]]:
         """Yield the blocks that may leave with their densities, in the order of the rule."""
         table, records, request = self._densities.table, self._records, self._request
-        rings = [evictable(ring, protected) for ring in self._rings]
+        released = self._choose_released(len(self._resident), protected)
+        rings = [evictable(ring, protected, released) for ring in self._rings]
         oldest: dict[int, _Candidate] = {}
         t1_size = len(self._rings[0])
 
@@ -464,6 +477,9 @@ class HitDensityCachePolicy(PythonPolicy):
             density = table[record.reuse_class][age_bin(request - record.last + 1)]
             oldest[ring_index] = block_hash, record.last, density
 
+        for block_hash in released:
+            t1_size += block_hash not in self._rings[0]
+            yield block_hash, 0.0
         for ring_index in _SPARSEST_FIRST:
             advance(ring_index)
         while oldest:
@@ -481,7 +497,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _let_go(self, victims: list[BlockHash]) -> Victims:
         """Make ghosts of the victims."""
-        evicted = [(block_hash, self._resident.pop(block_hash)) for block_hash in victims]
+        evicted = [(block_hash, self._drop(block_hash)) for block_hash in victims]
         for block_hash in victims:
             record = self._records[block_hash]
             del self._rings[record.ring][block_hash]
@@ -496,7 +512,7 @@ class HitDensityCachePolicy(PythonPolicy):
         for clock in self._clocks:
             clock.ghosts.clear()
             clock.hand = 0
-        self._resident.clear()
+        super()._clear()
         self._records.clear()
         self._request = self._num_ghosts = 0
         if self._guard is not None:

@@ -14,7 +14,7 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 from kvoffload.policies.base import CachePolicy
 
@@ -25,7 +25,8 @@ cdef enum:
 
 cdef class _LFU(CompiledPolicy):
     cdef int64_t _age               # the age L
-    cdef int64_t last_priority      # of the last victim that left
+    cdef int64_t last_priority      # of the last victim that left in its turn
+    cdef uint64_t num_early         # victims of the search at work that leave before their turn
 
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, NUM_RINGS)
@@ -49,7 +50,7 @@ cdef class _LFU(CompiledPolicy):
     cdef void c_touch(self, Batch* batch) noexcept:
         self.use(batch, True)
 
-    cdef void c_finished(self, Batch* batch) noexcept:
+    cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
         self.use(batch, False)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
@@ -77,6 +78,10 @@ cdef class _LFU(CompiledPolicy):
         cdef Cursor cursor
         cdef Victim* victim
         cursor.started = False
+        if not self.take_released(n):
+            victims_cancel(&self.victims, self.table)
+            return False
+        self.num_early = self.victims.size
         while self.victims.size < n:
             if victims_next(&self.victims, self.table, &self.rings[priority % NUM_RINGS], &cursor):
                 victim = &self.victims.items[self.victims.size - 1]
@@ -92,8 +97,9 @@ cdef class _LFU(CompiledPolicy):
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.node_id)
         cdef int64_t ahead = (node.ring - 1 - self._age) % NUM_RINGS
-        self.last_priority = self._age + (ahead + NUM_RINGS) % NUM_RINGS
-        self.take_off(node)
+        if <uint64_t>(victim - self.victims.items) >= self.num_early:
+            self.last_priority = self._age + (ahead + NUM_RINGS) % NUM_RINGS
+        self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:

@@ -96,13 +96,13 @@ class LFUCachePolicy(PythonPolicy):
         for block_hash in hashes:
             self._take_out(block_hash)
             del self._counts[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         self._use(batch, counts=True)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
-        del hints
+    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        del hints, now
         self._use(batch, counts=False)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
@@ -116,13 +116,16 @@ class LFUCachePolicy(PythonPolicy):
                 self._place(block_hash)
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        released = self._choose_released(n, protected)
         # Least K first, then least recent first.
-        rings = (evictable(ring, protected) for ring in self._rings_by_priority())
-        victims = dict(islice(chain.from_iterable(rings), n))
+        rings = (evictable(ring, protected, released) for ring in self._rings_by_priority())
+        sparse = dict(islice(chain.from_iterable(rings), n - len(released)))
+        victims = released | sparse
         if len(victims) < n:
             return None
+        # The cache ages by those that leave in their turn.
+        last_priority = self._priorities[next(reversed(sparse))] if sparse else self._age
         if victims:
-            last_priority = self._priorities[next(reversed(victims))]
             self._remove(victims)
             while self._age < last_priority and not self._rings[self._age % NUM_RINGS]:
                 self._age += 1
@@ -133,8 +136,8 @@ class LFUCachePolicy(PythonPolicy):
             yield self._rings[priority % NUM_RINGS]
 
     def _clear(self) -> None:
+        super()._clear()
         self._age = 0
-        self._resident.clear()
         self._counts.clear()
         self._priorities.clear()
         for ring in self._rings:

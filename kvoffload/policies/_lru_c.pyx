@@ -44,6 +44,9 @@ cdef class _LRU(CompiledPolicy):
         cdef Cursor cursor
         cdef Victim* victim
         cursor.started = False
+        if not self.take_released(n):
+            victims_cancel(&self.victims, self.table)
+            return False
         while self.victims.size < n:
             if not victims_next(&self.victims, self.table, &self.rings[0], &cursor):
                 victims_cancel(&self.victims, self.table)
@@ -57,7 +60,7 @@ cdef class _LRU(CompiledPolicy):
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.node_id)
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
 

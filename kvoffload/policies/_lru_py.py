@@ -48,7 +48,7 @@ class LRUCachePolicy(PythonPolicy):
 
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
-            del self._resident[block_hash]
+            self._drop(block_hash)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         blocks = self._resident
@@ -57,14 +57,13 @@ class LRUCachePolicy(PythonPolicy):
                 blocks.move_to_end(block_hash)
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
-        victims = dict(islice(evictable(self._resident, protected), n))
+        released = self._choose_released(n, protected)
+        others = evictable(self._resident, protected, released)
+        victims = released | dict(islice(others, n - len(released)))
         if len(victims) < n:
             return None
         self._remove(victims)
         return list(victims.items())
-
-    def _clear(self) -> None:
-        self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return self._resident.values()

@@ -139,6 +139,9 @@ cdef class QueuePolicy(CompiledPolicy):
         node.flags |= CHOSEN
         return self.leave_chain(node_id)
 
+    cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
+        return self.choose(node.ring - 1, node_id, node)
+
     cdef bint leave_chain(self, uint32_t node_id) noexcept:
         cdef Link* before = chains_before(&self.chains, self.chains.links + node_id)
         cdef uint32_t waiting = self.chains.links[node_id].before

@@ -20,6 +20,7 @@ from kvoffload._core.table cimport NIL, PARKED, Node, drop_block, drop_hashed_ke
 from kvoffload._core.victims cimport Victim, victims_list_aside, victims_set_aside
 from kvoffload.policies._chains_c cimport chains_insert, chains_link
 from kvoffload.policies._queue_policy_c cimport BEYOND_ALL, QueuePolicy
+from kvoffload.policies._twin_c cimport Hint
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.policies import registry
@@ -122,7 +123,7 @@ cdef class _S3FIFO(QueuePolicy):
     cdef void c_touch(self, Batch* batch) noexcept:
         self.use(batch, True)
 
-    cdef void c_finished(self, Batch* batch) noexcept:
+    cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
         self.use(batch, False)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
@@ -149,12 +150,17 @@ cdef class _S3FIFO(QueuePolicy):
     cdef bint c_sift(self, uint64_t n) noexcept:
         cdef int attempt, queue_index, first
         cdef bint found, any_promoted
+        cdef uint64_t index
         self.num_moves = 0
         self.small_length = <int64_t>self.rings[SMALL].size
         for queue_index in range(2):
             self.scans[queue_index].left = 0
             self.scans[queue_index].position = BEYOND_ALL
             self.scans[queue_index].changed = True
+        if not self.take_released(n):
+            return False
+        for index in range(self.victims.size):
+            self.small_length += self.victims.items[index].ring == &self.rings[MAIN]
         while self.victims.size < n:
             first = MAIN if self.small_length < self._small_size else SMALL
             found = any_promoted = False
@@ -264,7 +270,7 @@ cdef class _S3FIFO(QueuePolicy):
         cdef bint is_new = node.ring == SMALL + 1
         cdef uint32_t node_id
         self.leave(victim.node_id)
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         node.note = 0
         if not is_new:
             drop_hashed_key(self.table, victim.node_id, node, victim.hashed)

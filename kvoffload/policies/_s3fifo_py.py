@@ -129,7 +129,7 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
             del self._queue_of(block_hash)[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
             del self._counts[block_hash]
         self._chains.remove(hashes)
 
@@ -139,8 +139,8 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         self._use(batch, counts=True)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
-        del hints
+    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        del hints, now
         self._use(batch, counts=False)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
@@ -162,6 +162,9 @@ class S3FIFOCachePolicy(PythonPolicy):
             return None
         # Small's length, with the blocks that come for the victims so far.
         small_length = len(self._small)
+        for block_hash in self._choose_released(n, protected):
+            search.choose(block_hash)
+            small_length += block_hash in self._main
         while len(search.victims) < n:
             scans = [search.small, search.main]
             if small_length < self._small_size:
@@ -197,8 +200,9 @@ class S3FIFOCachePolicy(PythonPolicy):
             self._ghosts.popitem(last=False)
 
     def _clear(self) -> None:
-        for blocks in (self._resident, self._small, self._main):
-            blocks.clear()
+        super()._clear()
+        self._small.clear()
+        self._main.clear()
         self._ghosts.clear()
         self._counts.clear()
         self._chains.clear()

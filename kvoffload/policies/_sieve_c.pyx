@@ -129,6 +129,8 @@ cdef class _Sieve(QueuePolicy):
         cdef Node* node
         self.hand_before = queue.start
         self.num_unmarked = 0
+        if not self.take_released(n):
+            return False
         while self.victims.size < n:
             if passed_unchanged == self.num_to_scan(0):
                 self.put_hand(0)
@@ -202,7 +204,7 @@ cdef class _Sieve(QueuePolicy):
         cdef Node* node = node_at(self.table, victim.node_id)
         self.leave(victim.node_id)
         self.step_off(victim.node_id, node)
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:

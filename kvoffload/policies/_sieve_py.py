@@ -92,7 +92,7 @@ class SieveCachePolicy(PythonPolicy):
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
             del self._queue_of(block_hash)[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
         self._visited.difference_update(hashes)
         self._chains.remove(hashes)
 
@@ -116,6 +116,8 @@ class SieveCachePolicy(PythonPolicy):
         search = QueueSearch(self._resident, self._chains, protected)
         if not search.can_find(n):
             return None
+        for block_hash in self._choose_released(n, protected):
+            search.choose(block_hash)
         unmarked: set[BlockHash] = set()
         lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
         last, has_lapped = None, False  # the last block that the hand has passed
@@ -163,7 +165,8 @@ class SieveCachePolicy(PythonPolicy):
             self._passed[block_hash] = status
 
     def _clear(self) -> None:
-        for blocks in (self._resident, self._passed, self._ahead, self._visited, self._chains):
+        super()._clear()
+        for blocks in (self._passed, self._ahead, self._visited, self._chains):
             blocks.clear()
         self._newest = None
 

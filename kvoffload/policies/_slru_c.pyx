@@ -102,6 +102,9 @@ cdef class _SLRU(CompiledPolicy):
         cdef Victim* victim
         cdef int ring = PROBATION
         cursor.started = False
+        if not self.take_released(n):
+            victims_cancel(&self.victims, self.table)
+            return False
         while self.victims.size < n:
             if victims_next(&self.victims, self.table, &self.rings[ring], &cursor):
                 victim = &self.victims.items[self.victims.size - 1]
@@ -116,7 +119,7 @@ cdef class _SLRU(CompiledPolicy):
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.node_id)
-        self.take_off(node)
+        self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef const char* c_check(self) noexcept:

@@ -97,7 +97,7 @@ class SLRUCachePolicy(PythonPolicy):
         for block_hash in hashes:
             segment = self._probation if block_hash in self._probation else self._protected
             del segment[block_hash]
-            del self._resident[block_hash]
+            self._drop(block_hash)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         probation, protected = self._probation, self._protected
@@ -123,16 +123,18 @@ class SLRUCachePolicy(PythonPolicy):
                 self._probation[block_hash] = status
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
-        segments = (evictable(s, protected) for s in (self._probation, self._protected))
-        victims = dict(islice(chain.from_iterable(segments), n))
+        released = self._choose_released(n, protected)
+        segments = (evictable(s, protected, released) for s in (self._probation, self._protected))
+        victims = released | dict(islice(chain.from_iterable(segments), n - len(released)))
         if len(victims) < n:
             return None
         self._remove(victims)
         return list(victims.items())
 
     def _clear(self) -> None:
-        for blocks in (self._resident, self._probation, self._protected):
-            blocks.clear()
+        super()._clear()
+        self._probation.clear()
+        self._protected.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return chain(self._probation.values(), self._protected.values())

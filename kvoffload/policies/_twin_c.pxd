@@ -6,9 +6,18 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring
 from kvoffload._core.table cimport Node, Storage, Table
 from kvoffload._core.victims cimport Victim, Victims
+from kvoffload.policies._released_c cimport Released
 
 cdef enum:
     MOST_RINGS = 20
+
+
+# What a client says of its session, and when.
+cdef struct Hint:
+    double expect_s         # seconds until the next request that begins alike; 0: not said
+    double now              # seconds on the caller's clock; NaN: on the system's
+    int source              # what the policy's `c_source` gives for the name
+    bint ends
 
 
 cdef class CompiledPolicy:
@@ -17,6 +26,7 @@ cdef class CompiledPolicy:
     cdef bint was_owned             # it is free again, and nothing was changed since
     cdef Table* table               # storage's; NULL until `publish`
     cdef Victims victims            # the search for victims at work
+    cdef Released released          # blocks that leave before all others
     cdef Batch batch                # of calls on the policy itself
     cdef Ring rings[MOST_RINGS]     # rings[i] has id i + 1
     cdef int num_rings
@@ -38,6 +48,24 @@ cdef class CompiledPolicy:
     cdef int finish_alone(self, object hashes) except -1
     cdef void clear_now(self) noexcept
     cdef bint c_ensure(self, uint64_t more) noexcept
+
+    # -- uses and releases, as managers make them ------------------------------------------
+    # Blocks that are used are released no more; nodes are found.
+    cdef void take_back(self, Batch* batch) noexcept
+    cdef void touch_batch(self, Batch* batch) noexcept
+    cdef void begin_request(self, Batch* batch, const Hint* hint) noexcept
+    cdef void extend_request(self, Batch* batch) noexcept
+    cdef void finish_request(self, Batch* batch, const Hint* hint) noexcept
+    # Make room to release `n` blocks; False if there is no memory.
+    cdef bint ensure_release(self, Py_ssize_t n) noexcept
+    # Take released blocks that may leave as the first victims, `n` in all at most; False without
+    # memory.
+    cdef bint take_released(self, uint64_t n) noexcept
+    cdef bint take_one(self, uint32_t node_id, Node* node) noexcept
+    cdef bint may_be_taken(self, uint32_t node_id) noexcept
+    cdef const char* check_released(self) noexcept
+    # Count the released blocks that may leave, up to `most`.
+    cdef uint64_t count_released(self, uint64_t most) noexcept
 
     # -- what a policy defines ------------------------------------------------------------
     # Touch the batch, last key first; nodes are found, NIL where unknown.
@@ -62,7 +90,17 @@ cdef class CompiledPolicy:
     # Touch what a request is extended by: no request of its own.
     cdef void c_extended(self, Batch* batch) noexcept
     # Touch what a request finishes with: recent once more, and no further use where uses count.
-    cdef void c_finished(self, Batch* batch) noexcept
+    cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept
+    # Touch what a request begins with; `hint` is NULL where nothing was said.
+    cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept
+    # Return the number by which the policy knows a source of hints.
+    cdef int c_source(self, str source) except -1
+    # Let the batch's blocks leave before all others, last first; room was made.
+    cdef void c_release(self, Batch* batch) noexcept
+    # Answer as `c_make_room`, taking free slots and those of released blocks alone.
+    cdef int64_t c_make_room_of_released(
+        self, Batch* batch, int64_t n, int64_t num_free
+    ) noexcept
     # More than a quarter is pinned: for a search, park up to `most` in use at the old end of each
     # ring.
     cdef void c_park(self, uint64_t most) noexcept
@@ -75,7 +113,7 @@ cdef class CompiledPolicy:
     cdef void cancel(self) noexcept
 
     # -- what they share ------------------------------------------------------------------
-    cdef void take_off(self, Node* node) noexcept
+    cdef void take_off(self, uint32_t node_id, Node* node) noexcept
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept
     cdef void commit(self) noexcept
     cdef object copied_rows(self)

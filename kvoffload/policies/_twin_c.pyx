@@ -28,6 +28,7 @@ from kvoffload._core.table cimport (
     drop_key,
     hash_key,
     index_find,
+    hash_ahead,
     key_bytes,
     node_at,
     table_check,
@@ -35,7 +36,23 @@ from kvoffload._core.table cimport (
     table_ensure,
     table_new_epoch,
 )
-from kvoffload._core.victims cimport victims_cancel, victims_close, victims_open, victims_settle
+from kvoffload._core.victims cimport (
+    victims_cancel,
+    victims_close,
+    victims_open,
+    victims_settle,
+    victims_take,
+    victims_unflag,
+)
+from kvoffload.policies._released_c cimport (
+    released_add,
+    released_clear,
+    released_close,
+    released_ensure,
+    released_next,
+    released_open,
+    released_remove,
+)
 
 import numpy as np
 
@@ -78,6 +95,7 @@ cdef class CompiledPolicy:
     def __cinit__(self):
         self.table = NULL
         victims_open(&self.victims)
+        released_open(&self.released)
         memset(&self.batch, 0, sizeof(Batch))
 
     def __dealloc__(self):
@@ -85,6 +103,7 @@ cdef class CompiledPolicy:
         for ring_index in range(self.num_rings):
             ring_close(&self.rings[ring_index])
         victims_close(&self.victims)
+        released_close(&self.released)
         batch_close(&self.batch)
 
     def __reduce__(self):
@@ -108,6 +127,7 @@ cdef class CompiledPolicy:
         self.storage = storage
         self.capacity = capacity
         self.num_resident = 0
+        released_clear(&self.released)
         self.victims.managed = False
         return 0
 
@@ -240,26 +260,34 @@ cdef class CompiledPolicy:
             raise block_not_found("remove", block_hash)
         node = node_at(self.table, node_id)
         self.c_removed(node_id, node)
-        self.take_off(node)
+        self.take_off(node_id, node)
         drop_key(self.table, node_id, node)
 
     def touch(self, hashes):
         """Mark blocks as recently used, last hash first."""
         cdef list batch = self.open_batch(hashes, "hashes", "touch")
         find_all(self.table, &self.batch)
-        self.c_touch(&self.batch)
+        self.touch_batch(&self.batch)
+
+    def release(self, hashes):
+        """Let blocks leave before all others, until they are used again."""
+        cdef list batch = self.open_batch(hashes, "hashes", "release")
+        find_all(self.table, &self.batch)
+        if not self.ensure_release(self.batch.size):
+            raise MemoryError()
+        self.c_release(&self.batch)
 
     def _extend_alone(self, hashes):
         """Do as a built-in policy when a request is extended, which is no request of its own."""
         cdef list batch = self.open_batch(hashes, "hashes", "touch")
         find_all(self.table, &self.batch)
-        self.c_extended(&self.batch)
+        self.extend_request(&self.batch)
 
     cdef int finish_alone(self, object hashes) except -1:
         """Do as `finished` should in a policy that counts uses."""
         cdef list batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)
-        self.c_finished(&self.batch)
+        self.finish_request(&self.batch, NULL)
         return 0
 
     def evict(self, n, protected):
@@ -296,6 +324,7 @@ cdef class CompiledPolicy:
         cdef int ring_index
         for ring_index in range(self.num_rings):
             ring_clear(&self.rings[ring_index])
+        released_clear(&self.released)
         table_clear(self.table)
         self.num_resident = 0
         self.c_clear()
@@ -310,6 +339,12 @@ cdef class CompiledPolicy:
         """Number of hashes remembered after eviction."""
         self.require_ready()
         return self.c_num_ghosts()
+
+    @property
+    def num_released(self):
+        """Number of blocks that leave before all others."""
+        self.require_ready()
+        return self.released.count
 
     @property
     def block_table(self):
@@ -368,6 +403,8 @@ cdef class CompiledPolicy:
                 broken = b"a key without a block is a ghost on a ring"
         if broken == NULL and resident != self.num_resident:
             broken = b"resident blocks are counted"
+        if broken == NULL:
+            broken = self.check_released()
         if broken == NULL and (self.victims.size or self.victims.num_aside):
             broken = b"no search for victims is open"
         if broken != NULL:
@@ -456,14 +493,16 @@ cdef class CompiledPolicy:
     cdef void commit(self) noexcept:
         """Let all victims go."""
         cdef uint64_t index
+        victims_unflag(&self.victims, self.table)
         for index in range(self.victims.size):
             self.c_evicted(&self.victims.items[index])
         self.victims.size = 0
         victims_settle(&self.victims, self.table)
         self.c_settled()
 
-    cdef void take_off(self, Node* node) noexcept:
+    cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
         """Take a resident node off its ring; the caller drops its key or its block."""
+        released_remove(&self.released, node_id)
         ring_remove(self.table, &self.rings[node.ring - 1], node)
         self.num_resident -= 1
 
@@ -485,8 +524,104 @@ cdef class CompiledPolicy:
     cdef void c_extended(self, Batch* batch) noexcept:
         self.c_touch(batch)
 
-    cdef void c_finished(self, Batch* batch) noexcept:
+    cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept:
         self.c_touch(batch)
+
+    cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
+        self.c_touch(batch)
+
+    cdef int c_source(self, str source) except -1:
+        return 0
+
+    # -- released blocks ---------------------------------------------------------------------
+
+    cdef void take_back(self, Batch* batch) noexcept:
+        cdef Py_ssize_t index
+        if self.released.count:
+            for index in range(batch.size):
+                if batch.node_ids[index] != NIL:
+                    released_remove(&self.released, batch.node_ids[index])
+
+    cdef void touch_batch(self, Batch* batch) noexcept:
+        self.take_back(batch)
+        self.c_touch(batch)
+
+    cdef void begin_request(self, Batch* batch, const Hint* hint) noexcept:
+        self.take_back(batch)
+        self.c_begun(batch, hint)
+
+    cdef void extend_request(self, Batch* batch) noexcept:
+        self.take_back(batch)
+        self.c_extended(batch)
+
+    cdef void finish_request(self, Batch* batch, const Hint* hint) noexcept:
+        self.take_back(batch)
+        self.c_finished(batch, hint)
+
+    cdef bint ensure_release(self, Py_ssize_t n) noexcept:
+        return released_ensure(&self.released, <uint64_t>n, self.table.num_used)
+
+    cdef void c_release(self, Batch* batch) noexcept:
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
+                released_add(&self.released, node_id)
+
+    cdef bint may_be_taken(self, uint32_t node_id) noexcept:
+        cdef Node* node = node_at(self.table, node_id)
+        return node.block.ref_cnt == 0 and node.block.mark != self.table.epoch
+
+    cdef uint64_t count_released(self, uint64_t most) noexcept:
+        cdef uint64_t found = 0, index = released_next(&self.released, 0)
+        while found < most and index < self.released.size:
+            found += self.may_be_taken(self.released.items[index].node_id)
+            index = released_next(&self.released, index + 1)
+        return found
+
+    cdef bint take_released(self, uint64_t n) noexcept:
+        cdef uint64_t index
+        cdef uint32_t node_id
+        cdef Node* node
+        if self.released.count == 0:
+            return True
+        index = released_next(&self.released, 0)
+        while self.victims.size < n and index < self.released.size:
+            node_id = self.released.items[index].node_id
+            if self.may_be_taken(node_id):
+                node = node_at(self.table, node_id)
+                if not self.take_one(node_id, node):
+                    return False
+            index = released_next(&self.released, index + 1)
+        return True
+
+    cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
+        cdef Ring* ring = &self.rings[node.ring - 1] if node.ring else NULL
+        if not victims_take(&self.victims, node, node_id, ring):
+            return False
+        self.victims.items[self.victims.size - 1].hashed = hash_ahead(self.table, node)
+        return True
+
+    cdef int64_t c_make_room_of_released(
+        self, Batch* batch, int64_t n, int64_t num_free
+    ) noexcept:
+        cdef int64_t shortfall = max(n - num_free, 0)
+        cdef uint64_t num_victims = self.count_released(<uint64_t>shortfall)
+        if num_victims and not self.c_search(num_victims):
+            return -1
+        return min(n, num_free + <int64_t>num_victims)
+
+    cdef const char* check_released(self) noexcept:
+        cdef uint64_t live = 0, index = released_next(&self.released, 0)
+        while index < self.released.size:
+            live += 1
+            if not node_at(self.table, self.released.items[index].node_id).flags & RESIDENT:
+                return b"released blocks are resident"
+            index = released_next(&self.released, index + 1)
+        if live != self.released.count:
+            return b"released blocks are counted"
+        return NULL
 
     cdef void c_park(self, uint64_t most) noexcept:
         pass

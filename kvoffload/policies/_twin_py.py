@@ -3,6 +3,7 @@
 Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
     the manager skeleton looks hashes up in; it is emptied, never replaced.
+    ``_released`` has the released blocks, all of them resident, in the order of leaving.
     A call checks everything, then changes the state: an error of its own leaves no trace, while an
     exception from outside (KeyboardInterrupt, MemoryError) may leave the state in between.
 Trusted protocol
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -49,9 +51,10 @@ def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
 class PythonPolicy(CachePolicy):
     """The public contract over the trusted methods of a Python twin."""
 
-    __slots__ = ("__weakref__", "_cache_capacity", "_resident")
+    __slots__ = ("__weakref__", "_cache_capacity", "_released", "_resident")
 
     _cache_capacity: int
+    _released: dict[BlockHash, None]
     _resident: dict[BlockHash, BlockStatus]
     _blocks_type: ClassVar[type[dict[Any, Any]]] = dict
 
@@ -60,6 +63,7 @@ class PythonPolicy(CachePolicy):
         capacity = check_cache_capacity(cache_capacity)
         self._require_free("__init__")
         self._cache_capacity = capacity
+        self._released = {}
         # The last to be set: without it no method works.
         self._resident = self._blocks_type()
 
@@ -117,13 +121,22 @@ class PythonPolicy(CachePolicy):
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("touch")
+        self._take_back(batch)
         self._touch(batch)
+
+    def release(self, hashes: Iterable[bytes]) -> None:
+        """Let blocks leave before all others, until they are used again."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("release")
+        self._release(batch)
 
     def _extend_alone(self, hashes: Iterable[bytes]) -> None:
         """Do as a built-in policy when a request is extended, which is no request of its own."""
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("touch")
+        self._take_back(batch)
         self._extended(batch)
 
     def _finish_alone(self, hashes: Iterable[bytes], hints: Hints | None) -> None:
@@ -131,7 +144,8 @@ class PythonPolicy(CachePolicy):
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("finished")
-        self._finished(batch, hints)
+        self._take_back(batch)
+        self._finished(batch, hints, None)
 
     def evict(
         self, n: int, protected: Iterable[bytes]
@@ -162,6 +176,11 @@ class PythonPolicy(CachePolicy):
     def __len__(self) -> int:
         """Return the number of resident blocks."""
         return len(self._resident)
+
+    @property
+    def num_released(self) -> int:
+        """Number of blocks that leave before all others."""
+        return len(self._released)
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
@@ -209,19 +228,43 @@ class PythonPolicy(CachePolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
 
-    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
-        """Use the blocks of a request for the first time."""
-        del hints
+    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        """Use the blocks of a request for the first time; `now` is None without a clock."""
+        del hints, now
         self._touch(batch)
 
     def _extended(self, batch: list[BlockHash]) -> None:
         """Use blocks that a request is extended by: no request of their own."""
         self._touch(batch)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Use the blocks of a request for the last time: no further use where uses count."""
-        del hints
+        del hints, now
         self._touch(batch)
+
+    def _take_back(self, batch: list[BlockHash]) -> None:
+        """Let blocks that are about to be used be released no longer."""
+        if self._released:
+            for block_hash in batch:
+                self._released.pop(block_hash, None)
+
+    def _release(self, batch: list[BlockHash]) -> None:
+        """Let blocks leave before all others, last hash first, after those released before."""
+        for block_hash in reversed(batch):
+            if block_hash in self._resident:
+                self._released.setdefault(block_hash)
+
+    def _drop(self, block_hash: BlockHash) -> BlockStatus:
+        """Take a block out of what is resident, and of what is released."""
+        self._released.pop(block_hash, None)
+        return self._resident.pop(block_hash)
+
+    def _choose_released(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> dict[BlockHash, BlockStatus]:
+        """Return the first `n` released blocks that may leave, or fewer, in the order of leaving."""
+        released = ((block_hash, self._resident[block_hash]) for block_hash in self._released)
+        return dict(islice((one for one in released if may_leave(*one, protected)), n))
 
     def _missed(self, hashes: list[BlockHash]) -> None:
         """Hear which blocks are about to be stored, if there is room."""
@@ -230,9 +273,10 @@ class PythonPolicy(CachePolicy):
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         """Evict `n` idle blocks, or none."""
 
-    @abstractmethod
     def _clear(self) -> None:
         """Forget everything."""
+        self._released.clear()
+        self._resident.clear()
 
     @abstractmethod
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
@@ -248,19 +292,35 @@ class PythonPolicy(CachePolicy):
         victims = self._evict(shortfall, protected)
         return None if victims is None else (len(hashes), victims)
 
+    def _make_room_of_released(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, Victims]:
+        """Admit the leading blocks that free slots and those of released blocks have room for."""
+        shortfall = max(0, len(hashes) - num_free)
+        num_victims = len(self._choose_released(shortfall, protected))
+        return min(len(hashes), num_free + num_victims), self._evict(num_victims, protected) or []
+
     def _check(self) -> None:
         """Verify every invariant; raise AssertionError with the broken one."""
         for block_hash, status in self._resident.items():
             require(type(block_hash) is bytes and len(block_hash) > 0, "hashes are bytes")
             require(status.ref_cnt >= -1, f"ref_cnt of {block_hash!r} is {status.ref_cnt}")
+        require(self._released.keys() <= self._resident.keys(), "released blocks are resident")
+
+
+def may_leave(block_hash: BlockHash, status: BlockStatus, protected: Collection[BlockHash]) -> bool:
+    """Return whether a block is idle and not protected."""
+    return status.ref_cnt == 0 and block_hash not in protected
 
 
 def evictable(
-    ring: Mapping[BlockHash, BlockStatus], protected: Collection[BlockHash]
+    ring: Mapping[BlockHash, BlockStatus],
+    protected: Collection[BlockHash],
+    chosen: Collection[BlockHash] = (),
 ) -> Iterator[tuple[BlockHash, BlockStatus]]:
-    """Yield the blocks of a ring that may leave, least recent first."""
+    """Yield the blocks of a ring that may leave and are not chosen, least recent first."""
     for block_hash, status in ring.items():
-        if status.ref_cnt == 0 and block_hash not in protected:
+        if may_leave(block_hash, status, protected) and block_hash not in chosen:
             yield block_hash, status
 
 

@@ -327,7 +327,7 @@ class _SteppedRequest:
         if inserted and not (learning.is_lru or learning.by_chain):
             manager._touch_inserted(batch, inserted)
         elif learning.by_chain:
-            manager._finished(list(batch), None)
+            manager._finished(list(batch), None, None)
         else:
             manager.touch(batch)
 

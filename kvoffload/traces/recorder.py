@@ -110,14 +110,21 @@ class TraceRecorder(OffloadingManager[Spec_co]):
 
     # A request makes the calls of the recorder; its begin and its end are the manager's.
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
-        self.manager._begun(hashes, hints)
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        self.manager._begun(hashes, hints, now)
 
     def _extended(self, hashes: list[BlockHash]) -> None:
         self.manager._extended(hashes)
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
-        self.manager._finished(hashes, hints)
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        self.manager._finished(hashes, hints, now)
+
+    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
+        return self.manager._store_last(hashes)
+
+    def release(self, hashes: Iterable[bytes]) -> None:
+        """Do as the manager does."""
+        self.manager.release(hashes)
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Do as the manager does."""

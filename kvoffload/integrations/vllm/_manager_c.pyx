@@ -512,7 +512,7 @@ cdef class RequestManagerCore:
         if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
         find_changed(self.policy.table, &self.steps.batch)
-        self.policy.c_touch(&self.steps.batch)
+        self.policy.touch_batch(&self.steps.batch)
 
     # -- stores ------------------------------------------------------------------------------------
 
@@ -590,7 +590,7 @@ cdef class RequestManagerCore:
             if num_missing:
                 if table.epoch != epoch:
                     self.protect()
-                num_admitted = steps.make_room(&self.steps.batch, num_missing)
+                num_admitted = steps.make_room(&self.steps.batch, num_missing, False)
                 if num_admitted < 0 and self.policy.victims.no_memory:
                     raise MemoryError()
             if num_admitted >= 0:

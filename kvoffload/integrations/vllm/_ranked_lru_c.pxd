@@ -51,4 +51,4 @@ cdef class RankedLRU(CompiledPolicy):
         self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
     ) noexcept
     cdef uint32_t open_group(self) noexcept
-    cdef void release(self, uint64_t generation, uint32_t group) noexcept
+    cdef void close_group(self, uint64_t generation, uint32_t group) noexcept

@@ -30,10 +30,10 @@ from libc.string cimport memcmp, memset
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.table cimport (
+    CHOSEN,
     NIL,
     PARKED,
     RESIDENT,
-    SEGMENT_BITS,
     Node,
     Table,
     drop_hashed_key,
@@ -42,7 +42,8 @@ from kvoffload._core.table cimport (
     kvo_prefetch,
     node_at,
 )
-from kvoffload._core.victims cimport Victim, victims_ensure
+from kvoffload._core.victims cimport Victim, victims_ensure, victims_unflag
+from kvoffload.policies._released_c cimport released_remove
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 cdef extern from *:
@@ -316,6 +317,8 @@ cdef bint order_ensure(Order* order, uint64_t entries, uint64_t idle) noexcept:
 cdef inline bint may_leave(Order* order, uint32_t node_id) noexcept nogil:
     """Return whether a node that has just been passed may leave."""
     cdef Node* node = node_at(order.table, node_id)
+    if node.flags & CHOSEN:
+        return False  # a victim already
     if node.block.ref_cnt != 0:
         park(node)
         return False
@@ -475,6 +478,7 @@ cdef class RankedLRU(CompiledPolicy):
         return order_ensure(&self.order, entries + 1, self.table.num_keys)
 
     cdef void renew(self, uint32_t node_id, Node* node) noexcept:
+        released_remove(&self.released, node_id)
         order_leave(&self.order, node_id, node)
         order_append(&self.order, node_id, node)
 
@@ -487,6 +491,7 @@ cdef class RankedLRU(CompiledPolicy):
             and self.order.ranks[node_id].reverse_position >= reverse_position
         ):
             return
+        released_remove(&self.released, node_id)
         order_leave(&self.order, node_id, node)
         order_join(&self.order, node_id, node, group, reverse_position)
 
@@ -498,7 +503,7 @@ cdef class RankedLRU(CompiledPolicy):
     cdef uint32_t open_group(self) noexcept:
         return group_open(&self.order)
 
-    cdef void release(self, uint64_t generation, uint32_t group) noexcept:
+    cdef void close_group(self, uint64_t generation, uint32_t group) noexcept:
         if generation == self.generation:
             group_release(&self.order, group)
 
@@ -528,6 +533,9 @@ cdef class RankedLRU(CompiledPolicy):
         if not victims_ensure(&self.victims, n, 0):
             self.victims.no_memory = True
             return False
+        if not self.take_released(n):
+            self.cancel()
+            return False
         while self.victims.size < n:
             node_id = order_take(&self.order)
             if node_id == NIL:
@@ -544,23 +552,27 @@ cdef class RankedLRU(CompiledPolicy):
         """End a search and give the victims back, where a scan would find them again."""
         cdef uint64_t index
         cdef uint32_t node_id
+        cdef Node* node
+        victims_unflag(&self.victims, self.table)
         for index in range(self.victims.size):
             node_id = self.victims.items[index].node_id
-            order_idle(&self.order, node_id, node_at(self.table, node_id))
+            node = node_at(self.table, node_id)
+            if node.note == NOWHERE:
+                order_idle(&self.order, node_id, node)
         self.victims.size = 0
         order_settle(&self.order)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        self.num_resident -= 1
-        drop_hashed_key(
-            self.table, victim.node_id, node_at(self.table, victim.node_id), victim.hashed
-        )
+        cdef Node* node = node_at(self.table, victim.node_id)
+        self.take_off(victim.node_id, node)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
         order_settle(&self.order)
 
-    cdef void take_off(self, Node* node) noexcept:
-        order_leave(&self.order, node_id_of(self.table, node), node)
+    cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
+        released_remove(&self.released, node_id)
+        order_leave(&self.order, node_id, node)
         self.num_resident -= 1
 
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
@@ -572,16 +584,3 @@ cdef class RankedLRU(CompiledPolicy):
 
     cdef const char* c_check(self) noexcept:
         return order_check(&self.order)
-
-
-cdef uint32_t node_id_of(Table* table, Node* node) noexcept:
-    """Return the id of a node of the table."""
-    cdef uint32_t index
-    cdef Node* segment
-    if table.nodes <= node < table.nodes + table.num_reserved:
-        return <uint32_t>(node - table.nodes)
-    for index in range(table.num_segments):
-        segment = table.segments[index]
-        if segment <= node < segment + (1 << SEGMENT_BITS):
-            return table.num_reserved + (index << SEGMENT_BITS) + <uint32_t>(node - segment)
-    return NIL

@@ -86,7 +86,7 @@ cdef class RequestRank:
     def __dealloc__(self):
         # The collector may have cleared the owner already; its groups die with it.
         if self.owner is not None and self.group != NIL:
-            (<RankedLRU>self.owner).release(self.generation, self.group)
+            (<RankedLRU>self.owner).close_group(self.generation, self.group)
 
 
 cdef class Contexts:

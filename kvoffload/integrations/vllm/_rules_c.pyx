@@ -162,7 +162,7 @@ cdef class UseRules(RequestRules):
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         self.choose(batch, accesses, FIRST_MISS, FIRST_MISS)
         if self.part.size:
-            self.policy.c_touch(&self.part)
+            self.policy.touch_batch(&self.part)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED)
@@ -193,7 +193,7 @@ cdef class ChainRules(UseRules):
             node_id = self.chain.node_ids[index]
             if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
                 self.chain.node_ids[index] = NIL  # a key that is only about to become known
-        self.policy.c_touch(&self.chain)
+        self.policy.touch_batch(&self.chain)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
@@ -203,7 +203,7 @@ cdef class ChainRules(UseRules):
         # again, what was evicted since is not.
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED | NOT_STORED, NOT_STORED)
         if self.part.size:
-            self.policy.c_finished(&self.part)
+            self.policy.finish_request(&self.part, NULL)
 
 
 cdef class ARCRules(UseRules):
