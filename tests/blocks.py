@@ -15,6 +15,7 @@ METHODS = (
     "complete_load",
     "prepare_store",
     "complete_store",
+    "release",
 )
 """The methods of a manager that take a batch."""
 

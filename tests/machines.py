@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvoffload import BlockHash
+from kvoffload import BlockHash, Hints
 from tests.blocks import METHODS, once
 from tests.strategies import BATCHES, BLOCKS, KEYS
 
@@ -17,6 +17,7 @@ BAD_BATCHES = (None, 5, b"bytes", "text", 1.5)
 PARTS = ("lookup", "prepare_load", "complete_load", "prepare_store")
 """Methods of a request that take a part of it."""
 MOST = 2**31
+HINTS = st.sampled_from([None, Hints(), Hints(ends=True)])
 with_requests = precondition(lambda self: bool(self.requests))
 with_a_shared_pool = precondition(lambda self: self.kind.endswith("over-cpu-backend"))
 
@@ -40,7 +41,8 @@ class ManagerRules(RuleBasedStateMachine):
         Of the manager, as `build_manager` takes it.
     driven
         The manager beside what it is compared with. ``do`` makes a call on both and compares the
-        outcomes, ``refuse`` makes one that must raise, ``begin`` begins a request, and ``both``
+        outcomes, ``refuse`` makes one that must raise, ``begin`` begins a request, which has
+        ``finish`` beside ``do``, and ``both``
         are the managers, one or two.
     """
 
@@ -75,7 +77,9 @@ class ManagerRules(RuleBasedStateMachine):
 
     # -- batches -----------------------------------------------------------------------------
 
-    lookup, touch, prepare_load, complete_load, prepare_store, complete_store = map(call, METHODS)
+    lookup, touch, prepare_load, complete_load, prepare_store, complete_store, release = map(
+        call, METHODS
+    )
 
     @rule(data=st.data(), touched=st.booleans(), success=st.booleans())
     def store(self, data: st.DataObject, touched: bool, success: bool) -> None:
@@ -119,9 +123,9 @@ class ManagerRules(RuleBasedStateMachine):
 
     # -- requests ----------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        self.requests.append(self.driven.begin(self.batch(data)))
+    @rule(data=st.data(), hints=HINTS)
+    def begin(self, data: st.DataObject, hints: Hints | None) -> None:
+        self.requests.append(self.driven.begin(self.batch(data), hints))
 
     def drawn(self, data: st.DataObject) -> Any:
         """Return a request that is open."""
@@ -145,12 +149,12 @@ class ManagerRules(RuleBasedStateMachine):
     def extend(self, data: st.DataObject) -> None:
         self.drawn(data).do("extend", self.batch(data))
 
-    @rule(data=st.data(), dropped=st.booleans())
+    @rule(data=st.data(), dropped=st.booleans(), hints=HINTS)
     @with_requests
-    def finish(self, data: st.DataObject, dropped: bool) -> None:
+    def finish(self, data: st.DataObject, dropped: bool, hints: Hints | None) -> None:
         request = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
         if not dropped:
-            request.do("finish")
+            request.finish(hints)
 
     # -- mistakes ----------------------------------------------------------------------------
 

@@ -163,9 +163,10 @@ class Manager(OffloadingManager[Spec_co]):
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
+        policy = self._policy
         batch = as_batch(hashes)
-        self._policy._take_back(batch)
-        self._policy._touch(batch)
+        policy._take_back(batch)
+        policy._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
         self._policy._release(as_batch(hashes))
@@ -260,7 +261,7 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.loaded([status.block_id for status in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
-        return self._store(as_batch(hashes), is_last=False)
+        return self._store(hashes, is_last=False)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends; by the `prepare_store` of a subclass's own."""
@@ -269,10 +270,11 @@ class Manager(OffloadingManager[Spec_co]):
         return self.prepare_store(hashes)
 
     def _store(
-        self, batch: list[BlockHash], *, is_last: bool
+        self, hashes: Iterable[bytes], *, is_last: bool
     ) -> PrepareStoreOutput[Spec_co] | None:
         """Store what is missing; of a session that ends, where no block has to make room."""
         resident = self._policy._resident
+        batch = as_batch(hashes)
         distinct = dict.fromkeys(batch)
         missing = [block_hash for block_hash in distinct if block_hash not in resident]
         if not missing:

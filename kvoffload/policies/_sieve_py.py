@@ -116,8 +116,8 @@ class SieveCachePolicy(PythonPolicy):
         search = QueueSearch(self._resident, self._chains, protected)
         if not search.can_find(n):
             return None
-        for block_hash in self._choose_released(n, protected):
-            search.choose(block_hash)
+        for released in self._choose_released(n, protected):
+            search.choose(released)
         unmarked: set[BlockHash] = set()
         lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
         last, has_lapped = None, False  # the last block that the hand has passed

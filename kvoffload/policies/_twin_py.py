@@ -262,7 +262,7 @@ class PythonPolicy(CachePolicy):
     def _choose_released(
         self, n: int, protected: Collection[BlockHash]
     ) -> dict[BlockHash, BlockStatus]:
-        """Return the first `n` released blocks that may leave, or fewer, in the order of leaving."""
+        """Return the first `n` released blocks that may leave, or fewer, in their order."""
         released = ((block_hash, self._resident[block_hash]) for block_hash in self._released)
         return dict(islice((one for one in released if may_leave(*one, protected)), n))
 

@@ -224,7 +224,9 @@ class CachePolicy(ABC):
         """Hear that nobody is expected to ask for blocks again. By default nothing.
 
         A manager says so of the blocks of a request whose hints say that its session ends, after
-        `finished`.
+        `finished`, and where its own `release` is called. A built-in policy lets them leave before
+        all others: the last of a batch first, after those released before. A later use takes a
+        block back to where the policy would have it.
 
         Parameters
         ----------

@@ -387,6 +387,12 @@ class Tier(ABC):
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, **last key first**; unknown keys are no error."""
 
+    def release(self, keys: Iterable[bytes]) -> None:  # noqa: B027
+        """Let blocks leave before all others, last key first; unknown keys are no error.
+
+        By default nothing: what a shared medium keeps is not for one client's session to say.
+        """
+
     @abstractmethod
     def discard(self, keys: Iterable[bytes]) -> None:
         """Drop blocks; unknown keys are no error. A get that is under way may still be OK.

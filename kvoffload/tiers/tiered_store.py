@@ -21,7 +21,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from kvoffload import (
     PrepareStoreOutput,
     Request,
 )
-from kvoffload._checks import as_batch, check_bool, check_part
+from kvoffload._checks import as_batch, check_bool, check_hints, check_part
 from kvoffload.errors import describe, request_finished
 from kvoffload.tiers.engine.tier import (
     TRANSFER_BYTES_PER_S,
@@ -133,11 +133,14 @@ class TieredRequest:
     memory.
     """
 
-    __slots__ = ("_request", "_store", "_storing")
+    __slots__ = ("_hints", "_request", "_store", "_storing")
 
-    def __init__(self, store: TieredStore, request: Request[BlockIDsLoadStoreSpec]) -> None:
+    def __init__(
+        self, store: TieredStore, request: Request[BlockIDsLoadStoreSpec], hints: Hints | None
+    ) -> None:
         self._store = store
         self._request = request
+        self._hints = hints
         self._storing: dict[BlockHash, _Storing] = {}  # what it stored and has not ended
 
     def lookup(self, start: int = 0) -> tuple[int, int]:
@@ -228,7 +231,7 @@ class TieredRequest:
         self._request.extend(hashes)
         self._store._touch_tiers(self.hashes[num_blocks:])
 
-    def finish(self, *, hints: Hints | None = None) -> None:
+    def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more in host memory, last hash first, and end the request.
 
         To a policy that counts uses, this is no further one. A second call does nothing.
@@ -236,9 +239,16 @@ class TieredRequest:
         Parameters
         ----------
         hints : Hints, optional
-            What the client says of its session; they replace those of `TieredStore.begin`.
+            What the client says of its session; they replace those of `TieredStore.begin`. Where it
+            ends, the blocks are released, in host memory and in every tier that decides who leaves.
+        now : float, optional
+            Seconds on the clock of `TieredStore.begin`, finite.
         """
-        self._request.finish(hints=hints)
+        hints = self._hints if hints is None else hints
+        is_first = not self.is_finished
+        self._request.finish(hints=hints, now=now)
+        if is_first and hints is not None and hints.ends and not self._store._closed:
+            self._store._release_in_tiers(self.hashes)
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]:
@@ -410,7 +420,12 @@ class TieredStore:
             If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
         """
         self._refuse()
-        request = TieredRequest(self, self.manager.begin(hashes, hints=hints, now=now))
+        # Blocks of tiers are read through slots of host memory, so an end keeps none from being
+        # stored: host memory hears of it when the request finishes.
+        at_begin = check_hints(hints)
+        if self.tiers and at_begin is not None:
+            at_begin = replace(at_begin, ends=False)
+        request = TieredRequest(self, self.manager.begin(hashes, hints=at_begin, now=now), hints)
         self._touch_tiers(request.hashes)
         return request
 
@@ -464,6 +479,17 @@ class TieredStore:
         batch = as_batch(hashes)
         self.manager.touch(batch)
         self._touch_tiers(batch)
+
+    def release(self, hashes: Iterable[bytes]) -> None:
+        """Let blocks leave before all others, as `OffloadingManager.release`, and so in tiers."""
+        self._refuse()
+        batch = as_batch(hashes)
+        self.manager.release(batch)
+        self._release_in_tiers(batch)
+
+    def _release_in_tiers(self, batch: Sequence[BlockHash]) -> None:
+        for tier in self.tiers:
+            tier.release(batch)
 
     def _touch_tiers(self, batch: Sequence[BlockHash]) -> None:
         for tier in self.tiers:

@@ -47,8 +47,12 @@ class RecencyModel:
             self.order.remove(block)
             self.order.append(block)
 
-    def choose(self, n: int, may_leave: MayLeave) -> list[BlockHash] | None:
-        candidates = [block for block in self.order if may_leave(block)]
+    def choose(
+        self, n: int, may_leave: MayLeave, released: list[BlockHash]
+    ) -> list[BlockHash] | None:
+        candidates = released + [
+            block for block in self.order if may_leave(block) and block not in released
+        ]
         return candidates[:n] if len(candidates) >= n else None
 
     def evicted(self, victims: list[BlockHash]) -> None:
@@ -97,9 +101,12 @@ class AdaptiveModel:
                 (self.t2 if promoted else source).append(block)
                 return
 
-    def choose(self, n: int, may_leave: MayLeave) -> list[BlockHash] | None:
-        t1, t2, victims = list(self.t1), list(self.t2), []
-        for _ in range(n):
+    def choose(
+        self, n: int, may_leave: MayLeave, released: list[BlockHash]
+    ) -> list[BlockHash] | None:
+        victims = released[:n]
+        t1, t2 = ([block for block in ring if block not in victims] for ring in (self.t1, self.t2))
+        while len(victims) < n:
             in_t1 = [block for block in t1 if may_leave(block)]
             in_t2 = [block for block in t2 if may_leave(block)]
             first, second = (in_t1, in_t2) if len(t1) >= int(self.target) else (in_t2, in_t1)
@@ -190,6 +197,7 @@ class ManagerModel:
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    released: list[BlockHash] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.capacity = self.pool.num_free()
@@ -209,9 +217,14 @@ class ManagerModel:
     def __contains__(self, block: BlockHash) -> bool:
         return self.row(block) is not None
 
-    def begin(self, batch: list[BlockHash]) -> RequestModel:
+    def begin(self, batch: list[BlockHash], ends: bool = False) -> RequestModel:
         self.touch(batch)
-        return RequestModel(self, list(batch))
+        return RequestModel(self, list(batch), ends)
+
+    def release(self, batch: list[BlockHash]) -> None:
+        for block in reversed(batch):
+            if block in self and block not in self.released:
+                self.released.append(block)
 
     def lookup(self, batch: list[BlockHash]) -> int:
         ready = [row.block for row in self.rows if row.pins != PENDING]
@@ -226,6 +239,7 @@ class ManagerModel:
     def touch(self, batch: list[BlockHash]) -> None:
         for block in reversed(batch):
             row = self.row(block)
+            self.released = [other for other in self.released if other != block]
             self.policy.use(block, row is not None and row.pins == PENDING)
 
     def prepare_load(self, batch: list[BlockHash]) -> list[int]:
@@ -253,7 +267,7 @@ class ManagerModel:
             row.pins -= batch.count(row.block)
 
     def prepare_store(
-        self, batch: list[BlockHash]
+        self, batch: list[BlockHash], is_last: bool = False
     ) -> tuple[list[BlockHash], list[int], list[BlockHash]] | None:
         missing: list[BlockHash] = []
         for block in batch:
@@ -265,7 +279,12 @@ class ManagerModel:
             row = self.row(block)
             return row is not None and row.pins == 0 and block not in batch
 
-        victims = self.policy.choose(short, may_leave)
+        released = [block for block in self.released if may_leave(block)]
+        if is_last and short > len(released):
+            self.count("not_admitted", short - len(released))
+            missing = missing[: len(missing) - short + len(released)]
+            short = len(released)
+        victims = self.policy.choose(short, may_leave, released)
         if victims is None:
             self.count("refused_stores", 1)
             return None
@@ -273,7 +292,7 @@ class ManagerModel:
         for block in victims:
             row = self.row(block)
             assert row is not None
-            self.rows.remove(row)
+            self.drop(row)
             self.pool.give_back(row.slot)
         slots = [self.pool.take() for _ in missing]
         for block, slot in zip(missing, slots, strict=True):
@@ -294,11 +313,15 @@ class ManagerModel:
                 row.pins = 0
                 became_idle.append(block)
             else:
-                self.rows.remove(row)
+                self.drop(row)
                 self.policy.leave(block)
                 self.pool.give_back(row.slot)
                 self.count("failed_blocks", 1)
         self.emit(became_idle, False)
+
+    def drop(self, row: Row) -> None:
+        self.rows.remove(row)
+        self.released = [block for block in self.released if block != row.block]
 
     def take_events(self) -> list[tuple[list[BlockHash], bool]]:
         taken, self.events = self.events, []
@@ -308,6 +331,7 @@ class ManagerModel:
         slots = {row.block: row.slot for row in self.rows}
         self.pool.give_all_back([slots[block] for block in self.policy.resident_in_order()])
         self.rows = []
+        self.released = []
         self.policy = self.policy_class(self.capacity)
 
     def present(self) -> dict[str, int]:
@@ -326,6 +350,7 @@ class RequestModel:
 
     manager: ManagerModel
     hashes: list[BlockHash]
+    ends: bool = False
     storing: list[BlockHash] = field(default_factory=list)
 
     def lookup(self, start: int) -> int:
@@ -340,7 +365,7 @@ class RequestModel:
     def prepare_store(
         self, start: int, stop: int
     ) -> tuple[list[BlockHash], list[int], list[BlockHash]] | None:
-        output = self.manager.prepare_store(self.hashes[start:stop])
+        output = self.manager.prepare_store(self.hashes[start:stop], self.ends)
         self.storing += output[0] if output else []
         return output
 
@@ -352,5 +377,7 @@ class RequestModel:
         self.manager.touch(more)
         self.hashes += more
 
-    def finish(self) -> None:
+    def finish(self, ends: bool | None = None) -> None:
         self.manager.touch(self.hashes)
+        if self.ends if ends is None else ends:
+            self.manager.release(self.hashes)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
-from kvoffload import BlockHash
+from kvoffload import BlockHash, Hints
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
@@ -68,9 +68,15 @@ class Modelled:
         assert outcome == "raised", f"{method} {arguments} gave {error}"
         return error
 
-    def begin(self, batch: list[BlockHash]) -> Modelled:
+    def begin(self, batch: list[BlockHash], hints: Hints | None) -> Modelled:
         """Begin a request."""
-        return Modelled(self.both[0].begin(once(batch)), self.model.begin(batch))
+        ends = hints is not None and hints.ends
+        return Modelled(self.both[0].begin(once(batch), hints=hints), self.model.begin(batch, ends))
+
+    def finish(self, hints: Hints | None) -> None:
+        """Finish a request, with what the client says of its session."""
+        self.both[0].finish(hints=hints)
+        self.model.finish(None if hints is None else hints.ends)
 
 
 class ManagerMachine(ManagerRules):

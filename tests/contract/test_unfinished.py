@@ -20,6 +20,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "finished": ([A],),
     "lookup": ([A],),
     "touch": ([A],),
+    "release": ([A],),
     "prepare_load": ([A],),
     "complete_load": ([A],),
     "prepare_store": ([A],),
@@ -43,7 +44,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of each method; every method of every class below is here."""
 
-DO_NOTHING = ("missed", "inserted", "release")
+DO_NOTHING = ("missed", "inserted")
 """Hooks of policies that do nothing, whatever the object."""
 
 MANAGERS = ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager")
@@ -119,7 +120,16 @@ def test_an_unfinished_object_says_so(twin: ModuleType, make: Any) -> None:
 def test_an_unfinished_object_is_looked_at_before_the_arguments(twin: ModuleType) -> None:
     for cls, arguments in classes(twin):
         thing = never_run(cls, arguments)
-        for name in ("lookup", "touch", "prepare_store", "complete_store", "get", "evict", "free"):
+        for name in (
+            "lookup",
+            "touch",
+            "prepare_store",
+            "complete_store",
+            "release",
+            "get",
+            "evict",
+            "free",
+        ):
             if hasattr(cls, name):
                 given = [object() for _ in ARGUMENTS[name]]
                 with pytest.raises(RuntimeError, match="is not initialised"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from kvoffload import Hints
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.observation import attempt, observe
@@ -50,9 +51,9 @@ class Pair:
         assert outcome == "raised", f"{method} {arguments} gave {error}"
         return error
 
-    def begin(self, keys: list[bytes]) -> OpenPair:
+    def begin(self, keys: list[bytes], hints: Hints | None = None) -> OpenPair:
         """Begin a request on a manager of each twin."""
-        return OpenPair(self, keys)
+        return OpenPair(self, keys, hints)
 
     def agree(self) -> None:
         """Compare everything that can be seen of the two, and check the invariants of both."""
@@ -64,13 +65,22 @@ class Pair:
 class OpenPair:
     """A request of each twin's manager, driven by the same calls."""
 
-    def __init__(self, pair: Pair, keys: list[bytes]) -> None:
-        self.both = [pair.python.begin(keys), pair.compiled.begin(once(keys))]
+    def __init__(self, pair: Pair, keys: list[bytes], hints: Hints | None) -> None:
+        self.both = [
+            pair.python.begin(keys, hints=hints),
+            pair.compiled.begin(once(keys), hints=hints),
+        ]
 
     @property
     def size(self) -> int:
         """Number of blocks of the request."""
         return len(self.both[0])
+
+    def finish(self, hints: Hints | None = None) -> None:
+        """Finish both, with what the client says of its session."""
+        for request in self.both:
+            request.finish(hints=hints)
+        self.do("finish")  # a second time, to compare them
 
     def do(self, method: str, *arguments: Any) -> Any:
         """Call a method on both, and compare the outcomes and the requests."""

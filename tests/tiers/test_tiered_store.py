@@ -582,6 +582,36 @@ class TestRequests:
         for store in stores:
             store.close()
 
+    def test_a_session_that_ends_releases_its_blocks_in_every_tier(self) -> None:
+        engine = make([memory(blocks=4)])
+        for keys in (KEYS[:2], KEYS[2:4]):
+            engine.compute(keys)
+            engine.quiet()
+        hints = Hints(ends=True)
+        with engine.store.begin(KEYS[2:4], hints=hints) as request:
+            # Above a tier an end keeps nothing from being stored.
+            assert request.prepare_store() is not None
+        engine.compute(KEYS[4:6])
+        engine.quiet()
+        present = [bool(state == State.HIT) for state in engine.store.tiers[0].lookup(KEYS[:6])]
+        assert present == [True, True, False, False, True, True]
+        engine.store.release(KEYS[:1])
+        engine.compute(KEYS[6:7])
+        engine.quiet()
+        assert engine.store.tiers[0].state(KEYS[0]) == State.MISS
+        assert engine.store.tiers[0].state(KEYS[1]) == State.HIT
+
+    def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:HOST])
+        engine.quiet()
+        with engine.store.begin(KEYS[HOST : HOST + 2], hints=Hints(ends=True)) as request:
+            output = request.prepare_store()
+            assert output is not None
+            assert len(output.block_hashes_to_store) == 2
+            engine.store.complete_store(output.block_hashes_to_store, success=False)
+        engine.quiet()
+
     def test_a_finished_request_only_ends_what_it_began(self) -> None:
         engine = make([memory()])
         engine.compute(KEYS[:2])

@@ -194,6 +194,9 @@ class Catalog(ABC):
     def touch(self, keys: list[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
 
+    def release(self, keys: list[bytes]) -> None:  # noqa: B027
+        """Let blocks leave before all others, where this decides who leaves."""
+
     @abstractmethod
     def discard(self, keys: list[bytes]) -> None:
         """Drop blocks."""

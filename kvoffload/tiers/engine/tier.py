@@ -381,6 +381,10 @@ class ComposedTier(Tier):
         self._require_ready()
         self._change(self._catalog.touch, stored_keys(keys))
 
+    def release(self, keys: Iterable[bytes]) -> None:
+        self._require_ready()
+        self._change(self._catalog.release, stored_keys(keys))
+
     def discard(self, keys: Iterable[bytes]) -> None:
         self._require_ready()
         self._change(self._catalog.discard, stored_keys(keys))

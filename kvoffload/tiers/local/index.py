@@ -340,6 +340,9 @@ class Index(Catalog):
         if there:
             self._medium.used(np.array(self.slots_of(there[::-1]), np.int64))
 
+    def release(self, keys: list[bytes]) -> None:
+        self._index.release(keys)
+
     def discard(self, keys: list[bytes]) -> None:
         hidden = self._hidden
         for key in keys if hidden else ():
