@@ -25,7 +25,7 @@ import sys
 twin = importlib.import_module("tests._compiled")
 name = sys.argv[1]
 gc.disable()
-from kvoffload import BlockStatus
+from kvoffload import BlockStatus, Hints
 from tests.allocations import fail_after
 from tests.observation import observe
 
@@ -51,9 +51,10 @@ def policy():
     return built
 
 
-def requested(loaded=False, stored=False):
+def requested(loaded=False, stored=False, ends=False):
     built = manager()
-    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]])
+    built.release(KEYS[4:6] if ends else [])
+    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]], hints=Hints(ends=ends))
     if loaded:
         built.served.prepare_load(0, 3)
     if stored:
@@ -62,6 +63,13 @@ def requested(loaded=False, stored=False):
     return built
 
 
+def released():
+    built = manager()
+    built.release(KEYS[1:5])
+    return built
+
+
+ENDS = Hints(ends=True)
 CALLS = {
     "begin": (manager, lambda m: m.begin(MANY)),
     "request load": (requested, lambda m: m.served.prepare_load(0, 3)),
@@ -71,6 +79,11 @@ CALLS = {
     "request failed": (lambda: requested(stored=True), lambda m: m.served.complete_store(False)),
     "request extended": (requested, lambda m: m.served.extend(MANY)),
     "request finished": (requested, lambda m: m.served.finish()),
+    "request ended": (requested, lambda m: m.served.finish(hints=ENDS)),
+    "last store": (lambda: requested(ends=True), lambda m: m.served.prepare_store()),
+    "release": (manager, lambda m: m.release(KEYS[:6] + MANY)),
+    "store for released": (released, lambda m: m.prepare_store(KEYS[6:9])),
+    "touch of released": (released, lambda m: m.touch(KEYS)),
     "lookup": (manager, lambda m: m.lookup(MANY)),
     "touch": (manager, lambda m: m.touch(MANY)),
     "prepare_load": (manager, lambda m: m.prepare_load(KEYS[:5] * 100)),
@@ -89,6 +102,7 @@ CALLS = {
     "policy evict": (policy, lambda p: p.evict(3, KEYS[:2])),
     "policy touch": (policy, lambda p: p.touch(MANY)),
     "policy make_room": (policy, lambda p: p.make_room(KEYS[6:8], 0, KEYS[:1])),
+    "policy release": (policy, lambda p: p.release(KEYS)),
     "policy clear": (policy, lambda p: p.clear()),
 }
 
