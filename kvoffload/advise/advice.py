@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvoffload._former import former_attribute
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.simulate import Demand
@@ -467,8 +467,8 @@ class RecordedTrace:
     tokens: int
 
     @classmethod
-    def of(cls, requests: Iterable[Request]) -> RecordedTrace:
-        """Record a trace in one pass."""
+    def of(cls, requests: Iterable[Request], *, hints: HintOptions | None = None) -> RecordedTrace:
+        """Record a trace in one pass, and what its clients say as in `DecodedTrace.of`."""
         times = array("d")
         tokens = 0
 
@@ -479,7 +479,7 @@ class RecordedTrace:
                 tokens += request.input_length
                 yield request
 
-        trace = DecodedTrace.of(noted())
+        trace = DecodedTrace.of(noted(), hints=hints)
         return cls(trace, np.frombuffer(times, dtype=np.float64), tokens)
 
 

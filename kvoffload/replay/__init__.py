@@ -13,6 +13,7 @@ from . import serving as _serving
 from . import simulate as _simulate
 from .device import DeviceCache, device_hits, device_hits_and_junctions
 from .groups import Group, GroupChunks, GroupLayout
+from .hints import HintOptions, TraceHints
 from .offline import stack_distances
 from .requests import DecodedTrace, Selection
 from .results import ReplayResult
@@ -25,9 +26,11 @@ __all__ = [
     "Group",
     "GroupChunks",
     "GroupLayout",
+    "HintOptions",
     "ReplayResult",
     "Selection",
     "TierCounts",
+    "TraceHints",
     "device_hits",
     "device_hits_and_junctions",
     "replay",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvoffload.traces.scratch import scratch_file
 
+from .hints import TraceHints
 from .requests import DecodedTrace
 
 __all__ = ["mapped_arrays", "shared_arrays", "spread"]
@@ -70,8 +71,9 @@ def spread(
         for job in jobs:
             yield job, do(job)
         return
-    with shared_arrays(trace.arrays()) as paths:
-        yield from _in_processes(jobs, processes, (paths, make))
+    told = {} if trace.hints is None else trace.hints.arrays()
+    with shared_arrays(trace.arrays()) as paths, shared_arrays(told) as told_paths:
+        yield from _in_processes(jobs, processes, (paths, told_paths, make))
 
 
 def _in_processes(
@@ -135,7 +137,11 @@ def _signals_held() -> Iterator[None]:
 _job_of_process: Callable[[Any], Any]
 
 
-def _begin(paths: Mapping[str, str], make: Callable[[DecodedTrace], Callable[[Any], Any]]) -> None:
+def _begin(
+    paths: Mapping[str, str],
+    told_paths: Mapping[str, str],
+    make: Callable[[DecodedTrace], Callable[[Any], Any]],
+) -> None:
     """Set up a new process: it ends silently on Ctrl-C, and when its parent ends."""
     global _job_of_process  # noqa: PLW0603 - what a pool's process keeps between its jobs
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,7 +149,8 @@ def _begin(paths: Mapping[str, str], make: Callable[[DecodedTrace], Callable[[An
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _job_of_process = make(DecodedTrace(**mapped_arrays(paths)))
+        hints = TraceHints(**mapped_arrays(told_paths)) if told_paths else None
+        _job_of_process = make(DecodedTrace(**mapped_arrays(paths), hints=hints))
     except OSError:  # its files are gone with it
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():

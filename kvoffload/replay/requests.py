@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -17,7 +17,9 @@ import numpy.typing as npt
 from kvoffload import BlockHash
 from kvoffload.traces import Request
 
-__all__ = ["BlockKeys", "DecodedTrace", "Selection"]
+from .hints import HintCollector, HintOptions, TraceHints
+
+__all__ = ["BlockKeys", "DecodedTrace", "Selection", "digest_of"]
 
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
@@ -26,7 +28,7 @@ PROGRESS_REQUESTS = 256  # between two calls of the progress function
 class DecodedTrace:
     """The blocks of all requests in order.
 
-    It takes 4 bytes per block, 8 per distinct one, and 16 per request.
+    It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more.
 
     Attributes
     ----------
@@ -38,18 +40,31 @@ class DecodedTrace:
         The distinct block ids, ascending.
     lengths : (requests,) int64
         Prompt of each request, tokens; 0 with blocks where it is not known.
+    hints : TraceHints or None
+        What the clients say in every replay; None where they say nothing.
     """
 
     starts: npt.NDArray[np.int64]
     blocks: npt.NDArray[np.uint32]
     ids: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.int64]
+    hints: TraceHints | None = None
 
     @classmethod
     def of(
-        cls, requests: Iterable[Request], progress: Callable[[int], object] | None = None
+        cls,
+        requests: Iterable[Request],
+        progress: Callable[[int], object] | None = None,
+        *,
+        hints: HintOptions | None = None,
     ) -> DecodedTrace:
-        """Decode a trace; `progress` is called regularly with the number of requests so far."""
+        """Decode a trace; `progress` is called regularly with the number of requests so far.
+
+        With `hints` its clients say them, as in `TraceHints.of`, which says what is an error.
+        """
+        collector = None if hints is None else HintCollector(hints)
+        if collector is not None:
+            requests = collector.collecting(requests)
         starts, lengths, flat = array("q", [0]), array("q"), array("Q")
         for request in requests:
             flat.extend(request.hash_ids)
@@ -63,6 +78,7 @@ class DecodedTrace:
             blocks.astype(np.uint32),
             ids,
             np.array(lengths, dtype=np.int64),
+            None if collector is None else collector.hints(),
         )
 
     @property
@@ -82,11 +98,7 @@ class DecodedTrace:
 
     def fingerprint(self) -> str:
         """Return a digest of the requests' blocks and lengths in hex, whatever the format."""
-        digest = hashlib.sha256()
-        for part in self.arrays().values():
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<")).data)
-        return digest.hexdigest()
+        return digest_of(self.arrays())
 
     def keys(self) -> list[BlockHash]:
         """Return the hash of each distinct block: ``sha256(str(id))``."""
@@ -110,8 +122,17 @@ class DecodedTrace:
                 yield found[start - ends[0] : end - ends[0]]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` equals the trace."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` has these requests."""
+        return {name: getattr(self, name) for name in ("starts", "blocks", "ids", "lengths")}
+
+
+def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return a digest of arrays, in their order, in hex."""
+    digest = hashlib.sha256()
+    for part in arrays.values():
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<")).data)
+    return digest.hexdigest()
 
 
 class BlockKeys(dict[int, BlockHash]):

@@ -21,7 +21,7 @@ from kvoffload.traces.outputs import open_output, own_descriptor
 from .grid import Cell
 from .groups import GroupChunks
 from .offline import BELADY
-from .requests import DecodedTrace
+from .requests import DecodedTrace, digest_of
 from .results import ReplayResult
 from .simulate import Demand
 
@@ -52,6 +52,8 @@ class ResultsFile:
             "version": __version__,
             "block_tokens": groups.block_tokens if groups.knows_tokens else None,
         }
+        if trace.hints is not None:
+            about["hints"] = digest_of(trace.hints.arrays())
         most = ReplayResult.of(groups, int(Demand.of(trace, groups, 0).asked.sum()), 0).as_row()
         self._names, self._most_asked = list(most), most["asked"] or 0
         self._most_kept = trace.num_blocks * len(groups.layout.groups)

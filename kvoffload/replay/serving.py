@@ -20,6 +20,7 @@ from kvoffload import (
     BlockHash,
     CachePolicy,
     CPUOffloadingManager,
+    Hints,
     OffloadingManager,
     PrepareStoreOutput,
     Request,
@@ -28,6 +29,7 @@ from kvoffload.errors import describe
 from kvoffload.policies import registry
 
 from .groups import Chunks, GroupChunks
+from .hints import Told
 
 __all__ = ["GroupServed", "GroupServer", "Served", "group_key", "serve"]
 
@@ -68,18 +70,30 @@ class Served:
         self.request.complete_store()
 
 
-def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 0) -> Served:
+def serve(
+    manager: OffloadingManager,
+    hashes: list[BlockHash],
+    on_device: int = 0,
+    told: Told | None = None,
+) -> Served:
     """Pass a request through a manager, except for the completion of its store.
 
-    The manager is not asked for the `on_device` leading blocks that the accelerator's cache has.
+    The manager is not asked for the `on_device` leading blocks that the accelerator's cache has. It
+    hears what was `told`.
     """
-    request = manager.begin(hashes)
+    if told is None:
+        request = manager.begin(hashes)
+    else:
+        request = manager.begin(hashes, hints=told.at_begin, now=told.now_s)
     hits = request.lookup(on_device)
     if hits:
         request.prepare_load(on_device, on_device + hits)
         request.complete_load(on_device, on_device + hits)
     output = request.prepare_store()
-    request.finish()
+    if told is None:
+        request.finish()
+    else:
+        request.finish(hints=told.at_finish)
     return Served(hits, output, request)
 
 
@@ -125,14 +139,20 @@ class GroupServer:
         self.is_state = [group.kind == "state" for group in groups.layout.groups]
 
     def serve(
-        self, hashes: Sequence[BlockHash], length: int, local: int = 0, junction: int = 0
+        self,
+        hashes: Sequence[BlockHash],
+        length: int,
+        local: int = 0,
+        junction: int = 0,
+        told: Told | None = None,
     ) -> GroupServed:
         """Pass a request through the manager, except for the completion of its last stores.
 
         `length` is as `GroupChunks.length_of` has it, `local` and `junction` as in its `offers`.
+        The manager hears what was `told`: the time its policy, where that learns by request.
         """
         groups, served = self.groups, GroupServed(self)
-        request = _SteppedRequest(self, self._keys(hashes, length), served)
+        request = _SteppedRequest(self, self._keys(hashes, length), served, told)
         hit = served.hit_tokens = groups.hit(length, local, request)
         served.loaded = request.keys(groups.loaded_chunks(local, hit))
         request.load(served.loaded, local // groups.block_tokens)
@@ -193,9 +213,14 @@ class _SteppedRequest:
     """
 
     def __init__(
-        self, server: GroupServer, keys: list[Sequence[BlockHash]], served: GroupServed
+        self,
+        server: GroupServer,
+        keys: list[Sequence[BlockHash]],
+        served: GroupServed,
+        told: Told | None,
     ) -> None:
         self._served = served
+        self._told = told
         self._manager = server.manager
         self._learning = server.learning
         self._in_flight = server.in_flight
@@ -309,6 +334,17 @@ class _SteppedRequest:
                     stores.append((step, stored))
 
     def end(self) -> None:
+        """Use what was loaded or offered, and release all where the session ends."""
+        self._use_all()
+        if self._hints is not None and self._hints.ends:
+            self._manager.release(self._every())
+
+    @property
+    def _hints(self) -> Hints | None:
+        """What the client has said by the end."""
+        return None if self._told is None else self._told.at_finish
+
+    def _use_all(self) -> None:
         """Use what was loaded or offered: the head is the most recent."""
         manager, learning = self._manager, self._learning
         used = self._used | self._own
@@ -327,7 +363,7 @@ class _SteppedRequest:
         if inserted and not (learning.is_lru or learning.by_chain):
             manager._touch_inserted(batch, inserted)
         elif learning.by_chain:
-            manager._finished(list(batch), None, None)
+            manager._finished(list(batch), self._hints, None)
         else:
             manager.touch(batch)
 
@@ -336,7 +372,11 @@ class _SteppedRequest:
     def _begin(self) -> None:
         """Show the keys of the whole request to a policy that learns by request."""
         if self._learning.by_chain and not self._has_begun:
-            self._manager.touch(self._every())
+            every, told = self._every(), self._told
+            if told is None:
+                self._manager.touch(every)
+            else:
+                self._manager._begun(list(every), told.at_begin, told.now_s)
         self._has_begun = True
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:

@@ -21,6 +21,7 @@ from kvoffload.traces import Request
 
 from .device import DeviceCache, device_hits_and_junctions
 from .groups import GroupChunks
+from .hints import Told, TraceHints
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits_of_each
 from .policies import new_manager
 from .requests import BlockKeys, DecodedTrace
@@ -134,6 +135,7 @@ def replay(
     block_tokens: int | None = None,
     device: DeviceCache | None = None,
     step_tokens: int | None = None,
+    hints: TraceHints | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
     """Drive a manager with the requests of a trace; each store completes at once.
@@ -151,6 +153,8 @@ def replay(
         The KV groups of the model; by default those of `GroupChunks.of_blocks`, with the next two.
     block_tokens, step_tokens : int, optional
         As in `GroupChunks.of_blocks`. Steps drive the manager as vLLM drives its own.
+    hints : TraceHints, optional
+        What the clients of these requests say; with them the clock is that of the trace.
     device : DeviceCache, optional
         The accelerator's own cache, of the same groups, which is asked first.
     progress : callable, optional
@@ -165,7 +169,8 @@ def replay(
     TraceError
         As the trace does.
     TypeError, ValueError
-        If `step_tokens` is below 1, or is given without what it needs.
+        If `step_tokens` is below 1, or is given without what it needs, or `hints` are not of as
+        many requests.
 
     Notes
     -----
@@ -179,7 +184,8 @@ def replay(
     times = DurationHistogram()
     requests_so_far = blocks = tokens = asked = hits = hit_tokens = 0
     loaded = stored = evicted = refused = 0
-    for request in requests:
+    told: Told | None
+    for request, told in _with_hints(requests, hints):
         hashes, input_length = keys.of(request), request.input_length
         on_device, junction = 0, 0
         if device is not None:
@@ -189,9 +195,9 @@ def replay(
         served: Served | GroupServed
         start = perf_counter_ns()
         if server is None:
-            served = serve(manager, hashes, on_device)
+            served = serve(manager, hashes, on_device, told)
         else:
-            served = server.serve(hashes, length, local, junction * size)
+            served = server.serve(hashes, length, local, junction * size, told)
         served.complete()
         times.add(perf_counter_ns() - start)
         if isinstance(served, Served):
@@ -245,7 +251,7 @@ def simulate(
     Parameters
     ----------
     trace : DecodedTrace
-        The requests.
+        The requests, and what their clients say.
     keys : list of BlockHash or None
         ``trace.keys()``, computed once for many calls; None computes them where they are needed.
     policy : str
@@ -345,10 +351,13 @@ class Serving:
             return (self._hits_one_by_one(part) if found is None else found) * size
         tokens = demand.whole, demand.local, demand.junctions * size
         hits = []
-        for hashes, *given in zip(
-            self._rows(part), *(each[part].tolist() for each in tokens), strict=True
+        for hashes, told, *given in zip(
+            self._rows(part),
+            self._told(part),
+            *(each[part].tolist() for each in tokens),
+            strict=True,
         ):
-            served = self._server.serve(hashes, *given)
+            served = self._server.serve(hashes, *given, told=told)
             hits.append(served.hit_tokens)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)
@@ -359,7 +368,7 @@ class Serving:
         Return the blocks that each hits; None, with none served, if they must go one by one.
         """
         serve_rows = getattr(self.manager, "_serve_rows", None)
-        if serve_rows is None or self._pending:
+        if serve_rows is None or self._pending or self._demand.trace.hints is not None:
             return None
         trace, nodes = self._demand.trace, np.zeros(len(self._keys), dtype=np.uint32)
         hits = np.zeros(part.stop - part.start, dtype=np.int64)
@@ -376,8 +385,9 @@ class Serving:
         """Return the blocks that each request hits, each served as `serve` does."""
         hits = []
         on_device = self._demand.device_hits[part].tolist()
-        for hashes, first in zip(self._rows(part), on_device, strict=True):
-            served = serve(self.manager, hashes, first)
+        rows, told = self._rows(part), self._told(part)
+        for hashes, first, said in zip(rows, on_device, told, strict=True):
+            served = serve(self.manager, hashes, first, said)
             hits.append(served.hits)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)
@@ -386,11 +396,27 @@ class Serving:
         """Yield the hashes of each request."""
         return self._demand.trace.hashes(np.array(self._keys, dtype=object), part)
 
+    def _told(self, part: slice) -> Iterable[Told | None]:
+        """Return what the client of each request says; None where clients say nothing."""
+        hints = self._demand.trace.hints
+        if hints is None:
+            return itertools.repeat(None, part.stop - part.start)
+        return hints.of_each(part)
+
     def _complete_older(self, served: Served | GroupServed) -> None:
         """End the store of the request that is as many before the last as are pending."""
         self._in_flight.append(served)
         if len(self._in_flight) > self._pending:
             self._in_flight.popleft().complete()
+
+
+def _with_hints(
+    requests: Iterable[Request], hints: TraceHints | None
+) -> Iterable[tuple[Request, Told | None]]:
+    """Return each request and what its client says."""
+    if hints is None:
+        return zip(requests, itertools.repeat(None))
+    return hints.beside(requests)
 
 
 def _server(

@@ -7,12 +7,15 @@ without a slot it is a miss. So host memory declines nothing, whatever its polic
 the disk of blocks and make it unreadable.
 
 A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
-become the most recent of host memory once more, last block first.
+become the most recent of host memory once more, last block first. What clients say, host memory
+hears.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager
 
+from .hints import Told
 from .policies import new_manager
 from .requests import DecodedTrace
 
@@ -87,12 +91,18 @@ def simulate_tiers(
     host, disk = new_manager(policy, capacity), new_manager(disk_policy, disk_capacity)
     host.policy._set_declining(False)
     rows = trace.hashes(np.array(keys, dtype=object), slice(0, trace.num_requests))
+    told: Iterator[Told | None] = itertools.repeat(None, trace.num_requests)
+    if trace.hints is not None:
+        told = trace.hints.of_each()
     in_flight: deque[list[BlockHash]] = deque()
     asked = host_hits = disk_hits = 0
-    for request, on_device in zip(rows, device_hits.tolist(), strict=True):
+    for request, on_device, said in zip(rows, device_hits.tolist(), told, strict=True):
         missing = request[on_device:]
         asked += len(missing)
-        served = host.begin(request)
+        if said is None:
+            served = host.begin(request)
+        else:
+            served = host.begin(request, hints=said.at_begin, now=said.now_s)
         disk.touch(request)
         from_host, from_disk = _read(host, disk, missing)
         host_hits += from_host
@@ -102,7 +112,7 @@ def simulate_tiers(
             stored = _offer(host, request[start : start + step])
             if stored:
                 in_flight.append(stored)
-        served.finish()
+        served.finish(hints=None if said is None else said.at_finish)
         while len(in_flight) > pending:
             stored = in_flight.popleft()
             host.complete_store(stored)

@@ -1,0 +1,293 @@
+"""What the clients of a trace say of their sessions: when they return, or that they do not.
+
+A recorded session shows what its client could have said: the time to its next request, and its end.
+Noise, silence and lies make of it what real clients would say. What each request says is drawn once
+per trace, by session, whatever policy and capacity are replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import Hints
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+from kvoffload.traces import Request
+
+__all__ = [
+    "HINT_KINDS",
+    "HintCollector",
+    "HintKind",
+    "HintOptions",
+    "NothingToldError",
+    "Told",
+    "TraceHints",
+]
+
+HintKind = Literal["ends", "expect", "both"]
+HINT_KINDS: tuple[HintKind, ...] = ("ends", "expect", "both")
+"""What clients may tell: that a session ends, when its next request comes, both."""
+
+MOST_NOISE = 1e6
+LEAST_MS = 1.0  # the resolution of most traces: nobody expects to be back at once
+LIE_S = 1.0
+
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
+
+
+class NothingToldError(ValueError):
+    """A trace holds nothing that its clients could say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintOptions:
+    """What the clients of a replayed trace say, and how well they know it.
+
+    Attributes
+    ----------
+    told : str
+        ``"ends"``, ``"expect"`` or ``"both"``: the fields of `kvoffload.Hints` that they fill.
+    noise : float
+        Factor within which an expected time is right, one standard deviation: it is multiplied by
+        exp(n), n normal with mean 0 and deviation ln(noise). 1 is the truth, 1e6 the most.
+    share : float
+        Share of the sessions that say hints, of those that do not lie.
+    liars : float
+        Share of all sessions that say 1 second always, and never that they end.
+    seed : int
+        Of all draws, which depend on it and on the session's name alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks its rule, or noise or liars go without expected times.
+    """
+
+    told: HintKind
+    noise: float = 1.0
+    share: float = 1.0
+    liars: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.told not in HINT_KINDS:
+            raise ValueError(
+                f"told must be one of {', '.join(HINT_KINDS)}, got {describe(self.told)}"
+            )
+        for name, least, most in (("noise", 1, MOST_NOISE), ("share", 0, 1), ("liars", 0, 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {describe(value)}")
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be {least:g} ... {most:g}, got {describe(value)}")
+        check_int("seed", self.seed, 0)
+        if self.told == "ends":
+            for name, truth in (("noise", 1), ("liars", 0)):
+                if getattr(self, name) != truth:
+                    value = getattr(self, name)
+                    raise ValueError(f"{name} must go with expect or both, got {value:g} with ends")
+
+
+class Told(NamedTuple):
+    """What the client of one request says."""
+
+    now_s: float  # its arrival on the trace's clock
+    at_begin: Hints | None
+    at_finish: Hints | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHints:
+    """What the client of each request of a trace says, in order: 17 bytes per request.
+
+    A request that ends its session says so when it finishes, and no time; any other one says when
+    it begins when the next is expected.
+
+    Attributes
+    ----------
+    now_s : (requests,) float64
+        Arrival, seconds: the clock of a replay with hints.
+    expect_s : (requests,) float64
+        Seconds to the session's next request, as the client says; NaN where it does not.
+    ends : (requests,) bool
+        Whether the client says that the session ends.
+    """
+
+    now_s: Times
+    expect_s: Times
+    ends: Flags
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], options: HintOptions) -> TraceHints:
+        """Return what the clients of a trace say, which is iterated over once.
+
+        An expected time is the request's own `expect`, else the time to the session's next request,
+        at least 1 ms. Where neither is known and no end is told, as where a trace was cut off, a
+        time is drawn from all those that are: a return that never comes. A session ends with its
+        last request if that has `ends`. A request without a session says only what it has itself.
+
+        Raises
+        ------
+        ValueError
+            If the trace holds nothing of what is to be told.
+        TraceError
+            As the trace does.
+        """
+        collector = HintCollector(options)
+        for request in requests:
+            collector.add(request)
+        return collector.hints()
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests."""
+        return len(self.now_s)
+
+    @property
+    def num_expecting(self) -> int:
+        """Number of requests whose client says when the next is expected."""
+        return self.num_requests - int(np.isnan(self.expect_s).sum())
+
+    @property
+    def num_ending(self) -> int:
+        """Number of requests whose client says that the session ends."""
+        return int(self.ends.sum())
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays by name: ``TraceHints(**hints.arrays())`` equals the hints."""
+        return {"now_s": self.now_s, "expect_s": self.expect_s, "ends": self.ends}
+
+    def of_each(self, part: slice | None = None) -> Iterator[Told]:
+        """Yield what the client of each request says, or of those of a slice."""
+        part = part or slice(0, self.num_requests)
+        told = (column[part].tolist() for column in (self.now_s, self.expect_s, self.ends))
+        for now_s, expect_s, ends in zip(*told, strict=True):
+            if ends:
+                yield Told(now_s, None, _ENDS)
+            elif math.isnan(expect_s):
+                yield Told(now_s, None, None)
+            else:
+                hints = Hints(expect_s=expect_s)
+                yield Told(now_s, hints, hints)
+
+    def beside(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Told]]:
+        """Yield each request of the trace and what its client says.
+
+        ValueError at the end if there are more or fewer.
+        """
+        rule = f"hints must be those of the requests, got {self.num_requests:,} for"
+        told = self.of_each()
+        for request in requests:
+            found = next(told, None)
+            if found is None:
+                raise ValueError(f"{rule} more")
+            yield request, found
+        if next(told, None) is not None:
+            raise ValueError(f"{rule} fewer")
+
+
+_ENDS = Hints(ends=True)
+_UNKNOWN = -1
+
+
+class HintCollector:
+    """What a pass over a trace finds for `TraceHints`: some 25 bytes per request, and the names."""
+
+    def __init__(self, options: HintOptions) -> None:
+        self._options = options
+        self._numbers: dict[str, int] = {}  # of the sessions
+        self._sessions = array("q")  # by request, the number of its session
+        self._times, self._expect = array("d"), array("d")  # milliseconds; NaN where not known
+        self._ends = bytearray()
+
+    def add(self, request: Request) -> None:
+        """Note a request."""
+        session = request.session
+        self._sessions.append(
+            _UNKNOWN if session is None else self._numbers.setdefault(session, len(self._numbers))
+        )
+        self._times.append(request.timestamp)
+        self._expect.append(math.nan if request.expect is None else request.expect)
+        self._ends.append(request.ends)
+
+    def collecting(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield requests and note them."""
+        for request in requests:
+            self.add(request)
+            yield request
+
+    def hints(self) -> TraceHints:
+        """Return what the clients say; `NothingToldError` if that cannot be anything."""
+        times, sessions = np.array(self._times), np.array(self._sessions)
+        order = np.argsort(sessions, kind="stable")
+        before, after = order[:-1], order[1:]
+        returns = (sessions[before] == sessions[after]) & (sessions[before] != _UNKNOWN)
+        before, after = before[returns], after[returns]
+        gaps = np.full(len(times), np.nan)
+        gaps[before] = times[after] - times[before]
+        own = np.array(self._expect)
+        gaps = np.where(np.isnan(own), gaps, own)
+        ends = np.frombuffer(self._ends, dtype=np.bool_).copy()
+        ends[before] = False
+        self._check(gaps, ends)
+        gaps = np.maximum(gaps, LEAST_MS) / 1000
+        expect_s, is_ending = self._said(order, sessions, gaps, ends)
+        return TraceHints(times / 1000, expect_s, is_ending)
+
+    def _check(self, gaps: Times, ends: Flags) -> None:
+        told, count = self._options.told, len(gaps)
+        missing = []
+        if told != "expect" and not ends.any():
+            missing.append("ends a session")
+        if told != "ends" and not (gaps > 0).any():
+            missing.append("has a time until the session's next one")
+        if len(missing) == (2 if told == "both" else 1):
+            raise NothingToldError(
+                f"told must be what the trace knows, got {told!r}, and none of {count:,} requests "
+                f"{' or '.join(missing)}"
+            )
+
+    def _said(
+        self, order: Numbers, sessions: Numbers, gaps: Times, ends: Flags
+    ) -> tuple[Times, Flags]:
+        """Return the expected times that are said, and the ends; `order` has session by session."""
+        options = self._options
+        tells_ends, tells_times = options.told != "expect", options.told != "ends"
+        known = gaps[~np.isnan(gaps)].tolist()
+        deviation = math.log(options.noise)
+        names = list(self._numbers)
+        expect_s, is_ending = np.full(len(gaps), np.nan), np.zeros(len(gaps), dtype=np.bool_)
+        session, says, lies = None, False, False
+        for row in order.tolist():
+            number, gap = int(sessions[row]), float(gaps[row])
+            if number == _UNKNOWN and math.isnan(gap) and not ends[row]:
+                continue
+            if number == _UNKNOWN or number != session:
+                session = number
+                dice = self._dice(f"request {row}" if number < 0 else f"session {names[number]}")
+                lies, says = dice.random() < options.liars, dice.random() < options.share
+            chosen, wobble = dice.random(), dice.gauss(0, 1)
+            if lies:
+                expect_s[row] = LIE_S
+            elif says and tells_ends and ends[row]:
+                is_ending[row] = True
+            elif says and tells_times:
+                if math.isnan(gap):
+                    gap = known[int(chosen * len(known))] if known else math.nan
+                expect_s[row] = gap * math.exp(deviation * wobble)
+        return expect_s, is_ending
+
+    def _dice(self, name: str) -> random.Random:
+        key = f"{self._options.seed} {name}".encode(errors="surrogatepass")
+        return random.Random(hashlib.sha256(key).digest())  # noqa: S311
