@@ -36,6 +36,7 @@ class Subject:
     ids_text: str | None = None  # how the block ids of several files were treated
     retentions: tuple[RetentionCell, ...] = ()  # empty where the model has no windows or states
     shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
+    hints_text: str | None = None  # what clients say of their sessions, in words
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -142,6 +143,8 @@ class Subject:
                 "serve are counted; --device-memory puts one there."
             )
         found = [device]
+        if self.hints_text is not None:
+            found.append(f"Replayed with {self.hints_text}.")
         if self.engine is None and self.model is not None and not self.model.active_parameters:
             found.append(
                 f"The parameters of {self.model.name} are not known, so neither its prefill nor "

@@ -27,7 +27,7 @@ from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
 PICTURES = (".png", ".svg", ".pdf")
-_PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*%", re.ASCII)
+_PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
 # 1,418 as it is printed, or two values of a list; each with no more before and behind

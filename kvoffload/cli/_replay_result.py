@@ -151,6 +151,7 @@ def print_cells(
     device_blocks: int,
     *,
     step_tokens: int | None = None,
+    hints: str | None = None,
     model: str | None = None,
     groups: GroupChunks,
 ) -> None:
@@ -181,7 +182,8 @@ def print_cells(
     ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})
     by_one = f", {ran_by[0]} implementation" if len(ran_by) == 1 else ""
     time = [*TIME, RAN_BY] if len(ran_by) > 1 else TIME
-    title = ["; ".join(facts), *([model] if model else []), *group_remarks(groups)]
+    title = ["; ".join(facts), *([hints] if hints else []), *([model] if model else [])]
+    title += group_remarks(groups)
     title.append(f"ms: time in the manager per request{by_one}")
     print_tables(
         title,

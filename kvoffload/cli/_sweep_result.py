@@ -12,11 +12,12 @@ import click
 from kvoffload import IMPLEMENTATION
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
-from kvoffload.replay import GroupChunks, ReplayResult
+from kvoffload.replay import GroupChunks, HintOptions, ReplayResult, TraceHints
 from kvoffload.replay.grid import Cell
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 
+from ._hint_options import hints_object, hints_text
 from ._model_options import groups_object
 from ._replay_result import steps_text
 from ._sources import BlockTokens, Source
@@ -39,6 +40,8 @@ class Grid:
     groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
     order: dict[str, object] = field(default_factory=dict)  # counts of what is out of order
     step_tokens: int | None = None  # of a scheduler step; None where prompts are offered whole
+    hints: HintOptions | None = None  # as asked for
+    told: TraceHints | None = None  # by the clients of the trace, None where hints is
 
     @property
     def kept_in(self) -> str:
@@ -80,7 +83,10 @@ def print_grid(grid: Grid) -> None:
         facts.append(f"stores in flight for {cell.pending:,} requests")
     if grid.step_tokens is not None:
         facts.append(steps_text(grid.step_tokens))
-    title = ["; ".join(facts), *([grid.model] if grid.model else []), *group_remarks(grid.groups)]
+    title = ["; ".join(facts)]
+    if grid.hints is not None and grid.told is not None:
+        title.append(hints_text(grid.hints, grid.told))
+    title += [*([grid.model] if grid.model else []), *group_remarks(grid.groups)]
     title += ["", "hit ratio" if grid.groups.is_plain else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
@@ -158,6 +164,7 @@ def print_grid_json(grid: Grid) -> None:
             "no_token_hit_ratio": grid.no_tokens,
             **grid.order,
             "step_tokens": grid.step_tokens,
+            "hints": hints_object(grid.hints, grid.told),
             **groups_object(grid.groups),
             "results": _objects(grid),
         }

@@ -29,13 +29,20 @@ from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
-from kvoffload.replay import Selection
+from kvoffload.replay import HintOptions, Selection
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
+from ._hint_options import (
+    hint_options,
+    hint_words,
+    hints_object,
+    hints_text,
+    told_by_trace,
+)
 from ._model_options import CacheOptions, Interval, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
@@ -157,6 +164,7 @@ def read_rate(text: str) -> float:
     help="Advise on a trace whose ids are not prefix-chained, where blocks are reused at any place "
     "of a prompt.",
 )
+@hint_options
 @jobs_option
 @reading_options
 @json_option
@@ -180,6 +188,7 @@ def advise(
     disk_policies: tuple[str, ...],
     report: str | None,
     unchained_ids: bool,
+    hints: HintOptions | None,
     jobs: int | None,
     reading: Reading,
     as_json: bool,
@@ -232,9 +241,12 @@ def advise(
         if known.count is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_tokens(survey)}")
         full = survey.block_lengths.fits(known.count)
-        recorded = RecordedTrace.of(
-            Selection(source.requests, full_block_tokens=known.count if full else None)
-        )
+        with told_by_trace():
+            recorded = RecordedTrace.of(
+                Selection(source.requests, full_block_tokens=known.count if full else None),
+                hints=hints,
+            )
+        told = recorded.trace.hints
         setup = _setup(
             capacities,
             device_memory,
@@ -268,6 +280,7 @@ def advise(
                 report,
                 reading,
                 unchained_ids,
+                hints,
             ).text(),
             known.origin or "lengths",
             alone,
@@ -277,10 +290,12 @@ def advise(
             source.ids_text,
             _retentions(recorded, advice, jobs=jobs or usable_cores(), quiet=quiet),
             shares,
+            None if hints is None or told is None else hints_text(hints, told),
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
-            print_json({**as_object(subject), **order_object(survey)})
+            said = {"hints": hints_object(hints, told)}
+            print_json({**as_object(subject), **said, **order_object(survey)})
         else:
             print_advice(subject)
         if fault is not None:
@@ -386,6 +401,7 @@ class _Command:
     report: str | None
     reading: Reading
     unchained_ids: bool
+    hints: HintOptions | None
 
     def text(self) -> str:
         """Return it quoted for a shell."""
@@ -406,6 +422,7 @@ class _Command:
         words += ["--skip-bad"] if reading.skip_bad else []
         words += ["--same-ids"] if reading.same_ids else []
         words += ["--unchained-ids"] if self.unchained_ids else []
+        words += hint_words(self.hints)
         words += ["--", *self.traces] if are_like_options else []
         return " ".join(map(_shell_word, words))
 

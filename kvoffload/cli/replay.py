@@ -8,12 +8,14 @@ import click
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import ModelShape
-from kvoffload.replay import DecodedTrace, DeviceCache
+from kvoffload.replay import DecodedTrace, DeviceCache, HintOptions
 from kvoffload.replay import replay as replay_trace
+from kvoffload.replay.hints import HintCollector
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Survey
 
+from ._hint_options import hint_options, hints_object, hints_text, told_by_trace
 from ._model_options import (
     CacheOptions,
     Interval,
@@ -65,6 +67,7 @@ GENERATED_REQUESTS = 5_000
 @block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @step_tokens_option(None, "; without it whole")
+@hint_options
 @workload_seed_option
 @reading_options
 @json_option
@@ -82,6 +85,7 @@ def replay(
     block_tokens: int | None,
     full_blocks: bool,
     step_tokens: int | None,
+    hints: HintOptions | None,
     seed: int | None,
     reading: Reading,
     as_json: bool,
@@ -102,13 +106,20 @@ def replay(
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading) as source:
         sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
         needs_unique = any(asked.percent is not None for asked in sizes_asked)
+        collector = None if hints is None else HintCollector(hints)
+        requests = source.requests
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
-                source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
+                requests if collector is None else collector.collecting(requests),
+                unique=needs_unique,
+                block_tokens=block_tokens,
+                progress=progress,
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
         order = order_object(survey)
+        with told_by_trace():
+            told = None if collector is None else collector.hints()
         known = BlockTokens.of(source, survey, block_tokens)
         block_tokens = known.count
         check_steps(step_tokens, block_tokens)
@@ -116,7 +127,6 @@ def replay(
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         groups = cache.groups(block_tokens)
         policies = without_unknown_ceilings(policies, groups, quiet=quiet)
-        requests = source.requests
         if full_blocks:
             requests = known.full_blocks(requests, quiet=quiet)
             if needs_unique:
@@ -148,7 +158,12 @@ def replay(
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
                     device = DeviceCache(device_blocks, groups)
                     result = replay_trace(
-                        requests, manager, groups=groups, device=device, progress=progress
+                        requests,
+                        manager,
+                        groups=groups,
+                        device=device,
+                        hints=told,
+                        progress=progress,
                     )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
         if not traces and standard_input_waits():
@@ -169,6 +184,7 @@ def replay(
                     "unique_blocks": survey.unique_blocks,
                     "device_blocks": device_blocks,
                     "step_tokens": step_tokens,
+                    "hints": hints_object(hints, told),
                     **groups_object(groups),
                     "bad_lines": source.bad_lines,
                     **order,
@@ -183,6 +199,7 @@ def replay(
                 survey.unique_blocks,
                 device_blocks,
                 step_tokens=step_tokens,
+                hints=None if hints is None or told is None else hints_text(hints, told),
                 model=cache.text(block_tokens),
                 groups=groups,
             )

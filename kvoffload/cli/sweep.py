@@ -11,7 +11,7 @@ from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, ReplayResult
+from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
@@ -19,6 +19,7 @@ from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output
 
+from ._hint_options import hint_options, told_by_trace
 from ._model_options import (
     CacheOptions,
     Interval,
@@ -101,6 +102,7 @@ class _Sweep(click.Command):
     help="Requests during which a store is in flight.",
 )
 @step_tokens_option(None, "; without it whole")
+@hint_options
 @jobs_option
 @click.option(
     "--results",
@@ -137,6 +139,7 @@ def sweep(
     device_memory: Capacity | None,
     pending: int,
     step_tokens: int | None,
+    hints: HintOptions | None,
     jobs: int | None,
     results: str | None,
     plot: str | None,
@@ -167,7 +170,7 @@ def sweep(
         require("matplotlib", "--plot", "plot")
     with open_source(traces, reading) as source:
         decoded, known, survey = _read(
-            source, block_tokens, reading.limit, full_blocks=full_blocks, quiet=quiet
+            source, block_tokens, reading.limit, hints, full_blocks=full_blocks, quiet=quiet
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
@@ -206,6 +209,8 @@ def sweep(
         groups,
         order_object(survey),
         step_tokens,
+        hints,
+        decoded.hints,
     )
     if plot is not None:
         _draw(grid, plot, faults)
@@ -247,7 +252,13 @@ def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
 
 
 def _read(
-    source: Source, block_tokens: int | None, limit: int | None, *, full_blocks: bool, quiet: bool
+    source: Source,
+    block_tokens: int | None,
+    limit: int | None,
+    hints: HintOptions | None,
+    *,
+    full_blocks: bool,
+    quiet: bool,
 ) -> tuple[DecodedTrace, BlockTokens, Survey]:
     """Decode the trace and determine its block size, which full blocks have to be known for.
 
@@ -263,8 +274,8 @@ def _read(
         requests = known.full_blocks(source.requests, quiet=quiet)
     else:
         requests = survey.counting(source.requests)
-    with progress_bar("reading", limit, quiet=quiet) as progress:
-        decoded = DecodedTrace.of(requests, progress)
+    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
+        decoded = DecodedTrace.of(requests, progress, hints=hints)
     return decoded, BlockTokens.of(source, survey, block_tokens), survey
 
 

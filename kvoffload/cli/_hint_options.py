@@ -1,0 +1,122 @@
+"""Options for what the clients of a replayed trace say of their sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from kvoffload.advise.units import percent_text
+from kvoffload.replay import HintOptions, TraceHints
+from kvoffload.replay.hints import HINT_KINDS, NothingToldError
+
+_NAMES = ("noise", "share", "liars", "seed")
+_NONE = "none"
+
+
+def hint_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of hints; the command is called with `hints`, None for none."""
+
+    @functools.wraps(function)
+    def command(*, hints: str, **options: Any) -> Any:
+        given = {name: options.pop(f"hints_{name}") for name in _NAMES}
+        return function(hints=_read(hints, given), **options)
+
+    for option in (
+        click.option(
+            "--hints-seed", type=click.IntRange(min=0), help="Seed of those draws.  [default: 0]"
+        ),
+        click.option(
+            "--hints-liars",
+            type=float,
+            metavar="SHARE",
+            help="Share of all sessions that say 1 s always.  [default: 0]",
+        ),
+        click.option(
+            "--hints-share",
+            type=float,
+            metavar="SHARE",
+            help="Share of the other sessions that say hints.  [default: 1]",
+        ),
+        click.option(
+            "--hints-noise",
+            type=float,
+            metavar="FACTOR",
+            help="Factor within which expected times are right, one standard deviation.  "
+            "[default: 1]",
+        ),
+        click.option(
+            "--hints",
+            type=click.Choice([_NONE, *HINT_KINDS]),
+            default=_NONE,
+            show_default=True,
+            help="What clients say of their sessions, as recorded: that they end, when the next "
+            "request is expected.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _read(told: str, given: dict[str, Any]) -> HintOptions | None:
+    """Return the options; refuse bad ones, and those that would have no effect."""
+    options = {name: value for name, value in given.items() if value is not None}
+    if told == _NONE:
+        for name, value in options.items():
+            raise click.UsageError(f"--hints-{name} must go with --hints, got {value:g} without")
+        return None
+    try:
+        return HintOptions(told=told, **options)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise click.UsageError(f"--hints-{error}") from None
+
+
+@contextlib.contextmanager
+def told_by_trace() -> Iterator[None]:
+    """Refuse, within it, hints that a trace cannot tell."""
+    try:
+        yield
+    except NothingToldError as error:
+        raise click.UsageError(f"--hints {str(error).removeprefix('told ')}") from None
+
+
+def hints_object(options: HintOptions | None, hints: TraceHints | None) -> dict[str, object] | None:
+    """Return the hints as the object that ``--json`` prints."""
+    if options is None or hints is None:
+        return None
+    return {
+        **asdict(options),
+        "expecting_requests": hints.num_expecting,
+        "ending_requests": hints.num_ending,
+    }
+
+
+def hints_text(options: HintOptions, hints: TraceHints) -> str:
+    """Return what clients say, in words."""
+    said = []
+    if options.told != "ends":
+        within = f" (within a factor of {options.noise:g})" if options.noise > 1 else ""
+        said.append(f"{hints.num_expecting:,} requests say when the next is expected{within}")
+    if options.told != "expect":
+        said.append(f"{hints.num_ending:,} {'' if said else 'requests say '}that the session ends")
+    who = "all sessions" if options.share == 1 else f"{percent_text(options.share)} of the sessions"
+    if options.liars:
+        who += f", but {percent_text(options.liars)} say 1 s always"
+    return f"hints of {who}: {', '.join(said)}"
+
+
+def hint_words(options: HintOptions | None) -> list[str]:
+    """Return the options as words of a command, without defaults."""
+    if options is None:
+        return []
+    defaults = HintOptions(told=options.told)
+    words = ["--hints", options.told]
+    for name in _NAMES:
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            words += [f"--hints-{name}", f"{value!r}"]
+    return words
