@@ -22,6 +22,7 @@ Cost
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ._twin_py import require
@@ -46,9 +47,9 @@ _PRIOR_REQUESTS = 4.0
 _PRIOR_CAPACITY_SHARE = 64.0
 # Hazard of the first bin before any data.
 _FIRST_HAZARD = 0.02
-_MOST_HAZARD = 0.999
+MOST_HAZARD = 0.999
 # Share that the counts of the two neighbouring gaps have in those of a class.
-_NEIGHBOUR_SHARE = 0.25
+NEIGHBOUR_SHARE = 0.25
 # Counts lose half their weight over this many requests, or this many capacities of touches.
 _HALF_LIFE_REQUESTS = 1000.0
 _HALF_LIFE_CAPACITIES = 8.0
@@ -133,8 +134,26 @@ class Densities:
         """Count an age that ended unknown: the block was forgotten."""
         self._dropped[reuse_class][age_bin(age)] += 1.0
 
-    def end_request(self, length: int, request: int) -> None:
-        """Count a request of `length` blocks; at the end of an epoch, compute the table anew."""
+    def copy(self) -> Densities:
+        """Return another that has counted the same."""
+        other = Densities(self._capacity)
+        for name in Densities.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, list):
+                value = [list(item) if isinstance(item, list) else item for item in value]
+            setattr(other, name, value)
+        return other
+
+    @property
+    def prior(self) -> float:
+        """Weight of what an estimate leans on, in blocks."""
+        return max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self.mean_length)
+
+    def end_request(self, length: int, request: int) -> float | None:
+        """Count a request of `length` blocks; at the end of an epoch, compute the table anew.
+
+        Returns the factor by which counts fade then, else None.
+        """
         self.request = request
         if self.mean_length == 0.0:
             self.mean_length = float(length)
@@ -143,8 +162,10 @@ class Densities:
         self._epoch_touches += length
         if self._epoch_touches >= max(_LEAST_EPOCH_TOUCHES, self._capacity // _EPOCHS_PER_CAPACITY):
             self._compute(request)
-            self._decay()
+            factor = self._decay()
             self._start_epoch(request)
+            return factor
+        return None
 
     def _living_at(self, request: int) -> list[int]:
         """Return the counts of the epoch that `request` is in."""
@@ -160,7 +181,7 @@ class Densities:
             for reuse_class, count in enumerate(self._living.pop(0)):
                 self._ancient[reuse_class] += count
 
-    def _decay(self) -> None:
+    def _decay(self) -> float:
         half_life = max(
             _HALF_LIFE_CAPACITIES * self._capacity, _HALF_LIFE_REQUESTS * self.mean_length
         )
@@ -168,24 +189,25 @@ class Densities:
         for counts in (*self._reused, *self._dropped):
             for bin_index in range(NUM_BINS):
                 counts[bin_index] *= factor
+        return factor
 
     def _compute(self, request: int) -> None:
         survivors = self._count_survivors(request)
-        prior = max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self.mean_length)
+        prior = self.prior
         common = self._common_hazards(survivors, prior)
         for reuse_class in range(NUM_CLASSES):
             reused = list(self._reused[reuse_class])
             reached = list(survivors[reuse_class])
-            for other in _neighbours(reuse_class):
+            for other in neighbours(reuse_class):
                 for bin_index in range(NUM_BINS):
-                    reused[bin_index] += _NEIGHBOUR_SHARE * self._reused[other][bin_index]
-                    reached[bin_index] += _NEIGHBOUR_SHARE * survivors[other][bin_index]
+                    reused[bin_index] += NEIGHBOUR_SHARE * self._reused[other][bin_index]
+                    reached[bin_index] += NEIGHBOUR_SHARE * survivors[other][bin_index]
             trust = 1.0 if reuse_class else _NEVER_REUSED
             hazards = [0.0] * NUM_BINS
             for bin_index in range(1, NUM_BINS):
                 expected = reused[bin_index] + prior * common[bin_index] * trust
-                hazards[bin_index] = min(_MOST_HAZARD, expected / (reached[bin_index] + prior))
-            self.table[reuse_class] = _densities(hazards)
+                hazards[bin_index] = min(MOST_HAZARD, expected / (reached[bin_index] + prior))
+            self.table[reuse_class] = best_densities(hazards, BIN_WIDTH, 1)
         _order(self.table)
 
     def _count_survivors(self, request: int) -> list[list[float]]:
@@ -273,18 +295,6 @@ class SharedDensities(Densities):
     def clear(self) -> None:
         """Do nothing: the other policy's is cleared with it."""
 
-    def start(self, reuse_class: int, request: int) -> None:
-        """Do nothing."""
-
-    def end(self, reuse_class: int, request: int) -> None:
-        """Do nothing."""
-
-    def count_reuse(self, reuse_class: int, age: int) -> None:
-        """Do nothing."""
-
-    def count_drop(self, reuse_class: int, age: int) -> None:
-        """Do nothing."""
-
     def _check(self, ages: dict[int, list[int]]) -> None:
         """Do nothing: nothing is counted."""
 
@@ -293,24 +303,26 @@ def _zeros() -> list[list[float]]:
     return [[0.0] * NUM_BINS for _ in range(NUM_CLASSES)]
 
 
-def _neighbours(reuse_class: int) -> list[int]:
+def neighbours(reuse_class: int) -> list[int]:
     """Return the classes of the next shorter and the next longer gap."""
     first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
     both = (reuse_class - 1, reuse_class + 1) if reuse_class else ()
     return [other for other in both if first <= other < first + NUM_GAPS]
 
 
-def _densities(hazards: list[float]) -> list[float]:
-    """Return for each bin the most hits per request that staying on from there can bring.
+def best_densities(hazards: list[float], widths: Sequence[float], first: int) -> list[float]:
+    """Return for each bin from `first` on the most hits that staying on from there can bring.
+
+    They are per block and unit of the `widths` of the bins.
 
     To stay for a run of bins brings ``hits`` after ``time`` on average, and goes on with
     probability ``lasting``; runs are joined, from the oldest bin, while that raises the density.
     """
     table = [1.0] * NUM_BINS
     runs: list[tuple[float, float, float]] = []
-    for bin_index in range(NUM_BINS - 1, 0, -1):
+    for bin_index in range(NUM_BINS - 1, first - 1, -1):
         hazard = hazards[bin_index]
-        hits, time, lasting = hazard, BIN_WIDTH[bin_index] * (1.0 - hazard / 2.0), 1.0 - hazard
+        hits, time, lasting = hazard, widths[bin_index] * (1.0 - hazard / 2.0), 1.0 - hazard
         while runs and runs[-1][0] * time > hits * runs[-1][1]:
             more_hits, more_time, still_lasting = runs.pop()
             hits += lasting * more_hits

@@ -26,6 +26,7 @@ Differs from set sampling (Qureshi et al., "A Case for MLP-Aware Cache Replaceme
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice, takewhile
@@ -33,12 +34,15 @@ from itertools import islice, takewhile
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_classic_py import ARCClassicCachePolicy
+from ._densities_py import Densities
 from ._lru_py import LRUCachePolicy
+from ._returns_py import Returns
+from ._turns_py import Turn
 from ._twin_py import PythonPolicy, require
 
-#: The trials, in the order in which they are compared.
-RULES = ("lru", "hit-density", "arc-classic")
-LRU, HIT_DENSITY, ARC = RULES
+#: The trials, in the order in which they are compared; ``plain`` is hit density without hints.
+RULES = ("lru", "hit-density", "plain", "arc-classic")
+LRU, HIT_DENSITY, PLAIN, ARC = RULES
 
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 _FADE = 0.9988454217380301
@@ -95,8 +99,11 @@ class Trial:
             for block_hash in self._storing.popleft()[1]:
                 resident[block_hash].ref_cnt = 0
 
-    def serve(self, batch: list[BlockHash], request: int) -> int:
-        """Serve a request; return how many leading blocks it has found ready."""
+    def serve(self, batch: list[BlockHash], request: int, *, ends: bool) -> int:
+        """Serve a request; return how many leading blocks it has found ready.
+
+        That of a session that `ends` takes only free slots and those of released blocks.
+        """
         policy = self.policy
         resident = policy._resident
         policy._take_back(batch)
@@ -107,7 +114,8 @@ class Trial:
         if not missing:
             return found
         num_free = policy.cache_capacity - len(resident)
-        room = policy._make_room(missing, num_free, set(batch))
+        decide = policy._make_room_of_released if ends else policy._make_room
+        room = decide(missing, num_free, set(batch))
         stored = missing[: room[0]] if room is not None else []
         policy._insert({block_hash: BlockStatus(0) for block_hash in stored})
         policy._touch(batch)
@@ -115,10 +123,37 @@ class Trial:
             self._storing.append((request, stored))
         return found
 
+    def copy(self, policy: PythonPolicy) -> Trial:
+        """Return another in the same state, with a copy of its policy."""
+        other = Trial(policy)
+        other._storing.extend((request, list(stored)) for request, stored in self._storing)
+        return other
+
     def clear(self) -> None:
         """Forget everything."""
         self._storing.clear()
         self.policy._clear()
+
+
+class DensityTrial(PythonPolicy):
+    """What the guard asks of the policy that the trial of hit density runs."""
+
+    __slots__ = ()
+
+    #: The turn that the request begins which is served.
+    turn: Turn | None
+
+    @abstractmethod
+    def heed(self, returns: Returns) -> None:
+        """Rank blocks by what is learned of returns, too."""
+
+    @abstractmethod
+    def copy(self, learned: Densities) -> PythonPolicy:
+        """Return another with the same blocks and ghosts, of no turns, which reads `learned`."""
+
+    @abstractmethod
+    def _join(self, batch: list[BlockHash], turn: Turn | None) -> None:
+        """Let blocks belong to a turn, unless others have used them since the deepest."""
 
 
 class Guard:
@@ -131,6 +166,7 @@ class Guard:
     __slots__ = (
         "_arc",
         "_capacity",
+        "_density_trial",
         "_hits",
         "_lag",
         "_noted",
@@ -141,11 +177,12 @@ class Guard:
         "_trials",
     )
 
-    def __init__(self, cache_capacity: int, density_trial: PythonPolicy) -> None:
+    def __init__(self, cache_capacity: int, density_trial: DensityTrial) -> None:
         capacity = density_trial.cache_capacity
         self._capacity = cache_capacity
         self._shift = sample_shift(cache_capacity)
         self._arc = ARCClassicCachePolicy(capacity)
+        self._density_trial = density_trial
         self._trials = {
             LRU: Trial(LRUCachePolicy(capacity)),
             HIT_DENSITY: Trial(density_trial),
@@ -156,7 +193,7 @@ class Guard:
         self._request = 0  # number of the request that is served
         self._store_begins = False  # nothing was inserted since
         self._rule = HIT_DENSITY
-        self._hits = dict.fromkeys(RULES, 0.0)
+        self._hits = dict.fromkeys(self._trials, 0.0)
 
     @property
     def rule(self) -> str:
@@ -168,10 +205,31 @@ class Guard:
         """Recent hits of each trial, fading."""
         return dict(self._hits)
 
-    @property
-    def density_policy(self) -> PythonPolicy:
-        """Policy of the trial of hit density."""
-        return self._trials[HIT_DENSITY].policy
+    def set_declining(self, allowed: bool) -> None:
+        """Allow the trials of hit density to decline blocks, or forbid it."""
+        for name in (HIT_DENSITY, PLAIN):
+            if name in self._trials:
+                self._trials[name].policy._set_declining(allowed)
+
+    def divide(self, returns: Returns, plain: Densities) -> None:
+        """Go on with two trials of hit density: one with hints, and one that reads `plain`."""
+        trial = self._trials[HIT_DENSITY]
+        without_hints = trial.copy(self._density_trial.copy(plain))
+        self._density_trial.heed(returns)
+        trials = {**self._trials, PLAIN: without_hints}
+        hits = {**self._hits, PLAIN: self._hits[HIT_DENSITY]}
+        self._trials = {name: trials[name] for name in RULES}
+        self._hits = {name: hits[name] for name in RULES}
+
+    def say(self, batch: list[BlockHash], turn: Turn) -> None:
+        """Take a later word on the return of the session that has used the blocks."""
+        self._density_trial._join(self._sample(batch), turn.copy())
+
+    def release(self, batch: list[BlockHash]) -> None:
+        """Let blocks of all trials leave before all others."""
+        sample = self._sample(batch)
+        for trial in self._trials.values():
+            trial.policy._release(sample)
 
     @property
     def target_t1_size(self) -> float:
@@ -194,15 +252,20 @@ class Guard:
         num_stored: int,
         resident: Mapping[BlockHash, BlockStatus],
         mean_length: float,
+        turn: Turn | None,
+        *,
+        ends: bool,
     ) -> None:
         """Serve a request to the trials, and follow the leader.
 
         Behind the `num_stored` leading blocks, which are not being stored, no trial has a hit.
-        `resident` is of the cache, `mean_length` in blocks of the requests of late.
+        `resident` is of the cache, `mean_length` in blocks of the requests of late. The request
+        begins `turn`, or none; its session `ends` with it or not.
         """
         self._request += 1
         self._measure_lag(resident)
-        self._serve(batch, num_stored, mean_length)
+        self._density_trial.turn = None if turn is None else turn.copy()
+        self._serve(batch, num_stored, mean_length, ends=ends)
 
     def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:
         """Forget the noted stores that have ended; the last of them tells the lag."""
@@ -214,14 +277,17 @@ class Guard:
             self._noted.popleft()
             self._lag = self._request - began
 
-    def _serve(self, batch: list[BlockHash], num_stored: int, mean_length: float) -> None:
+    def _serve(
+        self, batch: list[BlockHash], num_stored: int, mean_length: float, *, ends: bool
+    ) -> None:
         sample = self._sample(batch)
         most_hits = len(self._sample(batch[:num_stored]))
         hits, best = self._hits, self._rule
         for name, trial in self._trials.items():
             trial.complete_stores(self._request, self._lag)
-            hits[name] = hits[name] * _FADE + min(trial.serve(sample, self._request), most_hits)
-        for name in RULES:
+            found = trial.serve(sample, self._request, ends=ends)
+            hits[name] = hits[name] * _FADE + min(found, most_hits)
+        for name in self._trials:
             if hits[name] > hits[best]:
                 best = name
         lead = (hits[best] - hits[self._rule]) * (1 << self._shift)
@@ -240,13 +306,14 @@ class Guard:
         self._lag = 1
         self._request = 0
         self._store_begins = False
-        for name, trial in self._trials.items():
+        self._trials.pop(PLAIN, None)
+        for trial in self._trials.values():
             trial.clear()
-            self._hits[name] = 0.0
+        self._hits = dict.fromkeys(self._trials, 0.0)
 
     def _check(self) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""
-        require(self._rule in RULES, "the rule is one of three")
+        require(self._rule in self._trials, "the rule is that of a trial")
         require(all(count >= 0.0 for count in self._hits.values()), "hits are counted")
         require(self._lag >= 1, "a store takes a request")
         for trial in self._trials.values():

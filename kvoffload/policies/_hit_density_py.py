@@ -28,33 +28,35 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from time import monotonic
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from . import registry
-from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, class_after
-from ._guard_py import ARC, HIT_DENSITY, LRU, Guard, sample_shift
-from ._twin_py import PythonPolicy, Victims, evictable, require
+from ._densities_py import Densities, SharedDensities, age_bin, class_after
+from ._guard_py import ARC, HIT_DENSITY, LRU, PLAIN, DensityTrial, Guard, sample_shift
+from ._returns_py import Returns, said_seconds
+from ._tails_py import Measure, Tail, by_arc, by_density, least_recent
+from ._turns_py import AGAIN, NUM_HALF_OCTAVES, Part, Turn, TurnRings
+from ._twin_py import PythonPolicy, Victims, evictable, may_leave, require
 from ._views import BlocksView
 
-# Ring of the blocks of class 0 that ARC's rule has in T2: the request was repeated at once.
-_AGAIN = NUM_CLASSES
 # Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
-_SPARSEST_FIRST = (0, _AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
-# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
-_NEARLY = 1.25
+_SPARSEST_FIRST = (0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
 # Two in seven ghosts are of blocks that were used again.
 _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
 _NOT_A_GHOST = -1
 _STORED = age_bin(1)
+# Tails of one class that are told apart where all else is equal: the rings of turns, and one.
+_PLACES = 2048
 
 _Ring = OrderedDict[BlockHash, BlockStatus]
-#: The oldest block of a ring that may leave, its last use, and its density.
-_Candidate = tuple[BlockHash, int, float]
+#: What a client says of its return: T in seconds, and the number of the source.
+_Said = tuple[float, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +68,15 @@ class _Record:
     position: int = _NOT_A_GHOST  # in the clock
     passed_over: bool = False  # a ghost that is to be passed over once
     declined: bool = False  # a ghost that was not stored since its last touch
-    is_again: bool = False  # on the ring _AGAIN; its class is 0
+    is_again: bool = False  # on the ring AGAIN; its class is 0
+    part: Part | None = None  # of the turn that it belongs to
+    is_shared: bool = False  # used by others than one session: it belongs to no turn any more
+    is_released: bool = False  # its age is not counted, until its next use
 
     @property
     def ring(self) -> int:
         """Ring of a resident block."""
-        return _AGAIN if self.is_again else self.reuse_class
+        return AGAIN if self.is_again else self.reuse_class
 
 
 @dataclass(slots=True, eq=False)
@@ -107,10 +112,16 @@ class HitDensityCachePolicy(PythonPolicy):
         "_ghosts",
         "_guard",
         "_num_ghosts",
+        "_plain",
         "_records",
         "_request",
+        "_returns",
         "_rings",
+        "_turns",
     )
+
+    _returns: Returns | None
+    _plain: Densities | None
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -127,6 +138,11 @@ class HitDensityCachePolicy(PythonPolicy):
         self._request = 0
         self._num_ghosts = 0
         self._declines = True  # blocks that are sparser than those that they would push out
+        # From the first hint of a return on: what is learned of returns, and, for the guard, the
+        # densities by class and last use alone, of all blocks.
+        self._returns = None
+        self._plain = None
+        self._turns = TurnRings()
         self._guard: Guard | None = None
         if guard and capacity:
             trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
@@ -145,7 +161,10 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def rule(self) -> str:
-        """The policy that is followed: ``hit-density``, ``lru`` or ``arc-classic``."""
+        """The policy that is followed: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
+
+        ``plain`` is hit density without hints.
+        """
         return self._guard.rule if self._guard is not None else HIT_DENSITY
 
     @property
@@ -178,7 +197,18 @@ class HitDensityCachePolicy(PythonPolicy):
         return self._num_ghosts
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:
-        return self._rings[ring_index]
+        if not self._turns:
+            return self._rings[ring_index]
+        of_turns = (block_hash for block_hash, _ in self._turns.of_class(ring_index))
+        return dict.fromkeys(chain(self._rings[ring_index], of_turns))
+
+    def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request begins, with what its client says of the session's return."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("begun")
+        self._take_back(batch)
+        self._begun(batch, hints, None)
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
@@ -187,37 +217,79 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- uses ------------------------------------------------------------------------------
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        if not batch:
-            return
-        if self._repeats_request(batch):
-            self._renew(batch)
-            if self.rule == ARC:
-                self._use_at_once(batch)
-            num_stored = self._num_stored(batch)
-        else:
-            self._request += 1
-            num_stored = self._use(batch)
-            self._densities.end_request(len(batch), self._request)
-        if self._guard is not None:
-            mean_length = self._densities.mean_length
-            self._guard.serve(batch, num_stored, self._resident, mean_length)
+        self._serve(batch, None, None)
+
+    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        said = self._said(hints)
+        if self._returns is not None and batch:
+            now = monotonic() if now is None else now
+            self._returns.begin(now)
+        self._serve(batch, said, now, ends=hints is not None and hints.ends)
 
     def _extended(self, batch: list[BlockHash]) -> None:
         self._use(batch)
 
     def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del hints, now
+        said = self._said(hints)
         if self._repeats_request(batch):
             self._renew(batch)
         else:
             self._use(batch, finishes=True)
+        if said is not None:
+            now = monotonic() if now is None else now
+            turn = self._say(batch, said, now)
+            if self._guard is not None and turn is not None:
+                self._guard.say(batch, turn)
 
-    def _use(self, batch: list[BlockHash], *, finishes: bool = False) -> int:
+    def _serve(
+        self, batch: list[BlockHash], said: _Said | None, now: float | None, *, ends: bool = False
+    ) -> None:
+        """Count a request; `now` is None where nobody told the time."""
+        if not batch:
+            return
+        turn = None
+        if self._repeats_request(batch):
+            self._renew(batch)
+            if self.rule == ARC:
+                self._use_at_once(batch)
+            if said is not None and now is not None:
+                turn = self._say(batch, said, now)
+            num_stored = self._num_stored(batch)
+        else:
+            self._request += 1
+            latest = None
+            if self._returns is not None:
+                latest = self._return(batch, is_timed=now is not None)
+                if said is not None and now is not None:
+                    turn = self._returns.turn(*said, now)
+            num_stored = self._use(batch, turn=turn, latest=latest)
+            self._end_request(len(batch))
+        if self._guard is not None:
+            mean_length = self._densities.mean_length
+            self._guard.serve(batch, num_stored, self._resident, mean_length, turn, ends=ends)
+
+    def _end_request(self, length: int) -> None:
+        factor = self._densities.end_request(length, self._request)
+        if self._plain is not None:
+            self._plain.end_request(length, self._request)
+        if self._returns is not None and factor is not None:
+            self._returns.compute(self._densities.prior)
+            self._returns.decay(factor)
+
+    def _use(
+        self,
+        batch: list[BlockHash],
+        *,
+        finishes: bool = False,
+        turn: Turn | None = None,
+        latest: int | None = None,
+    ) -> int:
         """Count a use of each block, or, where a request only `finishes`, none.
 
-        Returns how many leading blocks are not being stored.
+        The blocks belong to `turn` from now on, or to none; but those that were used after request
+        `latest` to none for good. Returns how many leading blocks are not being stored.
         """
-        request, records, densities = self._request, self._records, self._densities
+        request, records = self._request, self._records
         last_use, use_class = 0, None
         num_stored = len(batch)
         for index in range(len(batch) - 1, -1, -1):
@@ -227,27 +299,34 @@ class HitDensityCachePolicy(PythonPolicy):
                 record = _Record(0, request)
                 if use_class is not None:
                     record.reuse_class = class_after(request - last_use, use_class)
-                densities.start(record.reuse_class, request)
+                if turn is not None:
+                    record.part = turn.part(record.reuse_class)
+                self._count_start(record)
                 records[block_hash] = record
                 self._remember(block_hash, record)
                 continue
             if record.last == request:  # a repeat within the batch
                 self._to_most_recent(block_hash, record)
                 continue
+            if latest is not None and record.last > latest:
+                record.is_shared = True
             # It was a use of all before it, too: this record stands in for those that are lost.
             if use_class is None or record.last >= last_use:
                 last_use, use_class = record.last, record.reuse_class
-            densities.end(record.reuse_class, record.last)
+            is_counted = self._end_age(record)
             being_stored = self._is_being_stored(block_hash, record)
             if being_stored:
                 num_stored = index
             if finishes or being_stored:
                 record.last = request
-                densities.start(record.reuse_class, request)
+                if not finishes:
+                    self._belong(block_hash, record, turn)
+                self._count_start(record)
                 self._to_most_recent(block_hash, record)
             else:
-                densities.count_reuse(record.reuse_class, request - record.last)
-                self._reuse(block_hash, record, class_after(request - last_use, use_class))
+                if is_counted:
+                    self._count_reuse(record, request - record.last)
+                self._reuse(block_hash, record, class_after(request - last_use, use_class), turn)
         return num_stored
 
     def _repeats_request(self, batch: list[BlockHash]) -> bool:
@@ -273,17 +352,22 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
         record.declined = False
+        if record.is_released:
+            record.is_released = False
+            self._count_start(record)
         if record.position == _NOT_A_GHOST:
-            self._rings[record.ring].move_to_end(block_hash)
+            self._place(record).move_to_end(block_hash)
 
     def _use_at_once(self, batch: list[BlockHash]) -> None:
         """Take the blocks of a request that is repeated at once into ARC's T2."""
-        once, again = self._rings[0], self._rings[_AGAIN]
         for block_hash in reversed(batch):
-            status = once.get(block_hash)
-            if status is not None and status.ref_cnt >= 0:
-                again[block_hash] = once.pop(block_hash)
-                self._records[block_hash].is_again = True
+            record = self._records[block_hash]
+            status = self._resident.get(block_hash)
+            if status is not None and record.ring == 0 and status.ref_cnt >= 0:
+                self._take_off(block_hash, record)
+                record.is_again = True
+                self._change_part(record)
+                self._put_on(block_hash, record, status)
 
     def _is_being_stored(self, block_hash: BlockHash, record: _Record) -> bool:
         """Return whether a block is being stored, or was declined since its last touch."""
@@ -291,22 +375,157 @@ class HitDensityCachePolicy(PythonPolicy):
             return self._resident[block_hash].ref_cnt < 0
         return record.declined
 
-    def _reuse(self, block_hash: BlockHash, record: _Record, reuse_class: int) -> None:
-        """Give a block that is used again its new class and the time of its last use."""
+    def _reuse(
+        self, block_hash: BlockHash, record: _Record, reuse_class: int, turn: Turn | None
+    ) -> None:
+        """Give a block that is used again its class, its turn and the time of its last use."""
         record.last = self._request
-        self._densities.start(reuse_class, record.last)
         if record.position == _NOT_A_GHOST:
-            status = self._rings[record.ring].pop(block_hash)
-            record.is_again = False
-            record.reuse_class = reuse_class
-            self._rings[reuse_class][block_hash] = status
+            status = self._take_off(block_hash, record)
+            self._classify(record, reuse_class, turn)
+            self._put_on(block_hash, record, status)
         elif record.reuse_class:
-            record.reuse_class = reuse_class
+            self._classify(record, reuse_class, turn)
             record.passed_over = True
         else:
             self._leave_clock(record)
-            record.reuse_class = reuse_class
+            self._classify(record, reuse_class, turn)
             self._remember(block_hash, record)
+
+    def _classify(self, record: _Record, reuse_class: int, turn: Turn | None) -> None:
+        """Start an age."""
+        record.is_again = False
+        record.reuse_class = reuse_class
+        record.part = None if turn is None or record.is_shared else turn.part(reuse_class)
+        self._count_start(record)
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def _said(self, hints: Hints | None) -> _Said | None:
+        """Return what hints say of a return, unless the session ends."""
+        if hints is None or hints.expect_s is None:
+            return None
+        if self._returns is None:
+            self._returns = Returns()
+            if self._guard is not None:
+                self._plain = self._densities.copy()
+                self._guard.divide(self._returns, self._plain)
+        source = self._returns.number_of(hints.source)
+        return None if hints.ends else (said_seconds(hints.expect_s), source)
+
+    def _return(self, batch: list[BlockHash], *, is_timed: bool) -> int | None:
+        """Count a return to the turn of the deepest known block; return that block's last use."""
+        deepest = self._deepest(batch)
+        if deepest is None:
+            return None
+        part = None if deepest.is_released else deepest.part
+        if is_timed and part is not None and self._returns is not None:
+            self._returns.count_return(part.turn)
+        return deepest.last
+
+    def _deepest(self, batch: list[BlockHash]) -> _Record | None:
+        """Return the record of the deepest known block."""
+        records = (self._records.get(block_hash) for block_hash in reversed(batch))
+        return next((record for record in records if record is not None), None)
+
+    def _say(self, batch: list[BlockHash], said: _Said, now: float) -> Turn | None:
+        """Take a word on a return that comes later than the first use of the blocks.
+
+        The same word again changes the turn of no block that has it; those that came since join.
+        Another makes a new turn.
+        """
+        turns = (self._turn_of(block_hash) for block_hash in reversed(batch))
+        same = (turn for turn in turns if turn and (turn.said, turn.source) == said)
+        turn = next(same, None)
+        if turn is None and self._returns is not None:
+            turn = self._returns.turn(*said, now)
+        self._join(batch, turn)
+        return turn
+
+    def _turn_of(self, block_hash: BlockHash) -> Turn | None:
+        record = self._records.get(block_hash)
+        return None if record is None or record.part is None else record.part.turn
+
+    def _join(self, batch: list[BlockHash], turn: Turn | None) -> None:
+        """Let blocks belong to a turn, unless others have used them since the deepest."""
+        deepest = self._deepest(batch)
+        for block_hash in reversed(batch):
+            record = self._records.get(block_hash)
+            if record is None or deepest is None or record.last > deepest.last:
+                continue
+            if not record.is_shared:
+                is_counted = self._end_age(record)
+                self._belong(block_hash, record, turn)
+                record.is_released = not is_counted
+                if is_counted:
+                    self._count_start(record)
+                if record.position == _NOT_A_GHOST:
+                    self._place(record).move_to_end(block_hash)
+
+    def _belong(self, block_hash: BlockHash, record: _Record, turn: Turn | None) -> None:
+        """Let a block belong to a turn or none; its age is not counted meanwhile."""
+        part = None if turn is None or record.is_shared else turn.part(record.ring)
+        if part is record.part:
+            return
+        if record.position == _NOT_A_GHOST:
+            status = self._take_off(block_hash, record)
+            record.part = part
+            self._put_on(block_hash, record, status)
+        else:
+            record.part = part
+
+    def _change_part(self, record: _Record) -> None:
+        """Take a block that is on no ring to the part of its turn on its ring."""
+        if record.part is None:
+            return
+        if not record.is_released:
+            self._count_end(record)
+        record.part = record.part.turn.part(record.ring)
+        if not record.is_released:
+            self._count_start(record)
+
+    # -- counting --------------------------------------------------------------------------
+
+    def _end_age(self, record: _Record) -> bool:
+        """End an age; return whether it was counted, which those of released blocks are not."""
+        if record.is_released:
+            record.is_released = False
+            return False
+        self._count_end(record)
+        return True
+
+    def _count_start(self, record: _Record) -> None:
+        if record.part is not None and self._returns is not None:
+            self._returns.start(record.part)
+        else:
+            self._densities.start(record.reuse_class, record.last)
+        if self._plain is not None:
+            self._plain.start(record.reuse_class, record.last)
+
+    def _count_end(self, record: _Record) -> None:
+        if record.part is not None and self._returns is not None:
+            self._returns.end(record.part)
+        else:
+            self._densities.end(record.reuse_class, record.last)
+        if self._plain is not None:
+            self._plain.end(record.reuse_class, record.last)
+
+    def _count_reuse(self, record: _Record, age: int) -> None:
+        if record.part is not None and self._returns is not None:
+            self._returns.count_reuse(record.part)
+        else:
+            self._densities.count_reuse(record.reuse_class, age)
+        if self._plain is not None:
+            self._plain.count_reuse(record.reuse_class, age)
+
+    def _count_drop(self, record: _Record) -> None:
+        age = self._request - record.last
+        if record.part is not None and self._returns is not None:
+            self._returns.count_drop(record.part)
+        else:
+            self._densities.count_drop(record.reuse_class, age)
+        if self._plain is not None:
+            self._plain.count_drop(record.reuse_class, age)
 
     # -- ghosts ----------------------------------------------------------------------------
 
@@ -342,8 +561,9 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _forget(self, block_hash: BlockHash, record: _Record) -> None:
         """Drop a record: how its age would have ended stays unknown."""
-        self._densities.count_drop(record.reuse_class, self._request - record.last)
-        self._densities.end(record.reuse_class, record.last)
+        if not record.is_released:
+            self._count_drop(record)
+        self._end_age(record)
         del self._records[block_hash]
 
     def _leave_clock(self, record: _Record) -> None:
@@ -354,6 +574,32 @@ class HitDensityCachePolicy(PythonPolicy):
         self._num_ghosts -= 1
 
     # -- residence -------------------------------------------------------------------------
+
+    def _place(self, record: _Record) -> _Ring:
+        """Return the blocks that a resident one stands among."""
+        return self._rings[record.ring] if record.part is None else record.part.blocks
+
+    def _take_off(self, block_hash: BlockHash, record: _Record) -> BlockStatus:
+        if record.part is not None:
+            return self._turns.take(record.part, block_hash)
+        return self._rings[record.ring].pop(block_hash)
+
+    def _put_on(self, block_hash: BlockHash, record: _Record, status: BlockStatus) -> None:
+        """Make a block the most recent of its ring or of its turn's."""
+        if record.part is not None:
+            self._turns.add(record.part, block_hash, status)
+        else:
+            self._rings[record.ring][block_hash] = status
+
+    def _release(self, batch: list[BlockHash]) -> None:
+        super()._release(batch)
+        for block_hash in batch:
+            record = self._records.get(block_hash)
+            if record is not None:
+                self._end_age(record)
+                record.is_released = True
+        if self._guard is not None:
+            self._guard.release(batch)
 
     def make_room(
         self, hashes: Iterable[bytes], num_free: int, protected: Iterable[bytes]
@@ -376,34 +622,34 @@ class HitDensityCachePolicy(PythonPolicy):
     def _set_declining(self, allowed: bool) -> None:
         self._declines = allowed
         if self._guard is not None:
-            self._guard.density_policy._set_declining(allowed)
+            self._guard.set_declining(allowed)
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
             record = self._records.get(block_hash)
             if record is None:
-                self._densities.start(0, self._request)
                 record = self._records[block_hash] = _Record(0, self._request)
+                self._count_start(record)
             else:
                 self._leave_clock(record)
             record.declined = False
             self._resident[block_hash] = status
-            self._rings[record.reuse_class][block_hash] = status
+            self._put_on(block_hash, record, status)
         if self._guard is not None and blocks:
             self._guard.note_insert(next(iter(blocks)))
 
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
             record = self._records[block_hash]
-            self._densities.end(record.reuse_class, record.last)
-            del self._rings[record.ring][block_hash]
+            self._end_age(record)
+            self._take_off(block_hash, record)
             self._drop(block_hash)
             del self._records[block_hash]
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims]:
-        if self.rule == HIT_DENSITY or not self._declines:
+        if self.rule in (HIT_DENSITY, PLAIN) or not self._declines:
             num_admitted, victims = self._admit(hashes, num_free, protected)
         else:
             num_admitted, victims = self._admit_all(hashes, num_free, protected)
@@ -428,7 +674,6 @@ class HitDensityCachePolicy(PythonPolicy):
 
         Where nothing is declined, admit the leading blocks for which others may leave.
         """
-        table = self._densities.table
         candidates = self._in_order_of_leaving(protected)
         victims: list[BlockHash] = []
         num_admitted = min(num_free, len(hashes))
@@ -438,11 +683,20 @@ class HitDensityCachePolicy(PythonPolicy):
                 break
             ghost = self._ghost(block_hash)
             # What continues a prefix is no denser: the first block to fail decides for the rest.
-            if self._declines and density >= table[ghost.reuse_class if ghost else 0][_STORED]:
+            if self._declines and density >= self._stored_density(ghost):
                 break
             victims.append(victim)
             num_admitted += 1
         return num_admitted, victims
+
+    def _stored_density(self, ghost: _Record | None) -> float:
+        """Return the density of a block that is stored now."""
+        reuse_class = 0 if ghost is None else ghost.reuse_class
+        if self.rule == PLAIN and self._plain is not None:
+            return self._plain.table[reuse_class][_STORED]
+        if ghost is not None and ghost.part is not None and self._returns is not None:
+            return self._returns.stored_density(ghost.part)
+        return self._densities.table[reuse_class][_STORED]
 
     def _admit_all(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
@@ -460,48 +714,103 @@ class HitDensityCachePolicy(PythonPolicy):
         self, protected: Collection[BlockHash]
     ) -> Iterator[tuple[BlockHash, float]]:
         """Yield the blocks that may leave with their densities, in the order of the rule."""
-        table, records, request = self._densities.table, self._records, self._request
         released = self._choose_released(len(self._resident), protected)
-        rings = [evictable(ring, protected, released) for ring in self._rings]
-        oldest: dict[int, _Candidate] = {}
-        t1_size = len(self._rings[0])
+        for block_hash in released:
+            yield block_hash, 0.0
+        rule = self.rule
+        if rule == HIT_DENSITY:
+            tails = self._tails(protected, released, self._measure_by(self._densities))
+            yield from by_density(tails, self._tails_of_turns(protected, released))
+            return
+        measure = self._measure_by(self._plain or self._densities)
+        again = self._tails_of_all(_SPARSEST_FIRST[1:], protected, released, measure)
+        once = self._tails_of_all(_SPARSEST_FIRST[:1], protected, released, measure)
+        if rule == PLAIN:
+            yield from by_density(once + again, [])
+        elif rule == LRU:
+            yield from least_recent(once + again)
+        elif self._guard is not None:
+            t1_size = len(self._rings[0]) + self._turns.num_blocks(0)
+            # The blocks that take their places enter T1.
+            t1_size += sum(self._records[block_hash].ring != 0 for block_hash in released)
+            yield from by_arc(once, again, t1_size, self._guard.target_t1_size)
 
-        def advance(ring_index: int) -> None:
-            found = next(rings[ring_index], None)
-            if found is None:
-                oldest.pop(ring_index, None)
-                return
-            block_hash = found[0]
+    def _tails(
+        self,
+        protected: Collection[BlockHash],
+        released: Collection[BlockHash],
+        measure: Measure,
+        rings: Sequence[int] = _SPARSEST_FIRST,
+    ) -> list[Tail]:
+        """Return the tails of the rings of blocks that belong to no turn."""
+        return [
+            Tail(
+                _PLACES * _SPARSEST_FIRST.index(ring),
+                evictable(self._rings[ring], protected, released),
+                measure,
+            )
+            for ring in rings
+        ]
+
+    def _tails_of_turns(
+        self, protected: Collection[BlockHash], released: Collection[BlockHash]
+    ) -> list[Tail]:
+        """Return two tails for each ring of turns: of the oldest turn and of the youngest."""
+        tails = []
+        for key in self._turns.rings:
+            for side, blocks in enumerate(
+                (self._turns.oldest_first(key), self._turns.youngest_first(key))
+            ):
+                leaving = _leaving(blocks, protected, released)
+                tails.append(Tail(2 * key + side, leaving, self._measure_by_return))
+        return tails
+
+    def _tails_of_all(
+        self,
+        rings: Sequence[int],
+        protected: Collection[BlockHash],
+        released: Collection[BlockHash],
+        measure: Measure,
+    ) -> list[Tail]:
+        """Return the tails of some rings and of the rings of turns with these classes."""
+        tails = self._tails(protected, released, measure, rings)
+        for key in self._turns.rings:
+            others, half_octave = divmod(key, NUM_HALF_OCTAVES)
+            source, ring = divmod(others, AGAIN + 1)
+            if ring in rings:
+                place = _PLACES * _SPARSEST_FIRST.index(ring)
+                place += 1 + source * NUM_HALF_OCTAVES + half_octave
+                blocks = _leaving(self._turns.oldest_first(key), protected, released)
+                tails.append(Tail(place, blocks, measure))
+        return tails
+
+    def _measure_by(self, densities: Densities) -> Measure:
+        """Return what tells a block's last use and its density by that and its class."""
+        table, records, request = densities.table, self._records, self._request
+
+        def measure(block_hash: BlockHash) -> tuple[int, float]:
             record = records[block_hash]
             # Its next chance is a request on.
-            density = table[record.reuse_class][age_bin(request - record.last + 1)]
-            oldest[ring_index] = block_hash, record.last, density
+            return record.last, table[record.reuse_class][age_bin(request - record.last + 1)]
 
-        for block_hash in released:
-            t1_size += block_hash not in self._rings[0]
-            yield block_hash, 0.0
-        for ring_index in _SPARSEST_FIRST:
-            advance(ring_index)
-        while oldest:
-            if self._guard is None or self._guard.rule == HIT_DENSITY:
-                ring_index = _sparsest(oldest)
-            elif self._guard.rule == LRU:
-                ring_index = _least_recent(oldest)
-            else:
-                ring_index = _by_arc(oldest, t1_size, self._guard.target_t1_size)
-                # The block that takes its place enters T1.
-                t1_size += ring_index != 0
-            block_hash, _, density = oldest[ring_index]
-            yield block_hash, density
-            advance(ring_index)
+        return measure
+
+    def _measure_by_return(self, block_hash: BlockHash) -> tuple[int, float]:
+        """Return a block's last use and its density by when its session returns."""
+        record = self._records[block_hash]
+        if record.part is None or self._returns is None:
+            return record.last, 0.0
+        return record.last, self._returns.density(record.part)
 
     def _let_go(self, victims: list[BlockHash]) -> Victims:
         """Make ghosts of the victims."""
         evicted = [(block_hash, self._drop(block_hash)) for block_hash in victims]
         for block_hash in victims:
             record = self._records[block_hash]
-            del self._rings[record.ring][block_hash]
-            record.is_again = False
+            self._take_off(block_hash, record)
+            if record.is_again:
+                record.is_again = False
+                self._change_part(record)
             self._remember(block_hash, record)
         return evicted
 
@@ -514,22 +823,37 @@ class HitDensityCachePolicy(PythonPolicy):
             clock.hand = 0
         super()._clear()
         self._records.clear()
+        self._turns.clear()
+        self._returns = self._plain = None
         self._request = self._num_ghosts = 0
         if self._guard is not None:
             self._guard.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
-        return chain.from_iterable(self._rings[index].values() for index in _SPARSEST_FIRST)
+        for ring in _SPARSEST_FIRST:
+            yield from self._rings[ring].values()
+            for _, status in self._turns.of_class(ring):
+                yield status
 
     def _check(self) -> None:
         super()._check()
         ages: dict[int, list[int]] = {}
+        ages_of_all: dict[int, list[int]] = {}
+        living: dict[Part, int] = {}
         num_ghosts = 0
         for block_hash, record in self._records.items():
-            ages.setdefault(record.reuse_class, []).append(record.last)
+            if not record.is_released:
+                ages_of_all.setdefault(record.reuse_class, []).append(record.last)
+                if record.part is None:
+                    ages.setdefault(record.reuse_class, []).append(record.last)
+                else:
+                    living[record.part] = living.get(record.part, 0) + 1
             require(record.last <= self._request, "no block was used in the future")
+            require(not (record.is_shared and record.part), "shared blocks belong to no turn")
+            if record.part is not None:
+                require(record.part.ring == record.ring, "a block is of its part's class")
             if record.position == _NOT_A_GHOST:
-                status = self._rings[record.ring].get(block_hash)
+                status = self._place(record).get(block_hash)
                 require(status is self._resident[block_hash], "a block is on its class's ring")
                 require(not (record.is_again and record.reuse_class), "class 0 alone has two rings")
                 require(not record.passed_over, "only ghosts are passed over")
@@ -543,47 +867,87 @@ class HitDensityCachePolicy(PythonPolicy):
         require(num_ghosts == self._num_ghosts, "ghosts are counted")
         filled = sum(position is not None for clock in self._clocks for position in clock.ghosts)
         require(filled == num_ghosts, "the clocks hold the ghosts and nothing else")
-        require(sum(map(len, self._rings)) == len(self._resident), "resident is all rings")
+        on_rings = sum(map(len, self._rings)) + len(self._turns)
+        require(on_rings == len(self._resident), "resident is all rings")
         require(len(self._records) == len(self._resident) + num_ghosts, "every record is in use")
+        for block_hash in self._released:
+            require(self._records[block_hash].is_released, "what leaves first is counted nowhere")
+        self._turns._check()
         self._densities._check(ages)
+        if self._plain is not None:
+            self._plain._check(ages_of_all)
+        if self._returns is not None:
+            self._check_returns(self._returns, living)
         if self._guard is not None:
             self._guard._check()
 
-
-def _sparsest(oldest: dict[int, _Candidate]) -> int:
-    """Return the ring whose oldest block is the sparsest or, if nearly so, the oldest of all."""
-    order = [ring_index for ring_index in _SPARSEST_FIRST if ring_index in oldest]
-    sparsest = min(order, key=lambda ring_index: oldest[ring_index][2])
-    ring_index = min(order, key=lambda ring_index: oldest[ring_index][1])
-    return sparsest if oldest[ring_index][2] > _NEARLY * oldest[sparsest][2] else ring_index
+    def _check_returns(self, returns: Returns, living: dict[Part, int]) -> None:
+        returns._check(living)
 
 
-def _least_recent(oldest: dict[int, _Candidate]) -> int:
-    """Return the ring with the oldest block of all."""
-    order = [ring_index for ring_index in _SPARSEST_FIRST if ring_index in oldest]
-    return min(order, key=lambda ring_index: oldest[ring_index][1])
+def _leaving(
+    blocks: Iterator[tuple[BlockHash, BlockStatus]],
+    protected: Collection[BlockHash],
+    released: Collection[BlockHash],
+) -> Iterator[tuple[BlockHash, BlockStatus]]:
+    """Yield those that may leave and are not released."""
+    for block_hash, status in blocks:
+        if may_leave(block_hash, status, protected) and block_hash not in released:
+            yield block_hash, status
 
 
-def _by_arc(oldest: dict[int, _Candidate], t1_size: int, target: float) -> int:
-    """Return the ring that gives by ARC's REPLACE: ring 0 is its T1, the others are its T2."""
-    again = {ring_index: oldest[ring_index] for ring_index in oldest if ring_index != 0}
-    if not again or (0 in oldest and t1_size > target):
-        return 0
-    ring_index = _least_recent(again)
-    # Of a request's blocks those that were never used again are the tail.
-    return 0 if 0 in oldest and oldest[0][1] == oldest[ring_index][1] else ring_index
-
-
-class _Trial(HitDensityCachePolicy):
+class _Trial(HitDensityCachePolicy, DensityTrial):
     """A small cache of hit density for the guard of another policy, whose densities it reads."""
 
-    __slots__ = ()
+    __slots__ = ("turn",)
+
+    turn: Turn | None
 
     def __init__(self, cache_capacity: int, ghosts: float, learned: Densities) -> None:
         super().__init__(cache_capacity, ghosts=ghosts, guard=0)
         self._densities = SharedDensities(learned)
+        self.turn = None
+
+    def heed(self, returns: Returns) -> None:
+        """Rank blocks by what is learned of returns, too."""
+        self._returns = returns
+
+    def copy(self, learned: Densities) -> _Trial:
+        """Return another with the same blocks and ghosts, of no turns, which reads `learned`."""
+        other = _Trial(self._cache_capacity, self._ghosts, learned)
+        other._declines = self._declines
+        other._request, other._num_ghosts = self._request, self._num_ghosts
+        for clock, same in zip(self._clocks, other._clocks, strict=True):
+            same.ghosts[:] = clock.ghosts
+            same.hand = clock.hand
+        for block_hash, record in self._records.items():
+            other._records[block_hash] = replace(record)
+        for block_hash, status in self._resident.items():
+            other._resident[block_hash] = BlockStatus(status.block_id)
+            other._resident[block_hash].ref_cnt = status.ref_cnt
+        for ring, copied in zip(self._rings, other._rings, strict=True):
+            for block_hash in ring:
+                copied[block_hash] = other._resident[block_hash]
+        other._released.update(self._released)
+        return other
 
     def _touch(self, batch: list[BlockHash]) -> None:
         # The request that the guarded policy is at.
         self._request = self._densities.request
-        self._use(batch)
+        latest = None if self._returns is None else self._return(batch, is_timed=False)
+        self._use(batch, turn=self.turn, latest=latest)
+
+    def _count_start(self, record: _Record) -> None:
+        """Do nothing: the guarded policy counts."""
+
+    def _count_end(self, record: _Record) -> None:
+        """Do nothing."""
+
+    def _count_reuse(self, record: _Record, age: int) -> None:
+        """Do nothing."""
+
+    def _count_drop(self, record: _Record) -> None:
+        """Do nothing."""
+
+    def _check_returns(self, returns: Returns, living: dict[Part, int]) -> None:
+        """Do nothing: the guarded policy does."""

@@ -1,0 +1,329 @@
+"""When sessions return, as their clients say, and what that has turned out to be worth.
+
+A client says after how many seconds its session asks again, T. What it says is evidence: how long
+sessions of this source then took gives a calibrated T', and a block's age is counted in units of
+it. Densities over that ratio are learned as ``_densities_py`` learns those over requests, so that
+bias, noise and returns that never come lower the hazard, and a liar gains nothing.
+
+Structure
+    A *source* says when sessions return: 16 are told apart, all further ones count as one. It has
+    moments of what was said and what came, in logarithms of seconds, and, by class and bin of the
+    ratio, counts of the ages that have ended; the ages that go on are counted by turn.
+    A return is a request whose deepest known block has a turn with a hint; the same turn may be
+    returned to more than once.
+Calibration
+    A line from ln T to ln of the time that passed, fitted to the moments of the source, which
+    lean on the line of all sources, which leans on one of slope 1/2 through 30 seconds.
+Choices
+    Seconds are cut to 1 ... 2**31 where they are said or have passed between request and return.
+    A clock that goes back makes ages of 0, no negative ones. T' is rounded to half an octave when
+    it is made, for counting and for ranking. The time is that of the last `begun`; a touch outside
+    a request has none of its own, is no return, and its ratio is counted at that time.
+Cost
+    O(1) per event; O(sources x classes x bins + turns) per epoch. 23 KB per source.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ._densities_py import (
+    MOST_HAZARD,
+    NEIGHBOUR_SHARE,
+    NUM_BINS,
+    NUM_CLASSES,
+    best_densities,
+    neighbours,
+)
+from ._turns_py import NUM_HALF_OCTAVES, Part, Turn
+from ._twin_py import require
+
+#: Sources that are told apart; one more stands for all others.
+MOST_SOURCES = 16
+
+_LEAST_SECONDS = 1.0
+_MOST_SECONDS = 2147483648.0
+_MOST_LOG_SECONDS = 22.0
+# What a fit leans on, as if it were so many returns, and the line before any data.
+_PRIOR_RETURNS = 20.0
+_FIRST_LINE = (0.5, 3.4, 3.4)
+# Moments fade by this at each return.
+_SOURCE_FADE = 1.0 - 1.0 / 500.0
+_ALL_FADE = 1.0 - 1.0 / 2000.0
+# Seconds between requests: what is taken before the first, and how fast the mean follows.
+_FIRST_INTERVAL = 1.0
+_INTERVAL_GAIN = 0.02
+_FIRST_HAZARD = 0.05
+
+#: Bin 0: ratios up to 1/16; then four bins per doubling. The width of each, as a ratio.
+_FIRST_RATIO = 0.0625
+RATIO_WIDTH = tuple(
+    _FIRST_RATIO * (2.0 ** (b / 4.0) - 2.0 ** ((b - 1) / 4.0)) if b else _FIRST_RATIO
+    for b in range(NUM_BINS)
+)
+#: T' by half octave, in seconds.
+HALF_OCTAVES = tuple(2.0 ** (number / 2.0) for number in range(NUM_HALF_OCTAVES))
+
+#: Slope of a line, and a point on it.
+_Line = tuple[float, float, float]
+
+
+def ratio_bin(ratio: float) -> int:
+    """Return the bin of an age in units of T', which is finite and >= 0."""
+    if ratio <= _FIRST_RATIO:
+        return 0
+    return min(NUM_BINS - 1, 1 + math.floor(4.0 * math.log2(16.0 * ratio)))
+
+
+def said_seconds(expect_s: float) -> float:
+    """Return T as it is counted."""
+    return min(max(_LEAST_SECONDS, float(expect_s)), _MOST_SECONDS)
+
+
+def _passed(now: float, since: float) -> float:
+    """Return the seconds since then, 0 where the clock has gone back."""
+    return min(max(0.0, now - since), _MOST_SECONDS)
+
+
+@dataclass(slots=True, eq=False)
+class Moments:
+    """Fading sums over returns: of 1, x, y, x * x and x * y; x was said and y came, as ln s."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float, fade: float) -> None:
+        """Count a return."""
+        self.n = self.n * fade + 1.0
+        self.x = self.x * fade + x
+        self.y = self.y * fade + y
+        self.xx = self.xx * fade + x * x
+        self.xy = self.xy * fade + x * y
+
+    def fit(self, leans_on: _Line) -> _Line:
+        """Return the line that fits, leaning on another."""
+        slope, mean_x, mean_y = leans_on
+        n = self.n + _PRIOR_RETURNS
+        x = (self.x + _PRIOR_RETURNS * mean_x) / n
+        y = (self.y + _PRIOR_RETURNS * mean_y) / n
+        s_xx = s_xy = 0.0
+        if self.n > 0.0:
+            s_xx = self.xx - self.x * self.x / self.n
+            s_xy = self.xy - self.x * self.y / self.n
+        fitted = (s_xy + _PRIOR_RETURNS * slope) / (s_xx + _PRIOR_RETURNS)
+        return min(max(fitted, 0.0), 1.0), x, y
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """What one source has said, and the densities over age in units of T'."""
+
+    moments: Moments = field(default_factory=Moments)
+    reused: list[list[float]] = field(default_factory=lambda: _rows(0.0))
+    dropped: list[list[float]] = field(default_factory=lambda: _rows(0.0))
+    #: ``table[reuse_class][ratio_bin(ratio)]``: hits per block and T'.
+    table: list[list[float]] = field(default_factory=lambda: [list(row) for row in _FRESH])
+
+
+class Returns:
+    """When sessions are expected to return, and the densities that follow from it."""
+
+    __slots__ = ("_all", "_begun", "_interval", "_living", "_now", "_numbers", "_sources")
+
+    def __init__(self) -> None:
+        self._sources: list[_Source] = []
+        self._numbers: dict[str, int] = {}  # of the sources that are told apart
+        self._all = Moments()
+        self._living: dict[Part, None] = {}  # with ages that go on
+        self._now = 0.0
+        self._begun = False  # at `_now`
+        self._interval = _FIRST_INTERVAL
+
+    @property
+    def now(self) -> float:
+        """The time of the last request, in seconds."""
+        return self._now
+
+    @property
+    def interval(self) -> float:
+        """Mean of the seconds between requests of late."""
+        return self._interval
+
+    @property
+    def num_sources(self) -> int:
+        """Number of sources that have been heard, those that count as one as one."""
+        return len(self._sources)
+
+    def begin(self, now: float) -> None:
+        """Note the time of a request."""
+        if self._begun:
+            self._interval += _INTERVAL_GAIN * (_passed(now, self._now) - self._interval)
+        self._now = now
+        self._begun = True
+
+    def number_of(self, source: str) -> int:
+        """Return the number of a source, from 0; unknown ones are taken in."""
+        number = self._numbers.get(source)
+        if number is None:
+            number = min(len(self._numbers), MOST_SOURCES)
+            if number < MOST_SOURCES:
+                self._numbers[source] = number
+            if number == len(self._sources):
+                self._sources.append(_Source())
+        return number
+
+    # -- calibration -----------------------------------------------------------------------
+
+    def count_return(self, turn: Turn) -> None:
+        """Count that a session has returned to a turn, now."""
+        x = math.log(turn.said)
+        y = math.log(max(_LEAST_SECONDS, _passed(self._now, turn.begun)))
+        self._sources[turn.source].moments.add(x, y, _SOURCE_FADE)
+        self._all.add(x, y, _ALL_FADE)
+
+    def turn(self, said: float, source: int, now: float) -> Turn:
+        """Return a turn that begins now, with `said` calibrated."""
+        line = self._all.fit(_FIRST_LINE)
+        slope, mean_x, mean_y = self._sources[source].moments.fit(line)
+        seconds = mean_y + slope * (math.log(said) - mean_x)
+        expected = max(_LEAST_SECONDS, math.exp(min(seconds, _MOST_LOG_SECONDS)))
+        half_octave = min(math.floor(2.0 * math.log2(expected) + 0.5), NUM_HALF_OCTAVES - 1)
+        return Turn(now, said, source, half_octave)
+
+    # -- ages ------------------------------------------------------------------------------
+
+    def _bin(self, turn: Turn) -> int:
+        return ratio_bin(_passed(self._now, turn.begun) / HALF_OCTAVES[turn.half_octave])
+
+    def start(self, part: Part) -> None:
+        """Count a block, resident or not, whose age goes on in units of a turn's T'."""
+        if not part.living:
+            self._living[part] = None
+        part.living += 1
+
+    def end(self, part: Part) -> None:
+        """Count that such an age goes on no longer."""
+        part.living -= 1
+        if not part.living:
+            del self._living[part]
+
+    def count_reuse(self, part: Part) -> None:
+        """Count an age that ended in a use."""
+        turn = part.turn
+        self._sources[turn.source].reused[part.reuse_class][self._bin(turn)] += 1.0
+
+    def count_drop(self, part: Part) -> None:
+        """Count an age that ended unknown: the block was forgotten."""
+        turn = part.turn
+        self._sources[turn.source].dropped[part.reuse_class][self._bin(turn)] += 1.0
+
+    # -- densities -------------------------------------------------------------------------
+
+    def density(self, part: Part) -> float:
+        """Return the hits per request that a block brings, its next chance being a request on."""
+        return self._density(part, _passed(self._now, part.turn.begun) + self._interval)
+
+    def stored_density(self, part: Part) -> float:
+        """Return the density of a block that is stored now."""
+        return self._density(part, self._interval)
+
+    def _density(self, part: Part, age: float) -> float:
+        turn = part.turn
+        expected = HALF_OCTAVES[turn.half_octave]
+        row = self._sources[turn.source].table[part.reuse_class]
+        return row[ratio_bin(age / expected)] / expected * self._interval
+
+    def compute(self, prior: float) -> None:
+        """Compute all tables anew; `prior` is the weight of what an estimate leans on."""
+        survivors = self._count_survivors()
+        source_reused, source_reached = [], []
+        all_reused, all_reached = [0.0] * NUM_BINS, [0.0] * NUM_BINS
+        for source, reached in zip(self._sources, survivors, strict=True):
+            source_reused.append(_sums(source.reused))
+            source_reached.append(_sums(reached))
+            for bin_index in range(NUM_BINS):
+                all_reused[bin_index] += source_reused[-1][bin_index]
+                all_reached[bin_index] += source_reached[-1][bin_index]
+        common = _hazards(all_reused, all_reached, prior, [_FIRST_HAZARD] * NUM_BINS)
+        for number, source in enumerate(self._sources):
+            own = _hazards(source_reused[number], source_reached[number], prior, common)
+            for reuse_class in range(NUM_CLASSES):
+                reused = list(source.reused[reuse_class])
+                reached_class = list(survivors[number][reuse_class])
+                for other in neighbours(reuse_class):
+                    for bin_index in range(NUM_BINS):
+                        reused[bin_index] += NEIGHBOUR_SHARE * source.reused[other][bin_index]
+                        reached_class[bin_index] += (
+                            NEIGHBOUR_SHARE * survivors[number][other][bin_index]
+                        )
+                hazards = _hazards(reused, reached_class, prior, own)
+                for bin_index in range(NUM_BINS):
+                    hazards[bin_index] = min(MOST_HAZARD, hazards[bin_index])
+                source.table[reuse_class] = best_densities(hazards, RATIO_WIDTH, 0)
+
+    def decay(self, factor: float) -> None:
+        """Let the counts fade."""
+        for source in self._sources:
+            for counts in (*source.reused, *source.dropped):
+                for bin_index in range(NUM_BINS):
+                    counts[bin_index] *= factor
+
+    def _count_survivors(self) -> list[list[list[float]]]:
+        """Return, by source, class and bin, how many ages reached the bin and were decided."""
+        living = [_rows(0.0) for _ in self._sources]
+        for part in self._living:
+            living[part.turn.source][part.reuse_class][self._bin(part.turn)] += part.living
+        survivors = [_rows(0.0) for _ in self._sources]
+        for number, source in enumerate(self._sources):
+            for reuse_class in range(NUM_CLASSES):
+                total = 0.0
+                for bin_index in range(NUM_BINS - 1, -1, -1):
+                    total += (
+                        source.reused[reuse_class][bin_index]
+                        + source.dropped[reuse_class][bin_index]
+                    )
+                    survivors[number][reuse_class][bin_index] = total
+                    total += living[number][reuse_class][bin_index]
+        return survivors
+
+    def _check(self, living: dict[Part, int]) -> None:
+        """Verify the counts of ages that go on against them: part -> how many."""
+        require({part: part.living for part in self._living} == living, "ages are counted by turn")
+        require(len(self._sources) <= MOST_SOURCES + 1, "so many sources are told apart")
+        require(self._interval >= 0.0, "requests come one after the other")
+        for source in self._sources:
+            for row in source.table:
+                require(all(density >= 0.0 for density in row), "densities are no debts")
+
+
+def _rows(value: float) -> list[list[float]]:
+    return [[value] * NUM_BINS for _ in range(NUM_CLASSES)]
+
+
+def _sums(rows: list[list[float]]) -> list[float]:
+    """Return the sums over the classes."""
+    sums = [0.0] * NUM_BINS
+    for row in rows:
+        for bin_index in range(NUM_BINS):
+            sums[bin_index] += row[bin_index]
+    return sums
+
+
+def _hazards(
+    reused: list[float], reached: list[float], prior: float, leans_on: list[float]
+) -> list[float]:
+    """Return the probability of reuse by bin; without any weight, what it leans on."""
+    hazards = list(leans_on)
+    for bin_index in range(NUM_BINS):
+        weight = reached[bin_index] + prior
+        if weight > 0.0:
+            hazards[bin_index] = (reused[bin_index] + prior * leans_on[bin_index]) / weight
+    return hazards
+
+
+# Before anything is known.
+_FRESH = [best_densities([_FIRST_HAZARD] * NUM_BINS, RATIO_WIDTH, 0)] * NUM_CLASSES
