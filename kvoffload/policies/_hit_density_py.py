@@ -39,7 +39,7 @@ from . import registry
 from ._densities_py import Densities, SharedDensities, age_bin, class_after
 from ._guard_py import ARC, HIT_DENSITY, LRU, PLAIN, DensityTrial, Guard, sample_shift
 from ._returns_py import Returns, said_seconds
-from ._tails_py import Measure, Tail, by_arc, by_density, least_recent
+from ._tails import Measure, Tail, by_arc, by_density, least_recent
 from ._turns_py import AGAIN, NUM_HALF_OCTAVES, Part, Turn, TurnRings
 from ._twin_py import PythonPolicy, Victims, evictable, may_leave, require
 from ._views import BlocksView
