@@ -185,7 +185,7 @@ class Densities:
         half_life = max(
             _HALF_LIFE_CAPACITIES * self._capacity, _HALF_LIFE_REQUESTS * self.mean_length
         )
-        factor = 2.0 ** (-self._epoch_touches / half_life)
+        factor: float = 2.0 ** (-self._epoch_touches / half_life)
         for counts in (*self._reused, *self._dropped):
             for bin_index in range(NUM_BINS):
                 counts[bin_index] *= factor

@@ -3,12 +3,14 @@
 Hit density learns how blocks are used again, and is behind while it does, and where what it
 assumes does not hold. So three small caches, the *trials*, serve a sample of the blocks side by
 side, by LRU, by hit density and by ARC as published; and the cache that is guarded evicts by the
-rule of the one with the most hits.
+rule of the one with the most hits. From the first hint of a session's return on there is a fourth,
+hit density without hints, which begins as a copy of the trial of hit density.
 
 Structure
     The trials hold keys, no slots. A block is sampled by its hash, one in ``2**shift``, and a trial
-    has that share of the capacity. The trial of hit density has rings and ghosts of its own; it
-    reads the densities that the guarded policy learns, and counts nothing.
+    has that share of the capacity. The trial of hit density has rings, ghosts and turns of its own;
+    it reads the densities that the guarded policy learns, and counts nothing. The fourth reads
+    densities by class and last use that count all blocks.
     A store of the cache takes a while, and while it does its blocks are no hits and may not leave.
     So the stores of the trials take as long: the *lag*, in requests, which is measured. Noted are
     the stores of the cache, 256 at most, each by its first block and its request. A request takes
@@ -140,8 +142,9 @@ class DensityTrial(PythonPolicy):
 
     __slots__ = ()
 
-    #: The turn that the request begins which is served.
-    turn: Turn | None
+    @abstractmethod
+    def begin_turn(self, turn: Turn | None) -> None:
+        """Take the next request for one that begins a turn, or none."""
 
     @abstractmethod
     def heed(self, returns: Returns) -> None:
@@ -264,7 +267,7 @@ class Guard:
         """
         self._request += 1
         self._measure_lag(resident)
-        self._density_trial.turn = None if turn is None else turn.copy()
+        self._density_trial.begin_turn(None if turn is None else turn.copy())
         self._serve(batch, num_stored, mean_length, ends=ends)
 
     def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:

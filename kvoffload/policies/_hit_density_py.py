@@ -7,6 +7,11 @@ Structure
     One ring for each class of blocks, least recent first; so the least dense block is one of the
     oldest. Class 0 has a second ring: a request that is repeated at once is no use that densities
     count, but by ARC's rule, while the guard follows that, its blocks are in T2.
+    Where a client says when its session returns, the blocks of the request belong to a *turn* and
+    stand on rings of ``_turns_py``, ranked by what ``_returns_py`` learns, until another request
+    uses them. A block that was used after the deepest known block of a request is shared by
+    sessions: it belongs to no turn for good. The first such hint makes all of this, a second set of
+    densities, which count every block by class and last use, and the guard's trial that reads them.
     Two clocks of ghosts, records of blocks that are not resident: of those never used again and
     of the others. A ghost that was touched in its place is passed over once.
 Differs from the paper
@@ -14,6 +19,17 @@ Differs from the paper
     than the one that it would push out; where the oldest block of all is nearly as sparse as the
     sparsest, it is the one to leave. Above a tier nothing is declined while a block may leave: the
     tier is offered only what is stored here, and is read through slots of this cache.
+Hints
+    The density of a block of a turn is per request, by the mean time between requests of late. Its
+    candidates count beside the oldest of the other rings; of equal ones the older leaves. With a
+    hint at the finish, the same words as at the beginning only take in the blocks of the answer;
+    others begin a turn then, unless others have used the blocks since. A request that is repeated
+    at once is no return, and its hint is one at the finish. Where the session ends, what is said of
+    a return is ignored. Blocks whose ghost was lost before they are stored belong to no turn.
+    Released blocks enter no count: theirs ends at the release, neither their leaving nor their next
+    use counts. They stay on their rings.
+    By the rule of another trial, the oldest block of each ring of turns is a candidate like those
+    of the other rings, by class and last use; ARC's T1 are the blocks of class 0 of both kinds.
 Invariants
     ``_records`` holds a record of every resident block and every ghost. A resident block is on a
     ring of its record's class; a ghost stands in the clock of its class at its record's position.
@@ -899,14 +915,18 @@ def _leaving(
 class _Trial(HitDensityCachePolicy, DensityTrial):
     """A small cache of hit density for the guard of another policy, whose densities it reads."""
 
-    __slots__ = ("turn",)
+    __slots__ = ("_turn",)
 
-    turn: Turn | None
+    _turn: Turn | None  # that the request begins which is served
 
     def __init__(self, cache_capacity: int, ghosts: float, learned: Densities) -> None:
         super().__init__(cache_capacity, ghosts=ghosts, guard=0)
         self._densities = SharedDensities(learned)
-        self.turn = None
+        self._turn = None
+
+    def begin_turn(self, turn: Turn | None) -> None:
+        """Take the next request for one that begins a turn, or none."""
+        self._turn = turn
 
     def heed(self, returns: Returns) -> None:
         """Rank blocks by what is learned of returns, too."""
@@ -935,7 +955,7 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
         # The request that the guarded policy is at.
         self._request = self._densities.request
         latest = None if self._returns is None else self._return(batch, is_timed=False)
-        self._use(batch, turn=self.turn, latest=latest)
+        self._use(batch, turn=self._turn, latest=latest)
 
     def _count_start(self, record: _Record) -> None:
         """Do nothing: the guarded policy counts."""

@@ -58,12 +58,12 @@ _FIRST_HAZARD = 0.05
 
 #: Bin 0: ratios up to 1/16; then four bins per doubling. The width of each, as a ratio.
 _FIRST_RATIO = 0.0625
-RATIO_WIDTH = tuple(
+RATIO_WIDTH: tuple[float, ...] = tuple(
     _FIRST_RATIO * (2.0 ** (b / 4.0) - 2.0 ** ((b - 1) / 4.0)) if b else _FIRST_RATIO
     for b in range(NUM_BINS)
 )
 #: T' by half octave, in seconds.
-HALF_OCTAVES = tuple(2.0 ** (number / 2.0) for number in range(NUM_HALF_OCTAVES))
+HALF_OCTAVES: tuple[float, ...] = tuple(2.0 ** (number / 2.0) for number in range(NUM_HALF_OCTAVES))
 
 #: Slope of a line, and a point on it.
 _Line = tuple[float, float, float]
@@ -326,4 +326,6 @@ def _hazards(
 
 
 # Before anything is known.
-_FRESH = [best_densities([_FIRST_HAZARD] * NUM_BINS, RATIO_WIDTH, 0)] * NUM_CLASSES
+_FRESH: list[list[float]] = [
+    best_densities([_FIRST_HAZARD] * NUM_BINS, RATIO_WIDTH, 0)
+] * NUM_CLASSES
