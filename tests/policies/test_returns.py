@@ -23,7 +23,7 @@ from kvoffload.policies._turns_py import NUM_HALF_OCTAVES, Turn, TurnRings
 from kvoffload.testing.policies import check_invariants
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, block_hashes
-from tests.policies.steps import idle
+from tests.policies.steps import idle, policy_of
 
 
 def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
@@ -384,3 +384,21 @@ def test_invariants_hold_whatever_is_said(twin: ModuleType, options: str) -> Non
         if number % 10 == 0:
             check_invariants(manager)
     assert manager.policy.rule in manager.policy.trial_hits or "guard=0" in options
+
+
+def test_a_policy_alone_hears_hints_too(twin: ModuleType) -> None:
+    policy = policy_of(twin, "hit-density", 8, [A, B])
+    policy.begun([A, B], Hints(expect_s=5.0))
+    assert "plain" in policy.trial_hits
+    check_invariants(policy)
+
+
+def test_a_touch_of_a_subclass_hears_of_requests(twin: ModuleType) -> None:
+    class Own(twin.policy_class("hit-density")):  # type: ignore[misc]
+        def touch(self, hashes: Any) -> None:
+            seen.append(list(hashes))
+            super().touch(hashes)
+
+    seen: list[list[bytes]] = []
+    Own(8).begun([A, B], Hints(expect_s=5.0))
+    assert seen == [[A, B]]
