@@ -351,13 +351,13 @@ class Serving:
             return (self._hits_one_by_one(part) if found is None else found) * size
         tokens = demand.whole, demand.local, demand.junctions * size
         hits = []
-        for hashes, told, *given in zip(
+        for hashes, *given in zip(
             self._rows(part),
-            self._told(part),
             *(each[part].tolist() for each in tokens),
+            self._told(part),
             strict=True,
         ):
-            served = self._server.serve(hashes, *given, told=told)
+            served = self._server.serve(hashes, *given)
             hits.append(served.hit_tokens)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)

@@ -1,0 +1,142 @@
+"""`--hints` of `replay`, `sweep` and `advise`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kvoffload.traces import Request, Workload, write_trace
+
+pytestmark = pytest.mark.thorough
+
+SWEEP = ("--policy", "lru", "--capacity", "5%", "--jobs", "1", "--quiet")
+ADVISE = ("--capacity", "5%", "--kv-bytes-per-token", "100", "--policy", "lru", "--quiet")
+NOISY = ("--hints", "both", "--hints-noise", "2.7", "--hints-share", "0.5", "--hints-seed", "7")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """A workload whose sessions say that they end."""
+    rows = list(Workload(400, seed=1))
+    last = {row.session: index for index, row in enumerate(rows)}
+    path = tmp_path_factory.mktemp("hints") / "trace.jsonl"
+    write_trace(
+        [replace(row, ends=last[row.session] == index < 350) for index, row in enumerate(rows)],
+        path,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    """A trace without sessions."""
+    path = tmp_path_factory.mktemp("silent") / "trace.jsonl"
+    write_trace([Request(1000 * n, 512, 1, (n // 2,)) for n in range(40)], path)
+    return path
+
+
+def read(kvoffload, *arguments):
+    done = kvoffload(*arguments, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("--hints-noise 2", "--hints-noise must go with --hints, got 2 without"),
+        ("--hints none --hints-seed 2", "--hints-seed must go with --hints, got 2 without"),
+        ("--hints ends --hints-noise 2", "--hints-noise must go with expect or both, got 2 with"),
+        ("--hints ends --hints-liars .1", "--hints-liars must go with expect or both, got 0.1"),
+        ("--hints both --hints-noise .5", "--hints-noise must be 1 ... 1e+06, got 0.5"),
+        ("--hints both --hints-noise nan", "--hints-noise must be 1 ... 1e+06, got nan"),
+        ("--hints both --hints-share 30", "--hints-share must be 0 ... 1, got 30.0"),
+        ("--hints both --hints-liars x", "Invalid value for '--hints-liars': 'x' is not a"),
+        ("--hints end", "Invalid value for '--hints': 'end' is not one of 'none', 'ends', "),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "sweep", "advise"])
+def test_bad_values_are_one_line(kvoffload, silent, command, options, error):
+    more = () if command == "replay" else ADVISE if command == "advise" else SWEEP
+    done = kvoffload(command, silent, *more, *options.split())
+    assert done.code == 2
+    assert error in done.error
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [("replay", SWEEP[:4]), ("sweep", SWEEP), ("advise", ADVISE)]
+)
+def test_a_trace_that_knows_nothing_is_refused(kvoffload, silent, command, more):
+    for told in ("ends", "expect", "both"):
+        done = kvoffload(command, silent, *more, "--quiet", "--hints", told)
+        assert done.code == 2
+        assert f"--hints must be what the trace knows, got '{told}', and none of 40" in done.error
+
+
+def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
+    arguments = (trace, "--policy", "lru,hit-density", "--capacity", ".5%,5%", "--quiet", *NOISY)
+    one, other = read(kvoffload, "replay", *arguments), read(kvoffload, "sweep", *arguments)
+    assert one["hints"] == other["hints"]
+    said = one["hints"]
+    counts = said.pop("expecting_requests"), said.pop("ending_requests")
+    assert said == {"told": "both", "noise": 2.7, "share": 0.5, "liars": 0, "seed": 7}
+    assert min(counts) > 10
+    hits = [
+        {(row["policy"], row["capacity"]): row["hits"] for row in found["results"]}
+        for found in (one, other)
+    ]
+    assert hits[0] == hits[1]
+    assert len(hits[0]) == 4
+    note = f"hints of 50.0 % of the sessions: {counts[0]} requests say when the next is expected"
+    for command in ("replay", "sweep"):
+        done = kvoffload(command, *arguments)
+        assert note in " ".join(done.out.split())
+        assert f"(within a factor of 2.7), {counts[1]} that the session ends" in done.out
+
+
+def test_none_is_what_it_was_without(kvoffload, trace):
+    without = read(kvoffload, "sweep", trace, *SWEEP)
+    assert without["hints"] is None
+    assert read(kvoffload, "sweep", trace, *SWEEP, "--hints", "none") == without
+    with_ends = read(kvoffload, "sweep", trace, *SWEEP, "--hints", "ends")
+    assert with_ends["results"][0]["hits"] > without["results"][0]["hits"]
+
+
+def test_full_blocks_and_standard_input_tell_the_same(kvoffload, trace):
+    told = read(kvoffload, "replay", trace, *SWEEP[:4], "--quiet", *NOISY)["hints"]
+    for command, more in (("replay", SWEEP[:4]), ("sweep", SWEEP[:4])):
+        full = read(kvoffload, command, trace, *more, "--full-blocks", "--quiet", *NOISY)
+        assert full["hints"] == told
+    data = trace.read_bytes()
+    done = kvoffload("replay", "-", *SWEEP[:4], "--quiet", "--json", *NOISY, stdin=data)
+    assert json.loads(done.out)["hints"] == told
+
+
+def test_results_are_used_for_the_same_hints_alone(kvoffload, trace, tmp_path):
+    kept = ("--results", tmp_path / "results", "--policy", "lru", "--capacity", "5%")
+    hints = ("--hints", "ends")
+    first = read(kvoffload, "sweep", trace, *kept, *hints)
+    done = kvoffload("sweep", trace, *kept)
+    assert "results were known" not in done.err
+    done = kvoffload("sweep", trace, *kept, *hints, "--json")
+    assert "1 of 1 results were known" in done.err
+    assert json.loads(done.out) == first
+
+
+def test_advice_says_what_was_told_and_how_to_ask_again(kvoffload, trace, tmp_path):
+    pytest.importorskip("jinja2", reason="the report needs the report extra")
+    arguments = ("advise", trace, *ADVISE, "--jobs", "1")
+    page = tmp_path / "page.html"
+    told = read(kvoffload, *arguments, *NOISY, "--report", page)
+    without = read(kvoffload, *arguments)
+    assert told["hints"]["told"] == "both"
+    assert without["hints"] is None
+    assert told["unbounded_hit_ratio"] == without["unbounded_hit_ratio"]
+    assert told["memories"] != without["memories"]
+    text = page.read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert " ".join(NOISY) in text
+    assert "Replayed with hints of 50.0 % of the sessions: " in text
+    done = kvoffload(*arguments, *NOISY)
+    assert "Replayed with hints of 50.0 % of the sessions: " in " ".join(done.out.split())

@@ -1,0 +1,358 @@
+"""Hints of clients in replays: what they say, and who hears it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvoffload import CPUOffloadingManager, Hints, HitDensityCachePolicy, LRUCachePolicy
+from kvoffload.replay import (
+    DecodedTrace,
+    GroupChunks,
+    HintOptions,
+    TraceHints,
+    device_hits,
+    replay,
+    simulate,
+    simulate_tiers,
+)
+from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.requests import digest_of
+from kvoffload.replay.results_file import ResultsFile
+from kvoffload.traces import Request
+
+MINUTE = 60_000
+
+
+def sessions(count: int = 60, seed: int = 3) -> list[Request]:
+    """Sessions whose prompts grow; those that end late are cut off."""
+    dice = random.Random(seed)
+    rows = []
+    for name in range(count):
+        time, ids = dice.uniform(0, 50 * MINUTE), tuple(range(name * 1000, name * 1000 + 5))
+        turns = dice.randint(1, 12)
+        for turn in range(turns):
+            ends = turn == turns - 1 and time < 45 * MINUTE
+            rows.append(Request(round(time), 16 * len(ids), 1, ids, f"s{name}", ends=ends))
+            time += dice.expovariate(1 / MINUTE)
+            ids += tuple(range(name * 1000 + 10 * turn + 100, name * 1000 + 10 * turn + 103))
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+TRACE = sessions()
+MANY = sessions(2000)
+
+
+def later_of(rows: list[Request], index: int) -> list[Request]:
+    """Return the later rows of a row's session."""
+    session = rows[index].session
+    return [row for row in rows[index + 1 :] if row.session == session is not None]
+
+
+def gap_of(rows: list[Request], index: int) -> float | None:
+    """Return the milliseconds until the session of a row is back; None where nobody knows."""
+    row, later = rows[index], later_of(rows, index)
+    if row.expect is None and later:
+        return later[0].timestamp - row.timestamp
+    return row.expect
+
+
+def expected(rows: list[Request], told: str) -> list[str | float | None]:
+    """Return what the client of each row says: a time, "ends", "drawn" or nothing."""
+    found: list[str | float | None] = []
+    for index, row in enumerate(rows):
+        gap = gap_of(rows, index)
+        ends = row.ends and not later_of(rows, index)
+        if ends and told != "expect":
+            found.append("ends")
+        elif told == "ends" or (gap is None and row.session is None and not ends):
+            found.append(None)
+        else:
+            found.append("drawn" if gap is None else max(gap, 1) / 1000)
+    return found
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(-5, 5000),
+        st.sampled_from([None, "a", "b", "c"]),
+        st.booleans(),
+        st.sampled_from([None, None, 0, 7, 12_000.5]),
+    ),
+    min_size=2,
+    max_size=30,
+)
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from(["ends", "expect", "both"]))
+def test_what_is_told_is_what_a_plain_search_finds(drawn, told) -> None:
+    time, rows = 0, []
+    for step, session, ends, expect in drawn:
+        time += step
+        rows.append(Request(time, 16, 1, (1,), session, ends=ends, expect=expect))
+    wanted, options = expected(rows, told), HintOptions(told=told)
+    gaps = [gap for index in range(len(rows)) if (gap := gap_of(rows, index)) is not None]
+    if "ends" not in wanted and (told == "ends" or max(gaps, default=0) <= 0):
+        with pytest.raises(ValueError, match="told must be what the trace knows"):
+            TraceHints.of(rows, options)
+        return
+    known = {max(gap, 1) / 1000 for gap in gaps} or {None}
+    told_by_all = TraceHints.of(rows, options).of_each()
+    for row, said, found in zip(rows, wanted, told_by_all, strict=True):
+        assert found.now_s == row.timestamp / 1000
+        if said == "ends":
+            assert found[1:] == (None, Hints(ends=True))
+            continue
+        seconds = None if found.at_begin is None else found.at_begin.expect_s
+        hints = None if seconds is None else Hints(expect_s=seconds)
+        assert found[1:] == (hints, hints)
+        assert seconds in (known if said == "drawn" else {said})
+
+
+def test_noise_share_and_liars_are_as_large_as_asked_for() -> None:
+    truth = TraceHints.of(MANY, HintOptions(told="both"))
+    names = np.array([row.session for row in MANY])
+    found = TraceHints.of(MANY, HintOptions(told="both", noise=5, share=0.3, liars=0.2, seed=4))
+    says = ~np.isnan(found.expect_s) | found.ends
+    lies = {name for name in set(names) if (found.expect_s[names == name] == 1).all()}
+    assert 0.16 < len(lies) / 2000 < 0.24
+    honest = says & ~np.isin(names, list(lies))
+    assert 0.26 < len(set(names[honest])) / (2000 - len(lies)) < 0.34
+    for name in set(names):  # all of a session, or nothing
+        assert len(set(says[names == name])) == 1
+    assert not found.ends[np.isin(names, list(lies))].any()
+    assert (found.ends[honest] == truth.ends[honest]).all()
+    before = {row.session: index for index, row in enumerate(MANY)}  # the last of each
+    returns = honest & ~np.isin(np.arange(len(MANY)), list(before.values()))
+    errors = np.log(found.expect_s[returns] / truth.expect_s[returns])
+    assert abs(errors.mean()) < 0.1
+    assert abs(errors.std() / math.log(5) - 1) < 0.05
+
+
+def test_who_speaks_with_a_small_share_speaks_with_a_large_one() -> None:
+    says = [
+        ~np.isnan(TraceHints.of(TRACE, HintOptions(told="expect", share=share)).expect_s)
+        for share in (0, 0.2, 0.6, 1)
+    ]
+    assert not says[0].any()
+    assert says[3].all()
+    for fewer, more in itertools.pairwise(says):
+        assert (more >= fewer).all()
+        assert more.sum() > fewer.sum()
+
+
+def digest(rows: list[Request], **options: float) -> str:
+    return digest_of(TraceHints.of(rows, HintOptions(told="both", **options)).arrays())
+
+
+def test_draws_depend_on_the_seed_and_the_session_alone() -> None:
+    noisy = {"noise": 2.7, "share": 0.5, "liars": 0.1}
+    assert digest(TRACE, **noisy) != digest(TRACE, **noisy, seed=1)
+    # in a part of the trace a session says what it says in the whole
+    options = HintOptions(told="both", **noisy)
+    last = {row.session: index for index, row in enumerate(TRACE[:200])}
+    whole, part = TraceHints.of(TRACE, options), TraceHints.of(TRACE[:200], options)
+    inner = [index for index in range(200) if last[TRACE[index].session] != index]
+    np.testing.assert_array_equal(whole.expect_s[inner], part.expect_s[inner])
+    code = (
+        "from tests.replay.test_hints import TRACE, digest;"
+        "print(digest(TRACE, noise=2.7, share=0.5, liars=0.1))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.strip() == digest(TRACE, **noisy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"told": "all"}, "told must be one of ends, expect, both, got 'all'"),
+        ({"told": "both", "noise": 0.9}, "noise must be 1 ... 1e+06, got 0.9"),
+        ({"told": "both", "noise": math.nan}, "noise must be"),
+        ({"told": "both", "noise": math.inf}, "noise must be"),
+        ({"told": "both", "share": -0.1}, "share must be 0 ... 1, got -0.1"),
+        ({"told": "both", "liars": 1.1}, "liars must be 0 ... 1, got 1.1"),
+        ({"told": "ends", "liars": 0.5}, "liars must go with expect or both"),
+        ({"told": "ends", "noise": 2}, "noise must go with expect or both"),
+        ({"told": "both", "seed": -1}, "seed must be >= 0, got -1"),
+    ],
+)
+def test_bad_options_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message.replace("+", "\\+")):
+        HintOptions(**options)
+
+
+@pytest.mark.parametrize("value", ["1", True, None])
+def test_options_must_be_numbers(value) -> None:
+    with pytest.raises(TypeError, match="share must be a number"):
+        HintOptions(told="both", share=value)
+
+
+def test_a_trace_that_knows_nothing_is_refused() -> None:
+    rows = [Request(1000 * n, 16, 1, (n,), "one") for n in range(3)]
+    with pytest.raises(ValueError, match="got 'ends', and none of 3 requests ends a session"):
+        TraceHints.of(rows, HintOptions(told="ends"))
+    for useless in ([Request(0, 16, 1, (n,), "one") for n in range(3)], [Request(0, 16, 1, (1,))]):
+        with pytest.raises(ValueError, match="has a time until the session's next one"):
+            DecodedTrace.of(useless, hints=HintOptions(told="expect"))
+
+
+# -- who hears it ----------------------------------------------------------------------------------
+
+
+class Hearing:
+    """A policy that notes what it hears: the hints of begin, those of finish, what is released."""
+
+    def begun(self, hashes, hints=None):
+        self.heard.append(("begun", len(hashes), hints))
+        super().begun(hashes, hints)
+
+    def finished(self, hashes, hints=None):
+        self.heard.append(("finished", len(hashes), hints))
+        super().finished(hashes, hints)
+
+    def release(self, hashes):
+        self.heard.append(("released", len(hashes), None))
+        super().release(hashes)
+
+
+class HearingLRU(Hearing, LRUCachePolicy):
+    heard: list = []
+
+
+class HearingHitDensity(Hearing, HitDensityCachePolicy):
+    heard: list = []
+
+
+def calls(rows: list[Request], hints: TraceHints) -> list[tuple[str, int, Hints | None]]:
+    """Return what a policy should hear."""
+    found = []
+    for row, told in hints.beside(rows):
+        size = len(row.hash_ids)
+        found += [("begun", size, told.at_begin), ("finished", size, told.at_finish)]
+        if told.at_finish is not None and told.at_finish.ends:
+            found.append(("released", size, None))
+    return found
+
+
+def test_a_policy_hears_the_time_at_begin_and_the_end_at_finish() -> None:
+    hints = TraceHints.of(TRACE, HintOptions(told="both", share=0.5))
+    wanted = calls(TRACE, hints)
+    assert {kind for kind, _, _ in wanted} == {"begun", "finished", "released"}
+    policy = HearingLRU(cache_capacity=60)
+    policy.heard = []
+    replay(TRACE, CPUOffloadingManager(16, 60, policy), hints=hints)
+    assert policy.heard == wanted
+    HearingLRU.heard.clear()
+    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", share=0.5))
+    simulate(
+        trace, None, f"{__name__}:HearingLRU", 60, device_hits=device_hits(trace, 0), pending=2
+    )
+    assert HearingLRU.heard == wanted
+
+
+def test_a_policy_that_learns_by_request_hears_it_from_steps_too() -> None:
+    hints = TraceHints.of(TRACE, HintOptions(told="both"))
+    policy = HearingHitDensity(cache_capacity=60)
+    policy.heard = []
+    manager = CPUOffloadingManager(16, 60, policy)
+    replay(TRACE, manager, block_tokens=16, step_tokens=64, hints=hints)
+    begun = [said for kind, _, said in policy.heard if kind == "begun"]
+    finished = [said for kind, _, said in policy.heard if kind == "finished"]
+    released = [size for kind, size, _ in policy.heard if kind == "released"]
+    told = list(hints.of_each())
+    assert begun == [one.at_begin for one in told]
+    assert finished == [one.at_finish for one in told]
+    assert len(released) >= hints.num_ending > 0
+
+
+class Clock(CPUOffloadingManager):
+    """A manager that notes the clock that it is given."""
+
+    def begin(self, hashes, *, hints=None, now=None):
+        self.clock = [*getattr(self, "clock", []), now]
+        return super().begin(hashes, hints=hints, now=now)
+
+
+def test_the_clock_is_the_trace_s_with_hints_and_none_without() -> None:
+    manager = Clock(16, 60)
+    replay(TRACE, manager, hints=TraceHints.of(TRACE, HintOptions(told="ends")))
+    assert manager.clock == [row.timestamp / 1000 for row in TRACE]
+    manager = Clock(16, 60)
+    replay(TRACE, manager)
+    assert set(manager.clock) == {None}
+
+
+def test_every_kind_of_replay_hears_the_same() -> None:
+    options = HintOptions(told="both", noise=2.7)
+    groups = GroupChunks.of_blocks(16)
+    trace = DecodedTrace.of(TRACE, hints=options)
+    silent = DecodedTrace.of(TRACE)
+    cells = [Cell(policy, size) for policy in ("lru", "arc", "hit-density") for size in (60, 120)]
+    alone = dict(run_grid(1, GridWork(trace, cells, groups=groups)))
+    assert dict(run_grid(2, GridWork(trace, cells, groups=groups))) == alone
+    without = dict(run_grid(1, GridWork(silent, cells, groups=groups)))
+    for cell in cells:
+        manager = CPUOffloadingManager(16, cell.capacity, cell.policy)
+        result = replay(TRACE, manager, groups=groups, hints=trace.hints)
+        assert [result] == alone[cell]
+        # many sessions end: their room is worth something
+        assert alone[cell][0].hit_blocks > without[cell][0].hit_blocks
+    stepped = GroupChunks.of_blocks(16, step_tokens=64)
+    for cell in cells:
+        result = replay(
+            TRACE,
+            CPUOffloadingManager(16, cell.capacity, cell.policy),
+            groups=stepped,
+            hints=trace.hints,
+        )
+        without_hints = replay(
+            TRACE, CPUOffloadingManager(16, cell.capacity, cell.policy), groups=stepped
+        )
+        assert result.hit_blocks > without_hints.hit_blocks
+    tiers = [
+        simulate_tiers(
+            one,
+            one.keys(),
+            policy="lru",
+            capacity=60,
+            disk_policy="lru",
+            disk_capacity=200,
+            device_hits=device_hits(one, 0),
+        )
+        for one in (trace, silent)
+    ]
+    assert tiers[0].host_hits > tiers[1].host_hits
+
+
+def test_hints_of_another_trace_are_refused() -> None:
+    hints = TraceHints.of(TRACE, HintOptions(told="both"))
+    for rows, how in ((TRACE[:-1], "fewer"), ([*TRACE, TRACE[-1]], "more")):
+        with pytest.raises(ValueError, match=f"hints must be those of the requests.*{how}"):
+            replay(rows, CPUOffloadingManager(16, 60), hints=hints)
+
+
+def test_results_are_kept_apart_by_what_was_told(tmp_path) -> None:
+    cell, file = Cell("lru", 60), tmp_path / "results"
+    told = (None, HintOptions(told="both"), HintOptions(told="both", noise=2))
+    traces = [DecodedTrace.of(TRACE, hints=options) for options in told]
+    for trace in traces:
+        results = ResultsFile(file, trace)
+        assert results.read([cell]) == {}
+        ((_, (found,)),) = run_grid(1, GridWork(trace, [cell]))
+        results.add(cell, found)
+    for trace in traces:
+        assert len(ResultsFile(file, trace).read([cell])) == 1
