@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvoffload import Hints
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import METHODS, block_hash, once
@@ -81,8 +82,8 @@ class Driver:
         if operation >= FIRST_OF_REQUESTS:
             self.call_request(operation - FIRST_OF_REQUESTS)
             return
-        number, form = operation % 13, FORMS[operation // 13 % len(FORMS)]
-        if number < len(METHODS):
+        number, form = operation % 14, FORMS[operation // 14 % len(FORMS)]
+        if number < 6:
             self.pair.do(METHODS[number], self.sequence.batch(), form=form)
         elif number == 6:
             self.pair.do("complete_store", self.sequence.batch(), False, form=form)
@@ -100,6 +101,8 @@ class Driver:
         elif number == 10:
             self.pair.do("reset_cache")
         elif number == 11:
+            self.pair.do("release", self.sequence.batch(), form=form)
+        elif number == 12:
             self.pair.do("__contains__", KEYS[self.sequence.byte() % len(KEYS)])
         else:
             self.hold(KEYS[self.sequence.byte() % 64])
@@ -128,6 +131,9 @@ class Driver:
                 () if bounds[0] % 2 else ([KEYS[bounds[1]]],),
             ),
         )[operation % 7 - 1]
+        if method == "finish" and bounds[0] % 4 == 3:
+            for request in pair:
+                request.finish(hints=Hints(ends=True))
         outcomes = [attempt(request, method, *arguments) for request in pair]
         require_equal(*outcomes, what=method, context=arguments)
         require_equal(*((each.hashes, each.is_finished) for each in pair), what="a request")

@@ -42,6 +42,23 @@ LMCACHE = {
     "chunk_hashes": ["0xab12", "0xCD34"],
 }
 HEX = "0xdeadbeef00 AABBCCDD,11223344"
+DYNAMO = {
+    "schema": "dynamo.request.trace.v1",
+    "event_type": "request_end",
+    "event_time_unix_ms": 1700000009000,
+    "agent_context": {"session_id": "s", "parent_session_id": "p", "session_final": True},
+    "request": {
+        "request_id": "r",
+        "output_tokens": 8,
+        "request_received_ms": 1700000000000,
+        "total_time_ms": 9000.5,
+        "replay": {
+            "trace_block_size": 64,
+            "input_length": 128,
+            "input_sequence_hashes": [2**64 - 1, 7],
+        },
+    },
+}
 WEKA_REQUEST = {"t": 0.5, "model": "m", "in": 128, "out": 3, "hash_ids": [1, 2], "api_time": 1.5}
 WEKA = {"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": [WEKA_REQUEST]}
 LINES = {
@@ -50,6 +67,7 @@ LINES = {
     "lmcache": json.dumps(LMCACHE),
     "weka": json.dumps(WEKA),
     "hex": HEX,
+    "dynamo": json.dumps(DYNAMO),
 }
 
 
@@ -282,3 +300,59 @@ def test_a_session_is_read_or_a_rule_is_named(row):
     with contextlib.suppress(BadLineError):
         session = WekaParser().session(line.encode())
         assert all(0 <= one.seconds < float("inf") for one in session.rows)
+
+
+def test_dynamo_records_of_requests_are_read_and_others_counted(tmp_path):
+    tool = {"schema": DYNAMO["schema"], "event_type": "tool", "tool": {}}
+    without = DYNAMO | {"request": {"request_id": "q"}}
+    bare = {
+        "request_received_ms": 1700000000001,
+        "replay": DYNAMO["request"]["replay"] | {"input_sequence_hashes": []},
+    }
+    plain = {"schema": DYNAMO["schema"], "event_type": "request_end", "request": bare}
+    requests, trace = read(tmp_path, DYNAMO, tool, without, plain, without)
+    assert requests[0] == Request(
+        1700000000000,
+        128,
+        8,
+        (2**64 - 1, 7),
+        "s",
+        parent="p",
+        service=9000.5,
+        ends=True,
+    )
+    assert requests[1] == Request(1700000000001, 128, 0, ())
+    assert (trace.format, trace.block_tokens, trace.has_hashes) == ("dynamo", 64, True)
+    assert trace.remarks == [
+        "2 requests have no block hashes: they are left out",
+        "1 records of tools and payloads are not read",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"event_type": None}, "a trace must hold at least one request"),
+        ({"request": 5}, "request must be an object, got 5"),
+        ({"agent_context": [1]}, "agent_context must be an object, got [1]"),
+        ({"agent_context": {"session_id": 5}}, "session_id must be a string, got 5"),
+        ({"agent_context": {"session_final": 1}}, "session_final must be true or false, got 1"),
+    ],
+)
+def test_a_bad_dynamo_record_is_refused(tmp_path, changed, text):
+    assert rule(tmp_path, DYNAMO | changed).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("trace_block_size", 0, "trace_block_size must be an integer >= 1, got 0"),
+        ("input_length", -1, "input_length must be an integer >= 0, got -1"),
+        ("input_sequence_hashes", 5, "input_sequence_hashes must be a list of integers, got 5"),
+        ("input_sequence_hashes", [2**64], "input_sequence_hashes[0] must be an integer <= "),
+    ],
+)
+def test_bad_hashes_of_a_dynamo_record_are_refused(tmp_path, name, value, text):
+    replay = DYNAMO["request"]["replay"] | {name: value}
+    row = DYNAMO | {"request": DYNAMO["request"] | {"replay": replay}}
+    assert rule(tmp_path, row).startswith(text)

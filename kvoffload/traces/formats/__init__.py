@@ -10,6 +10,7 @@ from kvoffload.traces.errors import BadLineError
 from .bailian import BAILIAN
 from .base import Format, Parser, json_object
 from .comma_separated import COMMA_SEPARATED
+from .dynamo import DYNAMO, SCHEMA
 from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
@@ -19,7 +20,7 @@ from .weka import WEKA
 __all__ = ["FORMATS", "MODEL_FORMATS", "PROMPT_FORMATS", "Format", "Parser", "recognise"]
 
 FORMATS: dict[str, Format] = {
-    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA)
+    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO)
 }
 
 PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COMMA_SEPARATED)}
@@ -51,6 +52,8 @@ def recognise(line: bytes, path: str = "LOG") -> Format:
         return LMCACHE
     if "requests" in row and "block_size" in row:
         return WEKA
+    if row.get("schema") == SCHEMA:
+        return DYNAMO
     if "hash_ids" not in row and request_of(row) is not None:
         command = f"kvoffload convert --format {OPENAI.name} {shlex.quote(path)}"
         rule = "must have the ids of blocks, got a request with its prompt"

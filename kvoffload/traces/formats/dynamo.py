@@ -1,0 +1,115 @@
+"""The request trace of Dynamo: JSON Lines of records, one for each request that ended.
+
+Source: NVIDIA Dynamo 1.4, request traces, schema ``dynamo.request.trace.v1``, which
+``DYN_REQUEST_TRACE=1`` writes as ``*.jsonl.gz``. A record of type ``request_end`` has `request` and
+there `replay`: the length of the prompt and the hashes of its blocks of `trace_block_size` tokens,
+prefix included, the last one perhaps of a partial block. `agent_context` names the session. Times
+are Unix times, milliseconds. Records stand in the order in which requests ended. Tool events and
+payloads are not read, nor are requests without hashes; how many there are is said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvoffload.errors import describe
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
+
+from .base import Format, Parser, field, integer, json_object, number
+
+SCHEMA = "dynamo.request.trace.v1"
+REQUEST_END = "request_end"
+_NOTHING = Request(0, 0, 0, ())
+
+
+class DynamoParser(Parser):
+    """A parser of lines in this format."""
+
+    def __init__(self) -> None:
+        self.start = 0.0
+        self._sizes: set[int] = set()  # two at most: more are not needed
+        self._without_hashes = self._others = 0
+
+    def __call__(self, line: bytes) -> Request:
+        """Parse a line."""
+        row = json_object(line)
+        kind = field(row, "event_type")
+        self.is_wanted = kind == REQUEST_END
+        if not self.is_wanted:
+            self._others += 1
+            return _NOTHING
+        request = _object(field(row, "request"), "request")
+        replay = request.get("replay")
+        self.is_wanted = replay is not None
+        if not self.is_wanted:
+            self._without_hashes += 1
+            return _NOTHING
+        return self._request(row, request, _object(replay, "replay"))
+
+    def _request(
+        self, row: dict[str, Any], request: dict[str, Any], replay: dict[str, Any]
+    ) -> Request:
+        received = number(
+            field(request, "request_received_ms"), "request_received_ms", MAX_MILLISECONDS
+        )
+        size = integer(field(replay, "trace_block_size"), "trace_block_size", least=1)
+        length = integer(field(replay, "input_length"), "input_length")
+        hashes = field(replay, "input_sequence_hashes")
+        if not isinstance(hashes, list):
+            rule = "input_sequence_hashes must be a list of integers"
+            raise BadLineError(f"{rule}, got {describe(hashes)}")
+        for position, value in enumerate(hashes):
+            integer(value, f"input_sequence_hashes[{position}]", largest=MAX_HASH_ID)
+        answer, service = request.get("output_tokens"), request.get("total_time_ms")
+        context = _object(row.get("agent_context") or {}, "agent_context")
+        ends = context.get("session_final")
+        if ends is not None and type(ends) is not bool:
+            raise BadLineError(f"session_final must be true or false, got {describe(ends)}")
+        parsed = Request(
+            received,
+            length,
+            0 if answer is None else integer(answer, "output_tokens"),
+            tuple(hashes),
+            _name(context, "session_id"),
+            parent=_name(context, "parent_session_id"),
+            service=None if service is None else number(service, "total_time_ms", MAX_MILLISECONDS),
+            ends=bool(ends),
+        )
+        if len(self._sizes) < 2:
+            self._sizes.add(size)
+            self.block_tokens = size if len(self._sizes) == 1 else None
+        return parsed
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the lines so far have and was not read, in words."""
+        found = []
+        if self._without_hashes:
+            found.append(
+                f"{self._without_hashes:,} requests have no block hashes: they are left out"
+            )
+        if self._others:
+            found.append(f"{self._others:,} records of tools and payloads are not read")
+        return found
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadLineError(f"{name} must be an object, got {describe(value)}")
+    return value
+
+
+def _name(context: dict[str, Any], name: str) -> str | None:
+    value = context.get(name)
+    if value is not None and type(value) is not str:
+        raise BadLineError(f"{name} must be a string, got {describe(value)}")
+    return value
+
+
+DYNAMO = Format(
+    "dynamo",
+    "JSON Lines of records, the request trace of Dynamo",
+    DynamoParser,
+    has_hashes=True,
+)
