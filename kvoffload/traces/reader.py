@@ -38,8 +38,8 @@ class Trace:
         ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"dynamo"``, ``"hex"`` or
         ``"oracle-general"``; by default the last for a file with the name of libCacheSim's traces,
         such as ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"``
-        come in the order of time. Logs of prompts, ``"openai"`` and ``"csv"``, are read only if named;
-        their times are Unix times, milliseconds.
+        come in the order of time. Logs of prompts, ``"openai"`` and ``"csv"``, are read only if
+        named; their times are Unix times, milliseconds.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is an error all the same.
