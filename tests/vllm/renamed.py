@@ -19,6 +19,7 @@ from pathlib import Path
 
 #: What is copied, renamed and imported anew: below the package ``vllm``.
 PARTS = (
+    "v1/kv_hints",
     "v1/kv_offload",
     "v1/metrics/cache_hit_source.py",
     "distributed/kv_transfer/kv_connector/v1/offloading",
