@@ -167,8 +167,9 @@ class Engine:
         self.in_flight: list[tuple[int, int, str | None]] = []  # due step, job, request to wake
         self.steps = 0
 
-    def add(self, name, prompt, answer_tokens):
-        parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True)
+    def add(self, name, prompt, answer_tokens, kv_transfer_params=None):
+        more = None if kv_transfer_params is None else {"kv_transfer_params": kv_transfer_params}
+        parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, extra_args=more)
         parameters.update_from_generation_config({}, eos_token_id=0)
         self.scheduler.add_request(
             Request(

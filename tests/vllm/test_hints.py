@@ -153,15 +153,16 @@ def test_a_large_object_takes_no_longer():
     assert read(params) == (Hints(ends=True), 100_000)
 
 
+NAMES = (
+    *("ends", "expect_s", "source", "other"),
+    *("kvoffload", "agent_hint", "lease_until", "lmcache_retention_ttl_sec"),
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                "ends expect_s source kvoffload agent_hint lease_until lmcache_retention_ttl_sec"
-                " other".split()
-            ),
+            st.sampled_from(NAMES),
             inner,
             max_size=4,
         )

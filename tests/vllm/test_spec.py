@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
 from kvoffload.integrations.vllm._upstream import installed_release
+from kvoffload.integrations.vllm.hints import IGNORED_METRIC
 from tests.vllm.configuration import PACKAGE, configuration
 
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
@@ -37,13 +38,13 @@ def test_the_spec_gives_our_manager():
     assert manager._num_chunks == 8
 
 
-def test_metrics_and_labels_are_those_of_vllm():
+def test_metrics_and_labels_are_those_of_vllm_and_one_more():
     extra = {"store_threshold": 2}
     ours, theirs = create(**SPEC, **extra), create(**extra)
     assert type(theirs) is CPUOffloadingSpec
-    assert type(ours).build_metric_definitions(extra) == type(theirs).build_metric_definitions(
-        extra
-    )
+    definitions = type(ours).build_metric_definitions(extra)
+    assert definitions.pop(IGNORED_METRIC) is not None
+    assert definitions == type(theirs).build_metric_definitions(extra)
     if installed_release().config_info:
         assert type(ours).config_info_keys(extra) == type(theirs).config_info_keys(extra)
         assert ours.get_manager().config_info() == theirs.get_manager().config_info()

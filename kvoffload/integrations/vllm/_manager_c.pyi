@@ -16,6 +16,8 @@ class RequestManagerCore:
     store_threshold: int
     max_tracker_size: int
     stores_skipped_in_current_batch: int
+    hints_ignored_in_current_batch: int
+    _stores_all: bool
     allocation_sizes_in_current_batch: list[int]
     def _require_new(self) -> None: ...
     def _require_ready(self) -> None: ...

@@ -18,6 +18,11 @@ Order
     code still runs, of contexts and of vLLM's constructors, is refused every call that would look
     or change itself (`at_work`). Keys are copied before. `observe` does everything about an
     access that can fail; `record` and the rules then change state and cannot.
+Hints
+    What a request's client says of its session is read once, at the first call that follows the
+    request, and told to the rules at its first access and when it finishes. Where the session
+    ends, all blocks of the request are released when it finishes, those that it did not ask for,
+    because the accelerator had them, too.
 """
 
 
@@ -31,6 +36,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 from kvoffload._core.batch cimport (
     batch_ensure,
     batch_set,
+    find_all,
     find_changed,
     find_hashed,
     item_key,
@@ -86,7 +92,9 @@ from kvoffload.integrations.vllm._watching_c cimport (
 from kvoffload.managers._lifecycle_c cimport begin_store, forget, pending_keys, resident
 from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
+
+from time import time
 
 from kvoffload._checks import as_batch, batch_error
 from kvoffload.backends._cpu_c import CPUBackend
@@ -98,6 +106,7 @@ from kvoffload.errors import (
     manager_initialised,
     manager_not_initialised,
 )
+from kvoffload.integrations.vllm.hints import read_hints
 
 cnp.import_array()
 
@@ -124,6 +133,8 @@ cdef class RequestManagerCore:
     cdef CompiledPolicy policy      # theirs
     cdef RequestRules rules
     cdef bint at_work               # a call is between its first look and its last change
+    # Chunks of a session that ends are stored as any others.
+    cdef public bint _stores_all
     # By index in the batch of the steps; arrays of the same room.
     cdef Access* accesses
     cdef uint8_t* left_out          # keys that are not offered often enough to be stored
@@ -140,6 +151,8 @@ cdef class RequestManagerCore:
     # vLLM's public attributes
     cdef public object medium, counts, store_threshold, max_tracker_size
     cdef public object stores_skipped_in_current_batch
+    # Things in hints of clients that were ignored, since the last `get_stats`.
+    cdef public uint64_t hints_ignored_in_current_batch
     cdef public list events, allocation_sizes_in_current_batch
 
     def __cinit__(self):
@@ -325,11 +338,42 @@ cdef class RequestManagerCore:
                 chain.append(<object>self.steps.batch.items[index])
         return chain
 
+    cdef int hear(self, RequestAccess access, object req_context) except -1:
+        """Read what the request's client says of its session, the first time.
+
+        A request never fails for it: what cannot be read is ignored.
+        """
+        if access.is_heard:
+            return 0
+        access.is_heard = True
+        try:
+            params = getattr(req_context, "kv_transfer_params", None)
+            envelope = getattr(req_context, "kv_hints", None)
+            if params is None and envelope is None:
+                return 0
+            hints, access.num_ignored = read_hints(params, envelope, time())
+            if hints is not None:
+                self.steps.hint_of(hints, None, &access.hint)
+                access.is_hinted = True
+        except Exception:  # of a context of others, or no memory
+            access.num_ignored = 1
+        return 0
+
+    cdef void count_ignored(self, RequestAccess access) noexcept:
+        """Count what was ignored when the request's hints were read."""
+        self.hints_ignored_in_current_batch += access.num_ignored
+        access.num_ignored = 0
+
     cdef void start(self, RequestAccess access) noexcept:
-        """Show the keys of a request that makes its first access to rules that go by them."""
+        """Show the keys of a request that makes its first access to rules that go by them.
+
+        What it uses is released no longer.
+        """
+        self.count_ignored(access)
+        self.policy.take_back(&self.steps.batch)
         if self.chain is not None:
             access.started = True
-            self.rules.started()
+            self.rules.started(&access.hint if access.is_hinted else NULL)
             self.chain = None
 
     cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
@@ -447,6 +491,7 @@ cdef class RequestManagerCore:
                 access = self.contexts.access_of(req_context)
                 if access is None:
                     access = new_access = self.contexts.new_access()
+                self.hear(access, req_context)
                 if self.rules.ranked:
                     rank = self.contexts.rank_of(req_context)
                 positions = self.contexts.positions_of(req_context)
@@ -563,6 +608,7 @@ cdef class RequestManagerCore:
             self.mark_chosen(num_missing)
             if access is None:
                 access = new_access = self.contexts.new_access()
+            self.hear(access, req_context)
             if self.rules.ranked:
                 rank = self.contexts.rank_of(req_context)
             num_new = self.observe("prepare_store", req_context, access, positions)
@@ -590,7 +636,9 @@ cdef class RequestManagerCore:
             if num_missing:
                 if table.epoch != epoch:
                     self.protect()
-                num_admitted = steps.make_room(&self.steps.batch, num_missing, False)
+                num_admitted = steps.make_room(
+                    &self.steps.batch, num_missing, access.hint.ends and not self._stores_all
+                )
                 if num_admitted < 0 and self.policy.victims.no_memory:
                     raise MemoryError()
             if num_admitted >= 0:
@@ -850,9 +898,13 @@ cdef class RequestManagerCore:
         context = self.request_context_class()
         access = self.contexts.access_of(req_context)
         if access is None:
-            self.contexts.attach(req_context, self.contexts.new_access(), None)
+            access = self.contexts.new_access()
+            self.hear(access, req_context)
+            self.contexts.attach(req_context, access, None)
         else:
+            self.hear(access, req_context)
             access.asked_only = False
+        self.count_ignored(access)
         return context
 
     def on_request_finished(self, req_context):
@@ -877,30 +929,44 @@ cdef class RequestManagerCore:
         cdef KeyOrder order, every_order = None
         cdef Py_ssize_t index
         cdef uint8_t uses
+        cdef object positions = self.contexts.positions_of(req_context)
+        cdef list released = None   # keys of a session that ends
         access = self.contexts.access_of(req_context)
-        if access is None or access.finished or access.asked_only:
+        if access is None or access.asked_only:  # it has used nothing, but its session may end
+            access = self.contexts.new_access() if access is None else access
+            self.hear(access, req_context)
+            self.count_ignored(access)
+            if not access.hint.ends:
+                return 0
+            self.contexts.attach(req_context, access, None)
+            access.asked_only = False
+        if access.finished:
             return 0
-        order = order_keys(
-            access, req_context, self.contexts.positions_of(req_context), self.watching
-        )
+        order = order_keys(access, req_context, positions, self.watching)
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
                 try:
                     every = all_keys(access)
-                    every_order = order_keys(
-                        every, req_context, self.contexts.positions_of(req_context), self.watching
-                    )
+                    every_order = order_keys(every, req_context, positions, self.watching)
                 except Exception:  # of a context of others, or no memory
                     every = None
             if every is not None:
                 self.watching.c_finishing(every, every_order)
-        self.ensure_scratch(<Py_ssize_t>access.size)
+        # For the keys of its accesses, then, where its session ends, for all.
+        self.ensure_scratch(
+            <Py_ssize_t>access.size + (len(positions or ()) if access.hint.ends else 0)
+        )
         batch_set(&self.steps.batch, order.keys, <Py_ssize_t>access.size)
         if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
+        if access.hint.ends:
+            released = self.chain_of(positions)
+            if not self.policy.ensure_release(len(released)):
+                raise MemoryError()
         access.finished = True
         find_changed(self.policy.table, &self.steps.batch)
+        self.policy.take_back(&self.steps.batch)
         for index in range(self.steps.batch.size):
             if self.resident(index) == NULL:
                 self.steps.batch.node_ids[index] = NIL
@@ -911,7 +977,13 @@ cdef class RequestManagerCore:
                 self.accesses[index].flags = ONLY_INSERTED
             else:
                 self.accesses[index].flags = NOT_STORED if uses & MISSED else 0
-        self.rules.finished(&self.steps.batch, self.accesses)
+        self.rules.finished(
+            &self.steps.batch, self.accesses, &access.hint if access.is_hinted else NULL
+        )
+        if released is not None:
+            self.point_into(released)
+            find_all(self.policy.table, &self.steps.batch)
+            self.policy.c_release(&self.steps.batch)
         if every is not None:
             self.watching.c_finished(every, every_order)
         return 0

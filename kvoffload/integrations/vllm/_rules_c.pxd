@@ -8,7 +8,7 @@ from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._request_c cimport RequestRank
 from kvoffload.policies._arc_c cimport _ARC
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 # What is known of a key of the running call, bits of Access.flags.
 cdef enum:
@@ -37,8 +37,9 @@ cdef class RequestRules:
     cdef bint ensure(self, uint64_t moves) noexcept
     # Keep the keys of a request, head to tail, for `started`; False if there is no memory.
     cdef bint open_chain(self, list keys) noexcept
-    # A request has made its first access; its keys are those of `open_chain`.
-    cdef void started(self) noexcept
+    # A request has made its first access; its keys are those of `open_chain`. `hint` is NULL where
+    # its client said nothing.
+    cdef void started(self, const Hint* hint) noexcept
     # A request has observed the keys that are NEW; nodes are NIL or without a block if absent.
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
     # The keys with FIRST_MISS will be stored, if there is room.
@@ -48,7 +49,7 @@ cdef class RequestRules:
         self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
     ) noexcept
     # A request has finished; the batch is its keys head to tail.
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept
 
 
 cdef class LRURules(RequestRules):

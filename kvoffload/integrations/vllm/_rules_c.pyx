@@ -43,7 +43,7 @@ cdef class RequestRules:
     cdef bint open_chain(self, list keys) noexcept:
         return True
 
-    cdef void started(self) noexcept:
+    cdef void started(self, const Hint* hint) noexcept:
         pass
 
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
@@ -57,7 +57,7 @@ cdef class RequestRules:
     ) noexcept:
         self.policy.c_insert(node_id, node)
 
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         pass
 
 
@@ -102,7 +102,7 @@ cdef class LRURules(RequestRules):
             rank.group = self.lru.open_group()
         self.lru.join(node_id, node, rank.group, access.reverse_position)
 
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
         for index in range(batch.size - 1, -1, -1):
             if batch.node_ids[index] != NIL:
@@ -164,7 +164,7 @@ cdef class UseRules(RequestRules):
         if self.part.size:
             self.policy.touch_batch(&self.part)
 
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED)
         if self.part.size:
             touch_inserted(self.policy, &self.part, self.inserted, self.ref_cnts)
@@ -185,7 +185,7 @@ cdef class ChainRules(UseRules):
         self.chain.size = len(keys)
         return True
 
-    cdef void started(self) noexcept:
+    cdef void started(self, const Hint* hint) noexcept:
         cdef Py_ssize_t index
         cdef uint32_t node_id
         find_all(self.policy.table, &self.chain)
@@ -193,17 +193,17 @@ cdef class ChainRules(UseRules):
             node_id = self.chain.node_ids[index]
             if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
                 self.chain.node_ids[index] = NIL  # a key that is only about to become known
-        self.policy.touch_batch(&self.chain)
+        self.policy.begin_request(&self.chain, hint)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
 
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         # Its uses were counted when it started; of what is absent only what was declined is shown
         # again, what was evicted since is not.
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED | NOT_STORED, NOT_STORED)
         if self.part.size:
-            self.policy.finish_request(&self.part, NULL)
+            self.policy.finish_request(&self.part, hint)
 
 
 cdef class ARCRules(UseRules):
@@ -228,7 +228,7 @@ cdef class ARCRules(UseRules):
             raise ValueError(f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}")
         self.arc.target = target
 
-    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node

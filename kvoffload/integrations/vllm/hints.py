@@ -21,9 +21,19 @@ from collections.abc import Iterator
 
 from kvoffload.types import MOST_SOURCE_CHARACTERS, Hints
 
-__all__ = ["ACTION_TYPE", "ACTION_VERSION", "LONGEST_S", "MOST_ACTIONS", "read_hints"]
+__all__ = [
+    "ACTION_TYPE",
+    "ACTION_VERSION",
+    "IGNORED_METRIC",
+    "LONGEST_S",
+    "MOST_ACTIONS",
+    "read_hints",
+]
 
-#: Key of ``kv_transfer_params``.
+#: Name in vLLM of the counter of what was ignored.
+IGNORED_METRIC = "vllm:kvoffload:hints_ignored"
+
+#: Keys of ``kv_transfer_params``, and the sources that hints of other consumers have here.
 OWN_KEY = "kvoffload"
 TTL_KEY, TTL_SOURCE = "lmcache_retention_ttl_sec", "ttl"
 LEASE_KEY, LEASE_END, LEASE_SOURCE = "agent_hint", "lease_until", "lease"

@@ -24,6 +24,7 @@ from ._upstream import (
     Release,
     installed_release,
 )
+from .hints import IGNORED_METRIC
 from .rules import make_rules
 from .watching import WatchExport
 
@@ -139,6 +140,9 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
             )
             self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch.clear()
+        if self.hints_ignored_in_current_batch:
+            stats.increase_counter(IGNORED_METRIC, self.hints_ignored_in_current_batch)
+            self.hints_ignored_in_current_batch = 0
         if self._watch_export is not None:
             self._watch_export.add_to(stats)
         return stats

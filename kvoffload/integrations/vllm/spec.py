@@ -14,10 +14,12 @@ from ._upstream import (
     CachePolicyFactory,
     CPUOffloadingSpec,
     OffloadingConfig,
+    OffloadingCounterMetadata,
     OffloadingManager,
     installed_release,
 )
 from .groups import KVGroups
+from .hints import IGNORED_METRIC
 from .manager import KVOffloadManager
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
@@ -125,9 +127,12 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """Return vLLM's metrics of offloading and, if so configured, those of a watch."""
+        """Return vLLM's metrics of offloading, that of hints and, if configured, a watch's."""
         return {
             **super().build_metric_definitions(extra_config),
+            IGNORED_METRIC: OffloadingCounterMetadata(
+                "Actions, keys and values in hints of clients that were unknown or malformed."
+            ),
             **metric_definitions(extra_config),
         }
 

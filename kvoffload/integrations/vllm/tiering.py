@@ -76,8 +76,9 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             raise
 
     def decline_nothing(self) -> None:
-        """Have the policy store every chunk for which another may leave."""
+        """Store every chunk for which another may leave, also of a session that ends."""
         self._require_ready()
+        self._stores_all = True
         policy = self._rules.policy
         if isinstance(policy, CachePolicy):
             policy._set_declining(False)
