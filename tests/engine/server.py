@@ -296,10 +296,15 @@ class Server:
         }
 
     def ask(
-        self, messages: Sequence[tuple[str, str]], answer_tokens: int, *, stream: bool = False
+        self,
+        messages: Sequence[tuple[str, str]],
+        answer_tokens: int,
+        *,
+        stream: bool = False,
+        **fields: Any,
     ) -> Answer:
-        """Ask for the likeliest answer of a given length."""
-        body = self.body(messages, answer_tokens)
+        """Ask for the likeliest answer of a given length, with more fields in the body."""
+        body = {**self.body(messages, answer_tokens), **fields}
         if stream:
             return self.ask_in_parts(tuple(messages), body)
         reply = self.post("/v1/chat/completions", **body).json()
