@@ -351,10 +351,10 @@ def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
     def broken(*_):
         raise ZeroDivisionError("a policy of one's own")
 
-    for name in ("put", "touch"):
+    for name in ("put", "touch", "release"):
         setattr(engine.tier.tier, name, broken)
-    assert engine.request(chain(0)) == 0
-    for name in ("put", "touch"):
+    assert engine.request(chain(0), params={"kvoffload": {"ends": True}}) == 0
+    for name in ("put", "touch", "release"):
         delattr(engine.tier.tier, name)
     engine.request(chain(10))
     assert engine.request(chain(0)) == 0  # it was not stored
@@ -486,6 +486,17 @@ def test_the_end_of_a_request_is_one_access_of_its_chunks(tmp_path, engines):
     engine.request(chain(10))
     engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
     engine.request(chain(20))  # evicts two: the tail of the oldest
+    there = [
+        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
+    ]
+    assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_chunks_of_a_session_that_ends_leave_the_tier_first(tmp_path, engines):
+    engine = engines(slab(tmp_path, 10), num_chunks=8)
+    engine.request(chain(0))
+    engine.request(chain(10), params={"kvoffload": {"ends": True}})
+    engine.request(chain(20))  # without the hint it evicts the tail of the oldest
     there = [
         engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
     ]

@@ -89,10 +89,10 @@ class Engine:
             self.end_step()
             time.sleep(0.05)  # the tier looks for files in a thread of its own
 
-    def request(self, keys, store_succeeds=True):
+    def request(self, keys, store_succeeds=True, params=None):
         """Run one request: what hits is loaded and compared, the rest is stored."""
         self.count += 1
-        context = ReqContext(f"r{self.count}")
+        context = ReqContext(f"r{self.count}", params)
         for position, one in enumerate(keys):
             context.set_offload_key_position(one, (position + 1) * 16)
         self.manager.on_new_request(context)

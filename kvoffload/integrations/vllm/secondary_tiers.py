@@ -62,6 +62,7 @@ from ._upstream import (
     check_tiering,
 )
 from ._upstream import __version__ as vllm_version
+from .hints import read_hints
 from .watching import ENGINE_PREFIX
 
 check_tiering()  # also of what these names do not say
@@ -285,9 +286,16 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Count all chunks of the request as one access."""
+        """Count all chunks of the request as one access; release them if its session ends."""
         self._requests.pop(req_context.req_id, None)
-        self._touch(_chain(req_context))
+        chain = _chain(req_context)
+        self._touch(chain)
+        try:
+            hints, _ = read_hints(req_context.kv_transfer_params, req_context.kv_hints, time.time())
+            if hints is not None and hints.ends:
+                self.tier.release(chain)
+        except Exception as error:  # noqa: BLE001
+            self._log_error("release", error)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
         """Mark chunks as recently used."""
