@@ -77,6 +77,8 @@ def learned(manager: KVOffloadManager, context: ReqContext | None) -> Any:
     policy = manager._rules.policy
     return (
         observe(policy),
+        policy.num_released,
+        manager.hints_ignored_in_current_batch,
         list(manager._policy.chunks) if hasattr(policy, "_keys") else None,
         None if context is None else dict(context._state),
     )
@@ -183,16 +185,38 @@ def test_a_failing_allocation_leaves_no_trace_with_a_watch(cache_policy, fail):
         gc.enable()
 
 
+class HintedPair(Pair):
+    """Give some requests hints, of which some end their session and some are malformed."""
+
+    def context(self, name):
+        rng = random.Random(name)
+        hints = {"ends": rng.choice((True, False, 7)), "expect_s": rng.choice((2.5, None, "x"))}
+        params = rng.choice((None, {"kvoffload": hints}))
+        return tuple(ReqContext(name, params) for _ in self.both)
+
+
+@whose_fail
+@pytest.mark.parametrize("cache_policy", registry.names())
+def test_a_failing_allocation_leaves_no_trace_with_hints(cache_policy, fail):
+    gc.disable()
+    try:
+        for number in range(max(1, SEQUENCES // 75)):
+            run_sequence(SEED + number, cache_policy, fail, pair=HintedPair)
+    finally:
+        gc.enable()
+
+
 def run_sequence(
     seed: int,
     cache_policy: str,
     fail,
     shape: Shape | None = None,
     watches: list[Watch] | None = None,
+    pair: type[Pair] = Pair,
 ) -> dict[str, int]:
     """Run one sequence; return how many allocations failed, by call.
 
-    With two `watches` both managers are ours.
+    With two `watches`, or hints, both managers are ours.
     """
     rng = random.Random(seed)
     shape = shape or Shape.draw(rng)
@@ -208,12 +232,12 @@ def run_sequence(
     if watches is not None:
         reference, ours = (KVOffloadManager(**arguments, watch=watch) for watch in watches)
     else:
-        own = cache_policy not in ("lru", "arc")
+        own = cache_policy not in ("lru", "arc") or pair is not Pair
         reference = (KVOffloadManager if own else CPUOffloadingManager)(**arguments)
         ours = KVOffloadManager(**arguments)
     tested = Failing(ours, keys, fail)
     try:
-        Sequence(Pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
+        Sequence(pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
     except BaseException as cause:
         raise AssertionError(f"sequence {seed}, {arguments}: {cause}") from cause
     return tested.failures

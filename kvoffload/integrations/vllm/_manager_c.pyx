@@ -341,22 +341,27 @@ cdef class RequestManagerCore:
     cdef int hear(self, RequestAccess access, object req_context) except -1:
         """Read what the request's client says of its session, the first time.
 
-        A request never fails for it: what cannot be read is ignored.
+        A request never fails for it: what cannot be read is ignored. MemoryError, with nothing
+        read, where there is no memory.
         """
+        cdef uint64_t num_ignored = 0
+        cdef object hints = None
         if access.is_heard:
             return 0
-        access.is_heard = True
         try:
             params = getattr(req_context, "kv_transfer_params", None)
             envelope = getattr(req_context, "kv_hints", None)
-            if params is None and envelope is None:
-                return 0
-            hints, access.num_ignored = read_hints(params, envelope, time())
-            if hints is not None:
-                self.steps.hint_of(hints, None, &access.hint)
-                access.is_hinted = True
-        except Exception:  # of a context of others, or no memory
-            access.num_ignored = 1
+            if params is not None or envelope is not None:
+                hints, num_ignored = read_hints(params, envelope, time())
+        except MemoryError:
+            raise
+        except Exception:  # of a context of others
+            num_ignored = 1
+        if hints is not None:
+            self.steps.hint_of(hints, None, &access.hint)
+            access.is_hinted = True
+        access.num_ignored = num_ignored
+        access.is_heard = True
         return 0
 
     cdef void count_ignored(self, RequestAccess access) noexcept:
@@ -925,21 +930,21 @@ cdef class RequestManagerCore:
                 PyGC_Enable()
 
     cdef int finish(self, object req_context) except -1:
-        cdef RequestAccess access, every = None     # what the watch is shown
+        cdef RequestAccess access
+        cdef RequestAccess new_access = None    # of one that has used nothing, but its session ends
+        cdef RequestAccess every = None         # what the watch is shown
         cdef KeyOrder order, every_order = None
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef object positions = self.contexts.positions_of(req_context)
         cdef list released = None   # keys of a session that ends
         access = self.contexts.access_of(req_context)
-        if access is None or access.asked_only:  # it has used nothing, but its session may end
-            access = self.contexts.new_access() if access is None else access
+        if access is None or access.asked_only:
+            access = new_access = self.contexts.new_access() if access is None else access
             self.hear(access, req_context)
-            self.count_ignored(access)
             if not access.hint.ends:
+                self.count_ignored(access)
                 return 0
-            self.contexts.attach(req_context, access, None)
-            access.asked_only = False
         if access.finished:
             return 0
         order = order_keys(access, req_context, positions, self.watching)
@@ -964,6 +969,9 @@ cdef class RequestManagerCore:
             released = self.chain_of(positions)
             if not self.policy.ensure_release(len(released)):
                 raise MemoryError()
+        self.contexts.attach(req_context, new_access, None)
+        self.count_ignored(access)
+        access.asked_only = False
         access.finished = True
         find_changed(self.policy.table, &self.steps.batch)
         self.policy.take_back(&self.steps.batch)

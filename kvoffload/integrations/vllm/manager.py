@@ -134,15 +134,15 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
+        if self.hints_ignored_in_current_batch:
+            stats.increase_counter(IGNORED_METRIC, self.hints_ignored_in_current_batch)
         if self.store_threshold >= 2:
             stats.increase_counter(
                 CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
             )
             self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch.clear()
-        if self.hints_ignored_in_current_batch:
-            stats.increase_counter(IGNORED_METRIC, self.hints_ignored_in_current_batch)
-            self.hints_ignored_in_current_batch = 0
+        self.hints_ignored_in_current_batch = 0
         if self._watch_export is not None:
             self._watch_export.add_to(stats)
         return stats
