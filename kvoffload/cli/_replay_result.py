@@ -10,7 +10,9 @@ from kvoffload.advise.units import percent_text
 from kvoffload.replay import GroupChunks, ReplayResult
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
+from kvoffload.replay.results import LoopTimes
 
+from ._loop_options import seconds_text, times_object
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_tables
 
@@ -45,6 +47,11 @@ def milliseconds(nanoseconds: int) -> str:
         if value < limit:
             return f"{value:.{digits}f}"
     return f"{value:,.0f}"
+
+
+def timed(text: Callable[[LoopTimes], str]) -> Callable[[Cell], str]:
+    """Return a text for the times of a cell's closed loop."""
+    return lambda cell: "-" if cell.result.loop is None else text(cell.result.loop)
 
 
 def known(text: Callable[[ReplayResult], str]) -> Callable[[Cell], str]:
@@ -87,6 +94,15 @@ TIME = [
     Field("p99\nms", known(lambda result: milliseconds(result.times.percentile(99)))),
     Field("max\nms", known(lambda result: milliseconds(result.times.max))),
     Field("blocks/s", known(lambda result: f"{result.blocks_per_second:,.0f}")),
+]
+LOOP = [
+    Field("first token\np50 s", timed(lambda times: seconds_text(times.ttft_p50))),
+    Field("p95\ns", timed(lambda times: seconds_text(times.ttft_p95))),
+    Field("mean\ns", timed(lambda times: seconds_text(times.ttft_mean))),
+    Field("whole\nmean s", timed(lambda times: seconds_text(times.latency_mean))),
+    Field("requests\n/s", timed(lambda times: f"{times.requests_per_second:.3g}")),
+    Field("tokens\n/s", timed(lambda times: f"{times.tokens_per_second:,.0f}")),
+    Field("busy", timed(lambda times: percent_text(times.busy))),
 ]
 RAN_BY = Field(
     "implementation",
@@ -140,6 +156,8 @@ def as_object(cell: Cell) -> dict[str, object]:
     }
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(UNKNOWN_OF_CEILINGS))
+    if result.loop is not None:
+        values.update(times_object(result.loop))
     return values
 
 
@@ -152,6 +170,7 @@ def print_cells(
     *,
     step_tokens: int | None = None,
     hints: str | None = None,
+    loop: str | None = None,
     model: str | None = None,
     groups: GroupChunks,
 ) -> None:
@@ -182,11 +201,12 @@ def print_cells(
     ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})
     by_one = f", {ran_by[0]} implementation" if len(ran_by) == 1 else ""
     time = [*TIME, RAN_BY] if len(ran_by) > 1 else TIME
-    title = ["; ".join(facts), *([hints] if hints else []), *([model] if model else [])]
+    title = ["; ".join(facts), *(remark for remark in (hints, loop, model) if remark)]
     title += group_remarks(groups)
     title.append(f"ms: time in the manager per request{by_one}")
+    tables = [found, kept, *([LOOP] if any(cell.result.loop for cell in cells) else []), time]
     print_tables(
         title,
         [field.of(cells) for field in which],
-        [[field.of(cells) for field in fields] for fields in (found, kept, time)],
+        [[field.of(cells) for field in fields] for fields in tables],
     )

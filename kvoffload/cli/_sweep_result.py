@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,11 +14,13 @@ from kvoffload import IMPLEMENTATION
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.replay import GroupChunks, HintOptions, ReplayResult, TraceHints
+from kvoffload.replay.closed_loop import ClosedLoop
 from kvoffload.replay.grid import Cell
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 
 from ._hint_options import hints_object, hints_text
+from ._loop_options import loop_object, loop_text, seconds_text, times_object
 from ._model_options import groups_object
 from ._replay_result import steps_text
 from ._sources import BlockTokens, Source
@@ -42,6 +45,7 @@ class Grid:
     step_tokens: int | None = None  # of a scheduler step; None where prompts are offered whole
     hints: HintOptions | None = None  # as asked for
     told: TraceHints | None = None  # by the clients of the trace, None where hints is
+    loop: ClosedLoop | None = None
 
     @property
     def kept_in(self) -> str:
@@ -86,6 +90,8 @@ def print_grid(grid: Grid) -> None:
     title = ["; ".join(facts)]
     if grid.hints is not None and grid.told is not None:
         title.append(hints_text(grid.hints, grid.told))
+    if grid.loop is not None:
+        title.append(loop_text(grid.loop))
     title += [*([grid.model] if grid.model else []), *group_remarks(grid.groups)]
     title += ["", "hit ratio" if grid.groups.is_plain else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
@@ -94,6 +100,14 @@ def print_grid(grid: Grid) -> None:
         _print_shares_of_tokens(grid)
         click.echo()
     _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored_slots:,}")
+    if grid.loop is not None and grid.loop.rate is not None:
+        for heading, name in (
+            ("first token, mean, s", "ttft_mean"),
+            ("first token, 95 % within, s", "ttft_p95"),
+        ):
+            click.echo()
+            seconds = operator.attrgetter(f"loop.{name}")
+            _print_matrix([heading], grid, lambda found, of=seconds: seconds_text(of(found)))
 
 
 def _print_shares_of_tokens(grid: Grid) -> None:
@@ -137,6 +151,9 @@ def _object(grid: Grid, given: str, cell: Cell, counts: ReplayResult) -> dict[st
     }
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
+    if counts.loop is not None:
+        times = times_object(counts.loop)
+        values.update({f"ttft_{name}": value for name, value in times.pop("ttft").items()} | times)
     return values
 
 
@@ -165,6 +182,7 @@ def print_grid_json(grid: Grid) -> None:
             **grid.order,
             "step_tokens": grid.step_tokens,
             "hints": hints_object(grid.hints, grid.told),
+            "closed_loop": loop_object(grid.loop),
             **groups_object(grid.groups),
             "results": _objects(grid),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import click
 
@@ -10,12 +11,22 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import ModelShape
 from kvoffload.replay import DecodedTrace, DeviceCache, HintOptions
 from kvoffload.replay import replay as replay_trace
+from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
 from kvoffload.replay.hints import HintCollector
-from kvoffload.replay.offline import CEILINGS
+from kvoffload.replay.offline import CEILINGS, INFINITE
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Survey
 
 from ._hint_options import hint_options, hints_object, hints_text, told_by_trace
+from ._loop_options import (
+    check_loop,
+    check_times,
+    loop_object,
+    loop_options,
+    loop_text,
+    sessions_of_trace,
+    without_belady,
+)
 from ._model_options import (
     CacheOptions,
     Interval,
@@ -68,6 +79,7 @@ GENERATED_REQUESTS = 5_000
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @step_tokens_option(None, "; without it whole")
 @hint_options
+@loop_options
 @workload_seed_option
 @reading_options
 @json_option
@@ -86,6 +98,7 @@ def replay(
     full_blocks: bool,
     step_tokens: int | None,
     hints: HintOptions | None,
+    loop: ClosedLoop | None,
     seed: int | None,
     reading: Reading,
     as_json: bool,
@@ -127,6 +140,9 @@ def replay(
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         groups = cache.groups(block_tokens)
         policies = without_unknown_ceilings(policies, groups, quiet=quiet)
+        check_loop(loop, groups, block_tokens, step_tokens=step_tokens)
+        if loop is not None:
+            policies = without_belady(policies, quiet=quiet)
         if full_blocks:
             requests = known.full_blocks(requests, quiet=quiet)
             if needs_unique:
@@ -146,16 +162,36 @@ def replay(
         def demand() -> Demand:  # decoded when the first ceiling is asked for
             return Demand.of(DecodedTrace.of(requests), groups, device_blocks)
 
+        looping = None
+        if loop is not None:
+            with sessions_of_trace():
+                decoded = DecodedTrace.of(requests, arrivals=True)
+            check_times(loop, decoded)
+            looping = functools.partial(
+                replay_closed,
+                replace(decoded, hints=told),
+                decoded.keys(),
+                loop=loop,
+                groups=groups,
+                device_blocks=device_blocks,
+            )
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
-                if policy in CEILINGS:
+                if policy in CEILINGS and looping is None:
                     result = demand().simulate(policy, num_blocks)
                     cells.append(Cell(policy, asked.text, num_blocks, result))
                     continue
-                manager = manager_of(policy, num_blocks, unit, block_tokens)
+                if policy == INFINITE:
+                    manager = manager_of("lru", survey.unique_blocks or num_blocks, unit)
+                else:
+                    manager = manager_of(policy, num_blocks, unit, block_tokens)
                 description = f"{policy}, {num_blocks:,} {unit}s"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
+                    if looping is not None:
+                        result = looping(manager=manager, progress=progress)
+                        cells.append(Cell(policy, asked.text, num_blocks, result))
+                        continue
                     device = DeviceCache(device_blocks, groups)
                     result = replay_trace(
                         requests,
@@ -185,6 +221,7 @@ def replay(
                     "device_blocks": device_blocks,
                     "step_tokens": step_tokens,
                     "hints": hints_object(hints, told),
+                    "closed_loop": loop_object(loop),
                     **groups_object(groups),
                     "bad_lines": source.bad_lines,
                     **order,
@@ -200,6 +237,7 @@ def replay(
                 device_blocks,
                 step_tokens=step_tokens,
                 hints=None if hints is None or told is None else hints_text(hints, told),
+                loop=None if loop is None else loop_text(loop),
                 model=cache.text(block_tokens),
                 groups=groups,
             )

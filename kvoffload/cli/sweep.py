@@ -12,6 +12,7 @@ from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult
+from kvoffload.replay.closed_loop import ClosedLoop
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
@@ -20,6 +21,13 @@ from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output
 
 from ._hint_options import hint_options, told_by_trace
+from ._loop_options import (
+    check_loop,
+    check_times,
+    loop_options,
+    sessions_of_trace,
+    without_belady,
+)
 from ._model_options import (
     CacheOptions,
     Interval,
@@ -103,6 +111,7 @@ class _Sweep(click.Command):
 )
 @step_tokens_option(None, "; without it whole")
 @hint_options
+@loop_options
 @jobs_option
 @click.option(
     "--results",
@@ -140,6 +149,7 @@ def sweep(
     pending: int,
     step_tokens: int | None,
     hints: HintOptions | None,
+    loop: ClosedLoop | None,
     jobs: int | None,
     results: str | None,
     plot: str | None,
@@ -170,7 +180,13 @@ def sweep(
         require("matplotlib", "--plot", "plot")
     with open_source(traces, reading) as source:
         decoded, known, survey = _read(
-            source, block_tokens, reading.limit, hints, full_blocks=full_blocks, quiet=quiet
+            source,
+            block_tokens,
+            reading.limit,
+            hints,
+            full_blocks=full_blocks,
+            arrivals=loop is not None,
+            quiet=quiet,
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
@@ -184,6 +200,10 @@ def sweep(
     device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
     note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
     policies = without_unknown_ceilings(policies, groups, quiet=quiet)
+    check_loop(loop, groups, known.count, step_tokens=step_tokens, pending=pending, results=results)
+    if loop is not None:
+        check_times(loop, decoded)
+        policies = without_belady(policies, quiet=quiet)
     cells = [
         Cell(policy, size, device_blocks, pending)
         for policy in dict.fromkeys(policies)
@@ -192,7 +212,7 @@ def sweep(
     for cell in cells:
         if cell.policy not in CEILINGS:
             manager_of(cell.policy, cell.capacity, unit)
-    work = GridWork(decoded, cells, groups=groups)
+    work = GridWork(decoded, cells, groups=groups, loop=loop)
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
     counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
@@ -211,6 +231,7 @@ def sweep(
         step_tokens,
         hints,
         decoded.hints,
+        loop,
     )
     if plot is not None:
         _draw(grid, plot, faults)
@@ -258,6 +279,7 @@ def _read(
     hints: HintOptions | None,
     *,
     full_blocks: bool,
+    arrivals: bool,
     quiet: bool,
 ) -> tuple[DecodedTrace, BlockTokens, Survey]:
     """Decode the trace and determine its block size, which full blocks have to be known for.
@@ -274,8 +296,12 @@ def _read(
         requests = known.full_blocks(source.requests, quiet=quiet)
     else:
         requests = survey.counting(source.requests)
-    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
-        decoded = DecodedTrace.of(requests, progress, hints=hints)
+    with (
+        progress_bar("reading", limit, quiet=quiet) as progress,
+        told_by_trace(),
+        sessions_of_trace(),
+    ):
+        decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
     return decoded, BlockTokens.of(source, survey, block_tokens), survey
 
 

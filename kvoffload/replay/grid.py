@@ -10,8 +10,10 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .closed_loop import ClosedLoop, replay_closed
 from .groups import GroupChunks
-from .offline import BELADY
+from .offline import BELADY, INFINITE
+from .policies import new_manager
 from .processes import spread
 from .requests import DecodedTrace
 from .results import ReplayResult
@@ -36,13 +38,15 @@ class GridWork:
 
     Each cell is computed once, and the longest start first, whatever their order. The counts of a
     policy are divided into `parts`, of equally many requests give or take one; those of a ceiling
-    are never divided.
+    are never divided. With a `loop`, of a trace with arrivals, each cell is a closed loop of its
+    own; then there are no parts, and no stores in flight.
     """
 
     trace: DecodedTrace
     cells: Sequence[Cell]
     parts: int = 1
     groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
+    loop: ClosedLoop | None = None
 
 
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResult]]]:
@@ -52,7 +56,10 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResul
     """
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
-    make = functools.partial(_computing, parts=work.parts, groups=work.groups)
+    if work.loop is None:
+        make = functools.partial(_computing, parts=work.parts, groups=work.groups)
+    else:
+        make = functools.partial(_looping, groups=work.groups, loop=work.loop)
     yield from spread(work.trace, ordered, make, jobs)
 
 
@@ -66,5 +73,22 @@ def _computing(
     def compute(cell: Cell) -> list[ReplayResult]:
         demand: Demand = behind(cell.device_blocks)
         return demand.in_parts(cell.policy, cell.capacity, keys, cell.pending, parts)
+
+    return compute
+
+
+def _looping(
+    trace: DecodedTrace, groups: GroupChunks, loop: ClosedLoop
+) -> Callable[[Cell], list[ReplayResult]]:
+    """Return a function that computes a cell of a trace as a closed loop."""
+    keys = trace.keys()
+
+    def compute(cell: Cell) -> list[ReplayResult]:
+        policy, capacity = cell.policy, cell.capacity
+        if policy == INFINITE:
+            policy, capacity = "lru", trace.unique_blocks
+        manager = new_manager(policy, capacity)
+        device = cell.device_blocks
+        return [replay_closed(trace, keys, manager, loop, groups=groups, device_blocks=device)]
 
     return compute

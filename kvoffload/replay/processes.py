@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvoffload.traces.scratch import scratch_file
 
+from .fleet.arrivals import Arrivals
 from .hints import TraceHints
 from .requests import DecodedTrace
 
@@ -72,8 +73,13 @@ def spread(
             yield job, do(job)
         return
     told = {} if trace.hints is None else trace.hints.arrays()
-    with shared_arrays(trace.arrays()) as paths, shared_arrays(told) as told_paths:
-        yield from _in_processes(jobs, processes, (paths, told_paths, make))
+    coming = {} if trace.arrivals is None else trace.arrivals.arrays()
+    with (
+        shared_arrays(trace.arrays()) as paths,
+        shared_arrays(told) as told_paths,
+        shared_arrays(coming) as coming_paths,
+    ):
+        yield from _in_processes(jobs, processes, (paths, told_paths, coming_paths, make))
 
 
 def _in_processes(
@@ -140,6 +146,7 @@ _job_of_process: Callable[[Any], Any]
 def _begin(
     paths: Mapping[str, str],
     told_paths: Mapping[str, str],
+    coming_paths: Mapping[str, str],
     make: Callable[[DecodedTrace], Callable[[Any], Any]],
 ) -> None:
     """Set up a new process: it ends silently on Ctrl-C, and when its parent ends."""
@@ -150,7 +157,9 @@ def _begin(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         hints = TraceHints(**mapped_arrays(told_paths)) if told_paths else None
-        _job_of_process = make(DecodedTrace(**mapped_arrays(paths), hints=hints))
+        arrivals = Arrivals(**mapped_arrays(coming_paths)) if coming_paths else None
+        trace = DecodedTrace(**mapped_arrays(paths), hints=hints, arrivals=arrivals)
+        _job_of_process = make(trace)
     except OSError:  # its files are gone with it
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():

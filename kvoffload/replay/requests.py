@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvoffload import BlockHash
 from kvoffload.traces import Request
 
+from .fleet.arrivals import Arrivals, ArrivalsCollector
 from .hints import HintCollector, HintOptions, TraceHints
 
 __all__ = ["BlockKeys", "DecodedTrace", "Selection", "digest_of"]
@@ -28,7 +29,8 @@ PROGRESS_REQUESTS = 256  # between two calls of the progress function
 class DecodedTrace:
     """The blocks of all requests in order.
 
-    It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more.
+    It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more, with
+    arrivals 40.
 
     Attributes
     ----------
@@ -42,6 +44,8 @@ class DecodedTrace:
         Prompt of each request, tokens; 0 with blocks where it is not known.
     hints : TraceHints or None
         What the clients say in every replay; None where they say nothing.
+    arrivals : Arrivals or None
+        When requests come, for a closed loop; None where it was not asked for.
     """
 
     starts: npt.NDArray[np.int64]
@@ -49,6 +53,7 @@ class DecodedTrace:
     ids: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.int64]
     hints: TraceHints | None = None
+    arrivals: Arrivals | None = None
 
     @classmethod
     def of(
@@ -57,11 +62,16 @@ class DecodedTrace:
         progress: Callable[[int], object] | None = None,
         *,
         hints: HintOptions | None = None,
+        arrivals: bool = False,
     ) -> DecodedTrace:
         """Decode a trace; `progress` is called regularly with the number of requests so far.
 
-        With `hints` its clients say them, as in `TraceHints.of`, which says what is an error.
+        With `hints` its clients say them, as in `TraceHints.of`, which says what is an error. So
+        does `Arrivals.of`, for which `arrivals` asks.
         """
+        coming = ArrivalsCollector() if arrivals else None
+        if coming is not None:
+            requests = coming.collecting(requests)
         collector = None if hints is None else HintCollector(hints)
         if collector is not None:
             requests = collector.collecting(requests)
@@ -79,6 +89,7 @@ class DecodedTrace:
             ids,
             np.array(lengths, dtype=np.int64),
             None if collector is None else collector.hints(),
+            None if coming is None else coming.arrivals(),
         )
 
     @property

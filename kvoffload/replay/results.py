@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .groups import GroupChunks
 
-__all__ = ["DurationHistogram", "ReplayResult"]
+__all__ = ["DurationHistogram", "LoopTimes", "ReplayResult"]
 
 _STEP_BITS = 6
 
@@ -83,6 +83,31 @@ def _renamed(earlier: str, *names: str) -> Any:
     return property(value)
 
 
+@dataclass(frozen=True, slots=True)
+class LoopTimes:
+    """The times that a closed loop has found, seconds; they rank caches and predict no engine.
+
+    Attributes
+    ----------
+    ttft_p50, ttft_p95, ttft_mean : float
+        From a request's arrival to the end of its prefill; percentiles by nearest rank.
+    latency_mean : float
+        From its arrival to its last token.
+    requests_per_second, tokens_per_second : float
+        Requests, and tokens of prompts and answers, from the first arrival to the last token.
+    busy : float
+        Share of that time in which prompts were computed.
+    """
+
+    ttft_p50: float
+    ttft_p95: float
+    ttft_mean: float
+    latency_mean: float
+    requests_per_second: float
+    tokens_per_second: float
+    busy: float
+
+
 @dataclass(slots=True)
 class ReplayResult:
     """The result of a replay, or of one of its parts.
@@ -117,6 +142,8 @@ class ReplayResult:
         a manager without that counter.
     times : DurationHistogram
         Time spent in the manager, one duration per request; empty if it was not measured.
+    loop : LoopTimes or None
+        Times of a closed loop.
     """
 
     requests: int = 0
@@ -133,6 +160,7 @@ class ReplayResult:
     refused: int = 0
     not_admitted: int = 0
     times: DurationHistogram = field(default_factory=DurationHistogram, compare=False)
+    loop: LoopTimes | None = None
 
     @classmethod
     def of(cls, groups: GroupChunks, asked: int, hits: int, **counts: Any) -> ReplayResult:

@@ -34,7 +34,7 @@ PROGRESS_REQUESTS = 64  # between two calls of the progress function
 ROWS_AT_ONCE = 1024  # requests that are served before Ctrl-C is heard
 
 # by field of ReplayResult, the counter of a manager
-_COUNTED = {
+COUNTED = {
     "loaded_slots": "loaded_blocks",
     "stored_slots": "stored_blocks",
     "evicted_slots": "evicted_blocks",
@@ -106,7 +106,7 @@ class Demand:
             return [_result(self, slices[0], hits, **counts)]
         if policy == INFINITE and groups.is_plain:
             found = infinite_hits_of_each(self.trace, self.device_hits) * groups.block_tokens
-            return [_counted(self, slices[0], found, stored_slots=self.trace.unique_blocks)]
+            return [counted(self, slices[0], found, stored_slots=self.trace.unique_blocks)]
         if policy == INFINITE:
             policy = "lru"
             capacity = min(self.trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
@@ -116,8 +116,8 @@ class Demand:
         for part in slices:
             found = serving.hits(part)
             after = serving.manager.stats()
-            counts = {field: after[name] - before[name] for field, name in _COUNTED.items()}
-            results.append(_counted(self, part, found, **counts))
+            counts = {field: after[name] - before[name] for field, name in COUNTED.items()}
+            results.append(counted(self, part, found, **counts))
             before = after
         return results
 
@@ -428,7 +428,7 @@ def _server(
     return GroupServer(groups, manager, ends_stores=ends_stores)
 
 
-def _counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> ReplayResult:
+def counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> ReplayResult:
     """Return the result of a part, from the tokens that each of its requests hits."""
     lengths, local = demand.trace.lengths[part], demand.local[part]
     if demand.groups.knows_tokens:

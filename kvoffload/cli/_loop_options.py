@@ -1,0 +1,166 @@
+"""Options for replays in which sessions wait for their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from kvoffload.errors import describe
+from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.replay.closed_loop import DECODE_NS, ClosedLoop
+from kvoffload.replay.fleet.arrivals import NoSessionsError
+from kvoffload.replay.offline import BELADY
+from kvoffload.replay.results import LoopTimes
+
+from ._terminal import note
+
+RECORDED = "recorded"
+MOST_RATE = 10**12
+MOST_DECODE_MS = 10**6
+_NS_A_MS = 10**6
+
+
+def _read_rate(text: str) -> int | None:
+    """Return a rate, or None for the times that were recorded."""
+    if text == RECORDED:
+        return None
+    digits = text.replace(",", "").replace("_", "")
+    if not (digits.isascii() and digits.isdigit() and 1 <= int(digits[:14]) <= MOST_RATE):
+        rule = f"must be {RECORDED} or an integer 1 ... {MOST_RATE}"
+        raise ValueError(f"{rule}, got {describe(text)}")
+    return int(digits)
+
+
+def loop_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a closed loop; the command is called with `loop`, None for none."""
+
+    @functools.wraps(function)
+    def command(*, closed_loop: str | None, decode_ms: float | None, **options: Any) -> Any:
+        return function(loop=_loop(closed_loop, decode_ms), **options)
+
+    for option in (
+        click.option(
+            "--decode-ms",
+            type=click.FloatRange(min=0, max=MOST_DECODE_MS),
+            help="Milliseconds for each token of an answer in a closed loop.  "
+            f"[default: {DECODE_NS // _NS_A_MS}]",
+        ),
+        click.option(
+            "--closed-loop",
+            metavar=f"TOKENS_PER_SECOND|{RECORDED}",
+            help="Let each request of a session come after the one before, in an engine that "
+            f"computes so many tokens of prompts per second. {RECORDED}: it takes as long as "
+            "recorded.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _loop(closed_loop: str | None, decode_ms: float | None) -> ClosedLoop | None:
+    if closed_loop is None:
+        if decode_ms is not None:
+            raise click.UsageError(
+                f"--decode-ms must go with --closed-loop, got {decode_ms:g} without"
+            )
+        return None
+    try:
+        rate = _read_rate(closed_loop)
+    except ValueError as error:
+        raise click.UsageError(f"--closed-loop {error}") from None
+    if decode_ms is None:
+        return ClosedLoop(rate)
+    if rate is None:
+        raise click.UsageError(
+            f"--decode-ms must go with a rate, got {decode_ms:g} with {RECORDED}"
+        )
+    return ClosedLoop(rate, round(decode_ms * _NS_A_MS))
+
+
+def check_loop(
+    loop: ClosedLoop | None,
+    groups: GroupChunks,
+    block_tokens: int | None,
+    **excluded: object,
+) -> None:
+    """Refuse a closed loop where prompts have no length, or with options that it excludes."""
+    if loop is None:
+        return
+    for name, value in excluded.items():
+        if value:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--closed-loop and --{option} exclude each other, got both")
+    if not groups.is_plain:
+        raise click.UsageError("--closed-loop needs a model with one group, got several")
+    if loop.rate is not None and block_tokens is None:
+        raise click.UsageError(
+            f"--closed-loop needs --block-tokens, got {loop.rate} without: no block size fits all "
+            "requests"
+        )
+
+
+@contextlib.contextmanager
+def sessions_of_trace() -> Iterator[None]:
+    """Refuse, within it, a closed loop over a trace that has no sessions."""
+    try:
+        yield
+    except NoSessionsError as error:
+        raise click.UsageError(f"--closed-loop: {error}") from None
+
+
+def check_times(loop: ClosedLoop, trace: DecodedTrace) -> None:
+    """Refuse a rate where no request has a time."""
+    if loop.rate is not None and trace.arrivals is not None and not trace.arrivals.recorded.any():
+        raise click.UsageError(
+            "--closed-loop needs times of arrival, got timestamp 0 in all requests"
+        )
+
+
+def without_belady(policies: tuple[str, ...], *, quiet: bool) -> tuple[str, ...]:
+    """Leave out the ceiling that knows the order of requests, which a closed loop does not."""
+    left = tuple(policy for policy in policies if policy != BELADY)
+    reason = f"{BELADY} needs to know what comes next, which depends on the hits"
+    if not left:
+        raise click.UsageError(f"--policy must name another policy: {reason}")
+    if len(left) < len(policies):
+        note(f"{reason}: it is left out", quiet=quiet)
+    return left
+
+
+def loop_object(loop: ClosedLoop | None) -> dict[str, object] | None:
+    """Return a closed loop as the object that ``--json`` prints."""
+    if loop is None:
+        return None
+    rate = RECORDED if loop.rate is None else loop.rate
+    return {"tokens_per_second": rate, "decode_ms": loop.decode_ns / _NS_A_MS}
+
+
+def times_object(times: LoopTimes) -> dict[str, object]:
+    """Return the times of a closed loop as ``--json`` prints them, seconds."""
+    return {
+        "ttft": {"p50": times.ttft_p50, "p95": times.ttft_p95, "mean": times.ttft_mean},
+        "latency_mean": times.latency_mean,
+        "requests_per_second": times.requests_per_second,
+        "tokens_per_second": times.tokens_per_second,
+        "busy": times.busy,
+    }
+
+
+def loop_text(loop: ClosedLoop) -> str:
+    """Return a closed loop in words."""
+    if loop.rate is None:
+        return "closed loop: sessions wait as long as recorded"
+    answer = f"{loop.decode_ns / _NS_A_MS:g} ms for each token of an answer"
+    return f"closed loop: {loop.rate:,} tokens of prompts per second, {answer}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return simulated seconds with three significant digits, at most whole ones from 100 on."""
+    for digits, limit in ((3, 1), (2, 10), (1, 100)):
+        if seconds < limit:
+            return f"{seconds:.{digits}f}"
+    return f"{seconds:,.0f}"

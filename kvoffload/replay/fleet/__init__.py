@@ -1,0 +1,1 @@
+"""Engines in simulated time: events, and when the requests of sessions come."""
