@@ -155,8 +155,8 @@ class DensityTrial(PythonPolicy):
         """Return another with the same blocks and ghosts, of no turns, which reads `learned`."""
 
     @abstractmethod
-    def _join(self, batch: list[BlockHash], turn: Turn | None) -> None:
-        """Let blocks belong to a turn, unless others have used them since the deepest."""
+    def join(self, batch: list[BlockHash], turn: Turn) -> None:
+        """Take a later word on the return of a request's session."""
 
 
 class Guard:
@@ -226,7 +226,7 @@ class Guard:
 
     def say(self, batch: list[BlockHash], turn: Turn) -> None:
         """Take a later word on the return of the session that has used the blocks."""
-        self._density_trial._join(self._sample(batch), turn.copy())
+        self._density_trial.join(self._sample(batch), turn.copy())
 
     def release(self, batch: list[BlockHash]) -> None:
         """Let blocks of all trials leave before all others."""

@@ -250,13 +250,14 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         said = self._said(hints)
+        own = [] if said is None else self._own(batch)  # before all become recent
         if self._repeats_request(batch):
             self._renew(batch)
         else:
             self._use(batch, finishes=True)
         if said is not None:
             now = monotonic() if now is None else now
-            turn = self._say(batch, said, now)
+            turn = self._say(own, said, now)
             if self._guard is not None and turn is not None:
                 self._guard.say(batch, turn)
 
@@ -272,7 +273,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if self.rule == ARC:
                 self._use_at_once(batch)
             if said is not None and now is not None:
-                turn = self._say(batch, said, now)
+                turn = self._say(self._own(batch), said, now)
             num_stored = self._num_stored(batch)
         else:
             self._request += 1
@@ -447,39 +448,46 @@ class HitDensityCachePolicy(PythonPolicy):
         records = (self._records.get(block_hash) for block_hash in reversed(batch))
         return next((record for record in records if record is not None), None)
 
-    def _say(self, batch: list[BlockHash], said: _Said, now: float) -> Turn | None:
-        """Take a word on a return that comes later than the first use of the blocks.
+    def _own(self, batch: list[BlockHash]) -> list[BlockHash]:
+        """Return the blocks of a request, but those that were used after the deepest known one."""
+        deepest = self._deepest(batch)
+        if deepest is None:
+            return batch
+        latest = deepest.last
+        records = self._records
+        return [block for block in batch if block not in records or records[block].last <= latest]
+
+    def _say(self, own: list[BlockHash], said: _Said, now: float) -> Turn | None:
+        """Take a word on a return that comes later than the first use of a request's own blocks.
 
         The same word again changes the turn of no block that has it; those that came since join.
         Another makes a new turn.
         """
-        turns = (self._turn_of(block_hash) for block_hash in reversed(batch))
+        turns = (self._turn_of(block_hash) for block_hash in reversed(own))
         same = (turn for turn in turns if turn and (turn.said, turn.source) == said)
         turn = next(same, None)
         if turn is None and self._returns is not None:
             turn = self._returns.turn(*said, now)
-        self._join(batch, turn)
+        self._join(own, turn)
         return turn
 
     def _turn_of(self, block_hash: BlockHash) -> Turn | None:
         record = self._records.get(block_hash)
         return None if record is None or record.part is None else record.part.turn
 
-    def _join(self, batch: list[BlockHash], turn: Turn | None) -> None:
-        """Let blocks belong to a turn, unless others have used them since the deepest."""
-        deepest = self._deepest(batch)
-        for block_hash in reversed(batch):
+    def _join(self, own: list[BlockHash], turn: Turn | None) -> None:
+        """Let a request's own blocks belong to a turn, but those that sessions share."""
+        for block_hash in reversed(own):
             record = self._records.get(block_hash)
-            if record is None or deepest is None or record.last > deepest.last:
+            if record is None or record.is_shared:
                 continue
-            if not record.is_shared:
-                is_counted = self._end_age(record)
-                self._belong(block_hash, record, turn)
-                record.is_released = not is_counted
-                if is_counted:
-                    self._count_start(record)
-                if record.position == _NOT_A_GHOST:
-                    self._place(record).move_to_end(block_hash)
+            is_counted = self._end_age(record)
+            self._belong(block_hash, record, turn)
+            record.is_released = not is_counted
+            if is_counted:
+                self._count_start(record)
+            if record.position == _NOT_A_GHOST:
+                self._place(record).move_to_end(block_hash)
 
     def _belong(self, block_hash: BlockHash, record: _Record, turn: Turn | None) -> None:
         """Let a block belong to a turn or none; its age is not counted meanwhile."""
@@ -930,6 +938,10 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
     def begin_turn(self, turn: Turn | None) -> None:
         """Take the next request for one that begins a turn, or none."""
         self._turn = turn
+
+    def join(self, batch: list[BlockHash], turn: Turn) -> None:
+        """Take a later word on the return of a request's session."""
+        self._join(self._own(batch), turn)
 
     def heed(self, returns: Returns) -> None:
         """Rank blocks by what is learned of returns, too."""

@@ -337,6 +337,19 @@ def test_the_later_word_counts_and_the_same_word_says_nothing_new() -> None:
     assert manager.policy.num_released == 2
 
 
+def test_the_word_at_the_finish_leaves_what_others_have_used_since() -> None:
+    manager = manager_of(_python, 64)
+    records = manager.policy._records
+    first = manager.begin([A, B], now=0.0)
+    second = manager.begin([A, C], hints=Hints(expect_s=20.0), now=1.0)
+    first.finish(hints=Hints(expect_s=20.0), now=2.0)
+    assert records[A].part.turn is records[C].part.turn
+    assert records[B].part.turn.begun == 2.0
+    second.finish()
+    assert records[A].part.turn.begun == 1.0
+    check_invariants(manager)
+
+
 def test_released_blocks_leave_first_and_count_nowhere(twin: ModuleType) -> None:
     manager = manager_of(twin, 4)
     for number, block in enumerate((A, B, C, D)):
