@@ -255,11 +255,14 @@ class HitDensityCachePolicy(PythonPolicy):
             self._renew(batch)
         else:
             self._use(batch, finishes=True)
-        if said is not None:
-            now = monotonic() if now is None else now
-            turn = self._say(own, said, now)
-            if self._guard is not None and turn is not None:
+        if said is None or self._returns is None:
+            return
+        turn = self._turn_with(own, said)
+        if turn is None:
+            turn = self._returns.turn(*said, monotonic() if now is None else now)
+            if self._guard is not None:
                 self._guard.say(batch, turn)
+        self._join(own, turn)
 
     def _serve(
         self, batch: list[BlockHash], said: _Said | None, now: float | None, *, ends: bool = False
@@ -272,8 +275,10 @@ class HitDensityCachePolicy(PythonPolicy):
             self._renew(batch)
             if self.rule == ARC:
                 self._use_at_once(batch)
-            if said is not None and now is not None:
-                turn = self._say(self._own(batch), said, now)
+            if self._returns is not None and said is not None and now is not None:
+                own = self._own(batch)
+                turn = self._turn_with(own, said) or self._returns.turn(*said, now)
+                self._join(own, turn)
             num_stored = self._num_stored(batch)
         else:
             self._request += 1
@@ -457,35 +462,25 @@ class HitDensityCachePolicy(PythonPolicy):
         records = self._records
         return [block for block in batch if block not in records or records[block].last <= latest]
 
-    def _say(self, own: list[BlockHash], said: _Said, now: float) -> Turn | None:
-        """Take a word on a return that comes later than the first use of a request's own blocks.
+    def _turn_with(self, own: list[BlockHash], said: _Said) -> Turn | None:
+        """Return the turn of a request's own blocks, if the same was said when it began."""
+        records = (self._records.get(block_hash) for block_hash in reversed(own))
+        parts = (record.part for record in records if record is not None)
+        turns = (part.turn for part in parts if part is not None)
+        return next((turn for turn in turns if (turn.said, turn.source) == said), None)
 
-        The same word again changes the turn of no block that has it; those that came since join.
-        Another makes a new turn.
-        """
-        turns = (self._turn_of(block_hash) for block_hash in reversed(own))
-        same = (turn for turn in turns if turn and (turn.said, turn.source) == said)
-        turn = next(same, None)
-        if turn is None and self._returns is not None:
-            turn = self._returns.turn(*said, now)
-        self._join(own, turn)
-        return turn
-
-    def _turn_of(self, block_hash: BlockHash) -> Turn | None:
-        record = self._records.get(block_hash)
-        return None if record is None or record.part is None else record.part.turn
-
-    def _join(self, own: list[BlockHash], turn: Turn | None) -> None:
+    def _join(self, own: list[BlockHash], turn: Turn) -> None:
         """Let a request's own blocks belong to a turn, but those that sessions share."""
         for block_hash in reversed(own):
             record = self._records.get(block_hash)
             if record is None or record.is_shared:
                 continue
-            is_counted = self._end_age(record)
-            self._belong(block_hash, record, turn)
-            record.is_released = not is_counted
-            if is_counted:
-                self._count_start(record)
+            if record.part is None or record.part.turn is not turn:
+                is_counted = self._end_age(record)
+                self._belong(block_hash, record, turn)
+                record.is_released = not is_counted
+                if is_counted:
+                    self._count_start(record)
             if record.position == _NOT_A_GHOST:
                 self._place(record).move_to_end(block_hash)
 
