@@ -120,8 +120,8 @@ class TurnRings:
             yield from part.blocks.items()
 
     def of_class(self, ring: int) -> Iterator[tuple[BlockHash, BlockStatus]]:
-        """Yield all blocks of a class, or of AGAIN."""
-        for key in self.rings:
+        """Yield all blocks of a class, or of AGAIN, by key."""
+        for key in sorted(self.rings):
             if key // NUM_HALF_OCTAVES % (AGAIN + 1) == ring:
                 yield from self.oldest_first(key)
 
