@@ -30,11 +30,14 @@ cdef struct Ghost:
     uint32_t low            # fingerprint
     uint16_t high           # fingerprint, upper 16 bits
     uint8_t kind            # class of the block, from 1; 0: the position is free
-    uint8_t flags           # PASSED_OVER, DECLINED
+    uint8_t flags           # PASSED_OVER, DECLINED, ...
 
 cdef enum:
     PASSED_OVER = 1         # passes the hand once more
     DECLINED = 2            # was not stored since its last touch
+    UNCOUNTED = 4           # released: its age is not counted, until its next use
+    SHARED = 8              # used by others than one session: it belongs to no turn any more
+    OF_TURN = 16            # belongs to a part of a turn
     NUM_CLOCKS = 2
 
 cdef struct Clock:

@@ -17,6 +17,9 @@ cdef enum:
 cdef int[NUM_CLASSES] SPARSEST_FIRST
 # Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
 cdef double NEARLY
+cdef double MOST_HAZARD
+# Share that the counts of the two neighbouring gaps have in those of a class.
+cdef double NEIGHBOUR_SHARE
 
 cdef struct Densities:
     double table[NUM_CLASSES][NUM_BINS]     # expected hits per block and request
@@ -37,8 +40,22 @@ cdef void densities_open(Densities* densities, uint64_t capacity) noexcept
 cdef void densities_clear(Densities* densities) noexcept
 # Return the counts of the epoch that request `last` is in, `now` being the present one.
 cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexcept
-# Count a request of `length` blocks; at the end of an epoch, compute the table anew.
-cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexcept
+# Count a request of `length` blocks; at the end of an epoch, compute the table anew. Return the
+# factor by which counts fade then, else 0.
+cdef double end_request(Densities* densities, uint64_t length, uint32_t now) noexcept
+# Return the weight of what an estimate leans on, in blocks.
+cdef double prior_of(const Densities* densities) noexcept
+# Add to a row of counts those of the two neighbouring gaps, in part.
+cdef void add_neighbours(
+    double[NUM_BINS]* counts, int reuse_class, double* row
+) noexcept
+# Compute for each bin from `first` on the most hits that staying on from there can bring, per
+# block and unit of the `widths` of the bins.
+cdef void best_densities(
+    const double* hazards, const double* widths, int first, double* table
+) noexcept
+# Copy what another has counted.
+cdef void densities_copy(Densities* densities, const Densities* other) noexcept
 
 
 cdef inline int age_bin(uint32_t age) noexcept nogil:

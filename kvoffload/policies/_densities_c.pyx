@@ -4,17 +4,17 @@ Every sum is taken in the order of the Python twin, so that both compute the sam
 """
 
 from libc.math cimport pow
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 SPARSEST_FIRST[:] = [0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
 NEARLY = 1.25
+MOST_HAZARD = 0.999
+NEIGHBOUR_SHARE = 0.25
 
 cdef double NEVER_REUSED = 0.5
 cdef double PRIOR_REQUESTS = 4.0
 cdef double PRIOR_CAPACITY_SHARE = 64.0
 cdef double FIRST_HAZARD = 0.02
-cdef double MOST_HAZARD = 0.999
-cdef double NEIGHBOUR_SHARE = 0.25
 cdef double HALF_LIFE_REQUESTS = 1000.0
 cdef double HALF_LIFE_CAPACITIES = 8.0
 cdef double MEAN_LENGTH_GAIN = 0.01
@@ -62,6 +62,11 @@ cdef void densities_clear(Densities* densities) noexcept:
             )
 
 
+cdef void densities_copy(Densities* densities, const Densities* other) noexcept:
+    memcpy(densities, other, sizeof(Densities))
+    densities.known_counts = NULL
+
+
 cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexcept:
     cdef uint32_t age = now - last
     cdef uint32_t low = 0, high = densities.num_epochs, middle
@@ -82,7 +87,8 @@ cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexc
     return densities.known_counts
 
 
-cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexcept:
+cdef double end_request(Densities* densities, uint64_t length, uint32_t now) noexcept:
+    cdef double factor = 0.0
     if densities.mean_length == 0.0:
         densities.mean_length = <double>length
     else:
@@ -92,8 +98,9 @@ cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexc
         <uint64_t>LEAST_EPOCH_TOUCHES, densities.capacity // EPOCHS_PER_CAPACITY
     ):
         compute(densities, now)
-        decay(densities)
+        factor = decay(densities)
         start_epoch(densities, now)
+    return factor
 
 
 cdef void start_epoch(Densities* densities, uint32_t now) noexcept:
@@ -113,7 +120,7 @@ cdef void start_epoch(Densities* densities, uint32_t now) noexcept:
     memset(densities.living[index], 0, sizeof(densities.living[index]))
 
 
-cdef void decay(Densities* densities) noexcept:
+cdef double decay(Densities* densities) noexcept:
     cdef double half_life = max(
         HALF_LIFE_CAPACITIES * <double>densities.capacity,
         HALF_LIFE_REQUESTS * densities.mean_length,
@@ -124,6 +131,26 @@ cdef void decay(Densities* densities) noexcept:
         for bin_index in range(NUM_BINS):
             densities.reused[reuse_class][bin_index] *= factor
             densities.dropped[reuse_class][bin_index] *= factor
+    return factor
+
+
+cdef double prior_of(const Densities* densities) noexcept:
+    return max(
+        <double>densities.capacity / PRIOR_CAPACITY_SHARE,
+        PRIOR_REQUESTS * densities.mean_length,
+    )
+
+
+cdef void add_neighbours(
+    double[NUM_BINS]* counts, int reuse_class, double* row
+) noexcept:
+    cdef int first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
+    cdef int other, bin_index
+    for other in range(reuse_class - 1, reuse_class + 2, 2):
+        if reuse_class == 0 or other < first or other >= first + NUM_GAPS:
+            continue
+        for bin_index in range(NUM_BINS):
+            row[bin_index] += NEIGHBOUR_SHARE * counts[other][bin_index]
 
 
 cdef void compute(Densities* densities, uint32_t now) noexcept:
@@ -132,30 +159,22 @@ cdef void compute(Densities* densities, uint32_t now) noexcept:
     cdef double hazards[NUM_BINS]
     cdef double reused[NUM_BINS]
     cdef double reached[NUM_BINS]
-    cdef double prior = max(
-        <double>densities.capacity / PRIOR_CAPACITY_SHARE,
-        PRIOR_REQUESTS * densities.mean_length,
-    )
+    cdef double prior = prior_of(densities)
     cdef double trust, expected
-    cdef int reuse_class, other, bin_index, first
+    cdef int reuse_class, bin_index
     count_survivors(densities, now, survivors)
     common_hazards(densities, survivors, prior, common)
     for reuse_class in range(NUM_CLASSES):
         for bin_index in range(NUM_BINS):
             reused[bin_index] = densities.reused[reuse_class][bin_index]
             reached[bin_index] = survivors[reuse_class][bin_index]
-        first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
-        for other in range(reuse_class - 1, reuse_class + 2, 2):
-            if reuse_class == 0 or other < first or other >= first + NUM_GAPS:
-                continue
-            for bin_index in range(NUM_BINS):
-                reused[bin_index] += NEIGHBOUR_SHARE * densities.reused[other][bin_index]
-                reached[bin_index] += NEIGHBOUR_SHARE * survivors[other][bin_index]
+        add_neighbours(densities.reused, reuse_class, reused)
+        add_neighbours(survivors, reuse_class, reached)
         trust = 1.0 if reuse_class else NEVER_REUSED
         for bin_index in range(1, NUM_BINS):
             expected = reused[bin_index] + prior * common[bin_index] * trust
             hazards[bin_index] = min(MOST_HAZARD, expected / (reached[bin_index] + prior))
-        density_of(hazards, densities.table[reuse_class])
+        best_densities(hazards, WIDTHS, 1, densities.table[reuse_class])
     order(densities.table)
 
 
@@ -211,17 +230,19 @@ cdef void common_hazards(
         hazards[bin_index] = hazard
 
 
-cdef void density_of(const double* hazards, double* table) noexcept:
-    """Compute for each bin the most hits a request that staying on from there can bring."""
+cdef void best_densities(
+    const double* hazards, const double* widths, int first, double* table
+) noexcept:
     cdef double all_hits[NUM_BINS]
     cdef double all_time[NUM_BINS]
     cdef double all_lasting[NUM_BINS]
     cdef double hits, time, lasting
     cdef int bin_index, runs = 0
-    table[0] = 1.0
-    for bin_index in range(NUM_BINS - 1, 0, -1):
+    for bin_index in range(first):
+        table[bin_index] = 1.0
+    for bin_index in range(NUM_BINS - 1, first - 1, -1):
         hits = hazards[bin_index]
-        time = WIDTHS[bin_index] * (1.0 - hazards[bin_index] / 2.0)
+        time = widths[bin_index] * (1.0 - hazards[bin_index] / 2.0)
         lasting = 1.0 - hazards[bin_index]
         while runs and all_hits[runs - 1] * time > hits * all_time[runs - 1]:
             runs -= 1

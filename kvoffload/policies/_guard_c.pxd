@@ -6,9 +6,12 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Table
 from kvoffload.policies._densities_c cimport Densities
 from kvoffload.policies._trials_c cimport NUM_TRIALS, Trials
+from kvoffload.policies._turns_c cimport Turn
 
 cdef enum:
     MOST_NOTED = 256
+    PLAIN = NUM_TRIALS      # the trial without hints, once there are any
+    NUM_RULES = NUM_TRIALS + 1
 
 # A store of the cache.
 cdef struct Noted:
@@ -20,7 +23,7 @@ cdef struct Guard:
     int rule                    # the trial that is followed
     int shift                   # one block in 2**shift is sampled
     int64_t capacity            # of the cache that is guarded, in blocks
-    double hits[NUM_TRIALS]     # recent hits of each trial, fading
+    double hits[NUM_RULES]      # recent hits of each trial, fading
     uint32_t request            # number of the request that is served
     uint32_t lag                # requests that a store of the cache takes
     bint store_begins           # the cache begins a store, and nothing was inserted since
@@ -28,6 +31,7 @@ cdef struct Guard:
     uint32_t num_noted
     Noted noted[MOST_NOTED]
     Trials trials
+    Trials* plain               # hit density without hints; NULL before any
 
 # Return s where one block in 2**s is sampled for a cache of so many blocks.
 cdef int sample_shift(int64_t capacity) noexcept
@@ -39,15 +43,27 @@ cdef void guard_close(Guard* guard) noexcept
 cdef void guard_clear(Guard* guard) noexcept
 # Note a store of the cache by its first key.
 cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept
-# Serve a request to the trials, and follow the leader.
+# Serve a request to the trials, and follow the leader. Its session `ends` or not; it begins `turn`,
+# NULL for none; `plain` are the densities without hints, NULL before any.
 cdef void guard_serve(
     Guard* guard,
     Table* table,
     const Batch* batch,
     Py_ssize_t num_stored,
     const Densities* learned,
+    const Densities* plain,
     uint32_t now,
+    const Turn* turn,
+    bint ends,
 ) noexcept
+# Make room for releases; False if there is no memory.
+cdef bint guard_ensure_release(Guard* guard) noexcept
+# Let blocks of all trials leave before all others.
+cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept
+# Take a later word on the return of the session that has used the blocks.
+cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept
+# Go on with two trials of hit density: one with hints, and one without, in `plain`.
+cdef void guard_divide(Guard* guard, Trials* plain) noexcept
 # Return the size that T1 should have in the guarded cache.
 cdef double guard_target(const Guard* guard) noexcept
 cdef const char* guard_check(Guard* guard) noexcept

@@ -7,6 +7,7 @@ from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
 from kvoffload._core.table cimport hash_key, hash_node, home_of, node_at, tag_of
 from kvoffload.policies._trials_c cimport (
+    ARC,
     HIT_DENSITY,
     LRU,
     MOST_TRIAL_BLOCKS,
@@ -15,14 +16,24 @@ from kvoffload.policies._trials_c cimport (
     trials_clear,
     trials_close,
     trials_complete,
+    trials_copy_density,
+    trials_end_batch,
+    trials_ensure_release,
+    trials_join,
     trials_open,
+    trials_release,
     trials_serve,
+    trials_serve_density,
 )
+from kvoffload.policies._turns_c cimport turns_begin, turns_settle
 
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 cdef double FADE = 0.9988454217380301
 # The leader must be ahead by this many requests' blocks.
 cdef double LEAD = 1.0
+
+# The trials in the order in which they are compared.
+cdef int[NUM_RULES] ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
 
 cdef enum:
     # A trial has from this many blocks on, while at least one block in four is sampled ...
@@ -65,6 +76,7 @@ cdef void guard_clear(Guard* guard) noexcept:
     guard.num_noted = 0
     guard.store_begins = False
     memset(guard.hits, 0, sizeof(guard.hits))
+    guard.plain = NULL
     if guard.on:
         trials_clear(&guard.trials)
 
@@ -127,39 +139,103 @@ cdef void guard_serve(
     const Batch* batch,
     Py_ssize_t num_stored,
     const Densities* learned,
+    const Densities* plain,
     uint32_t now,
+    const Turn* turn,
+    bint ends,
 ) noexcept:
-    cdef uint64_t mask = (<uint64_t>1 << guard.shift) - 1
-    cdef uint32_t found[NUM_TRIALS]
-    cdef uint32_t most_hits = 0
-    cdef const uint8_t* key
-    cdef uint64_t length
-    cdef Py_ssize_t index
-    cdef int trial, best
+    cdef uint32_t found[NUM_RULES]
+    cdef uint32_t most_hits
+    cdef int index, trial, best
     guard.request += 1
     measure_lag(guard, table)
-    for index in range(batch.size):
-        key = item_key(batch, index)
-        length = item_length(batch, index)
-        if mix(key, length) & mask == 0:
-            trials_add(&guard.trials, hash_key(table, key, length))
-        if index < num_stored:
-            most_hits = guard.trials.batch_size
+    most_hits = take_sample(guard, table, batch, num_stored)
     memset(found, 0, sizeof(found))
     trials_complete(&guard.trials, guard.request, guard.lag)
+    if guard.plain != NULL:
+        trials_complete(guard.plain, guard.request, guard.lag)
     if guard.trials.batch_size:
-        trials_serve(&guard.trials, learned, now, guard.request, found)
+        begin_turn(&guard.trials, turn)
+        trials_serve(&guard.trials, learned, now, guard.request, ends, found)
+        end_turn(&guard.trials)
+        if guard.plain != NULL:
+            found[PLAIN] = trials_serve_density(guard.plain, plain, now, guard.request, ends)
     best = guard.rule
-    for trial in range(NUM_TRIALS):
+    for trial in range(NUM_RULES):
         guard.hits[trial] = guard.hits[trial] * FADE + <double>min(found[trial], most_hits)
-    for trial in range(NUM_TRIALS):
-        if guard.hits[trial] > guard.hits[best]:
-            best = trial
+    for index in range(NUM_RULES):
+        if guard.hits[ORDER[index]] > guard.hits[best]:
+            best = ORDER[index]
     if best != guard.rule and (
         (guard.hits[best] - guard.hits[guard.rule]) * <double>(<uint64_t>1 << guard.shift)
         > LEAD * learned.mean_length
     ):
         guard.rule = best
+
+
+cdef uint32_t take_sample(
+    Guard* guard, Table* table, const Batch* batch, Py_ssize_t num_stored
+) noexcept:
+    """Take what is sampled into the requests of the trials.
+
+    Return how many of these blocks are among the `num_stored` leading ones of the batch.
+    """
+    cdef uint64_t mask = (<uint64_t>1 << guard.shift) - 1
+    cdef uint64_t length, hashed
+    cdef uint32_t most_hits = 0
+    cdef const uint8_t* key
+    cdef Py_ssize_t index
+    for index in range(batch.size):
+        key = item_key(batch, index)
+        length = item_length(batch, index)
+        if mix(key, length) & mask == 0:
+            hashed = hash_key(table, key, length)
+            trials_add(&guard.trials, hashed)
+            if guard.plain != NULL:
+                trials_add(guard.plain, hashed)
+        if index < num_stored:
+            most_hits = guard.trials.batch_size
+    return most_hits
+
+
+cdef void begin_turn(Trials* trials, const Turn* turn) noexcept:
+    """Let the request at work begin a turn of the trials' own."""
+    if turn != NULL:
+        trials.turn = turns_begin(
+            trials.turns, turn.begun, turn.said, turn.source, turn.half_octave
+        )
+
+
+cdef void end_turn(Trials* trials) noexcept:
+    if trials.turn:
+        turns_settle(trials.turns, trials.turn)
+        trials.turn = 0
+
+
+cdef bint guard_ensure_release(Guard* guard) noexcept:
+    return not guard.on or trials_ensure_release(&guard.trials)
+
+
+cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept:
+    take_sample(guard, table, batch, 0)
+    trials_release(&guard.trials)
+    if guard.plain != NULL:
+        trials_release(guard.plain)
+
+
+cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept:
+    take_sample(guard, table, batch, 0)
+    begin_turn(&guard.trials, turn)
+    trials_join(&guard.trials)
+    end_turn(&guard.trials)
+    if guard.plain != NULL:
+        trials_end_batch(guard.plain)
+
+
+cdef void guard_divide(Guard* guard, Trials* plain) noexcept:
+    trials_copy_density(plain, &guard.trials)
+    guard.plain = plain
+    guard.hits[PLAIN] = guard.hits[HIT_DENSITY]
 
 
 cdef double guard_target(const Guard* guard) noexcept:
@@ -168,11 +244,17 @@ cdef double guard_target(const Guard* guard) noexcept:
 
 cdef const char* guard_check(Guard* guard) noexcept:
     cdef int trial
-    if not LRU <= guard.rule < NUM_TRIALS:
-        return b"the rule is one of three"
-    for trial in range(NUM_TRIALS):
+    cdef const char* broken
+    if not LRU <= guard.rule < NUM_RULES or guard.rule == PLAIN and guard.plain == NULL:
+        return b"the rule is that of a trial"
+    for trial in range(NUM_RULES):
         if not guard.hits[trial] >= 0.0:
             return b"hits are counted"
     if guard.lag < 1:
         return b"a store takes a request"
-    return trials_check(&guard.trials) if guard.on else NULL
+    if not guard.on:
+        return NULL
+    broken = trials_check(&guard.trials)
+    if broken == NULL and guard.plain != NULL:
+        broken = trials_check(guard.plain)
+    return broken

@@ -2,48 +2,140 @@
 
 Structure
     One ring for each class of blocks and one more for class 0, beside the records of
-    ``_records_c`` and the guard. See ``_hit_density_py`` for the Python twin and for where both
+    ``_records_c``, the guard and, from the first hint of a return on, what ``_hinted_c`` has: rings
+    of the blocks that belong to turns, which a search does not park. See ``_hit_density_py`` for the Python twin and for where both
     differ from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), whatever is pinned,
-    with the 16 rings for a constant.
+    with the 16 rings for a constant. With hints a search looks at each ring of turns that is in use,
+    and passes over the blocks at their ends that are in use.
 """
 
+from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from kvoffload._core.batch cimport Batch, batch_ensure, batch_set, item_key, item_length
+from kvoffload._core.batch cimport (
+    Batch,
+    batch_ensure,
+    batch_set,
+    find_all,
+    item_key,
+    item_length,
+)
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.ghosts cimport DECLINED, PASSED_OVER, Ghost, ghosts_find, ghosts_remove
+from kvoffload._core.ghosts cimport (
+    DECLINED,
+    OF_TURN,
+    PASSED_OVER,
+    SHARED,
+    UNCOUNTED,
+    Ghost,
+    ghosts_find,
+    ghosts_remove,
+)
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport ring_append, ring_list, ring_remove, ring_renew
-from kvoffload._core.table cimport NIL, Node, Table, drop_hashed_key, hash_key, hash_node, node_at
-from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
+from kvoffload._core.table cimport (
+    CHOSEN,
+    NIL,
+    Node,
+    Table,
+    drop_hashed_key,
+    hash_key,
+    hash_node,
+    node_at,
+)
+from kvoffload._core.victims cimport (
+    Cursor,
+    Victim,
+    victims_cancel,
+    victims_ensure,
+    victims_next,
+    victims_take,
+)
 from kvoffload.policies._densities_c cimport (
     NEARLY,
     NUM_BINS,
     NUM_CLASSES,
     STORED,
+    Densities,
     age_bin,
     class_after,
-    end_age,
+    densities_copy,
     end_request,
-    start_age,
+    prior_of,
 )
 from kvoffload.policies._guard_c cimport (
+    PLAIN,
     Guard,
     guard_check,
     guard_clear,
     guard_close,
+    guard_divide,
+    guard_ensure_release,
     guard_note_store,
     guard_open,
+    guard_release,
+    guard_say,
     guard_serve,
     guard_target,
     sample_shift,
 )
-from kvoffload.policies._records_c cimport AGAIN, NUM_RINGS, Records, class_of
-from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, NUM_TRIALS
-from kvoffload.policies._twin_c cimport Hint
+from kvoffload.policies._hinted_c cimport (
+    Hinted,
+    count_reuse,
+    end_record,
+    hinted_ensure,
+    hinted_open,
+    start_record,
+)
+from kvoffload.policies._records_c cimport Records, class_of, ring_of
+from kvoffload.policies._returns_c cimport (
+    count_return,
+    expected_half_octave,
+    returns_begin,
+    returns_compute,
+    returns_ensure,
+    said_seconds,
+    stored_part_density,
+)
+from kvoffload.policies._trials_c cimport (
+    ARC,
+    HIT_DENSITY,
+    LRU,
+    trials_ensure_release,
+    trials_heed,
+)
+from kvoffload.policies._turn_tails_c cimport (
+    NO_TAIL,
+    PLACES,
+    Tail,
+    Tails,
+    is_sparser,
+    ring_of_tail,
+    tails_advance,
+    tails_begin,
+    tails_give,
+)
+from kvoffload.policies._turns_c cimport (
+    AGAIN,
+    MOST_SOURCES,
+    NUM_HALF_OCTAVES,
+    NUM_RINGS,
+    Part,
+    Turn,
+    Turns,
+    turns_begin,
+    turns_join,
+    turns_leave,
+    turns_put,
+    turns_renew,
+    turns_settle,
+    turns_take,
+)
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
 from kvoffload.policies import registry
@@ -59,12 +151,57 @@ cdef enum:
 cdef object MOST_GHOSTS = 2**32 - 2
 # Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_RINGS] SPARSEST_FIRST = [0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
-# Names of the trials, by their ids.
-cdef tuple RULES = ("lru", "hit-density", "arc-classic")
+# Names of the trials, by their ids, and their ids in the order of the Python twin.
+cdef tuple RULES = ("lru", "hit-density", "arc-classic", "plain")
+cdef int[4] RULE_ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
+# Places of the rings in SPARSEST_FIRST.
+cdef int[NUM_RINGS] PLACE_OF = [0, 14, 12, 10, 8, 6, 4, 2, 15, 13, 11, 9, 7, 5, 3, 1]
 
 
 cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
     return hash_key(table, item_key(batch, index), item_length(batch, index))
+
+
+cdef inline double time_of(const Hint* hint) noexcept:
+    """Return the time of a call in seconds."""
+    cdef timespec moment
+    if hint != NULL and not isnan(hint.now):
+        return hint.now
+    clock_gettime(CLOCK_MONOTONIC, &moment)
+    return <double>moment.tv_sec + <double>moment.tv_nsec * 1e-9
+
+
+cdef bint may_leave(void* policy, uint32_t node_id) noexcept:
+    """Return whether a block of a turn may leave in the search at work."""
+    cdef _HitDensity owner = <_HitDensity>policy
+    cdef Node* node = node_at(owner.table, node_id)
+    return (
+        node.block.ref_cnt == 0
+        and node.block.mark != owner.table.epoch
+        and not node.flags & CHOSEN
+    )
+
+
+cdef uint32_t age_of(void* policy, uint32_t node_id) noexcept:
+    cdef _HitDensity owner = <_HitDensity>policy
+    return owner.request - owner.last[node_id]
+
+
+cdef inline void take_older(Offer* oldest, const Offer* offer) noexcept:
+    """Keep the older of two offers."""
+    if oldest.index == NONE or (
+        offer.age > oldest.age or offer.age == oldest.age and offer.place < oldest.place
+    ):
+        oldest[0] = offer[0]
+
+
+# What a candidate for leaving offers.
+cdef struct Offer:
+    int index               # of a ring or, NUM_RINGS greater, of a tail
+    int ring                # of its class
+    int place               # of those that are alike the one with the lowest leaves
+    uint32_t age
+    double density
 
 
 # The oldest block of a ring that may leave.
@@ -86,6 +223,12 @@ cdef class _HitDensity(Records):
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
     cdef double t1_target
+    cdef list source_names          # of hints, by number, None where there is none yet
+    cdef str new_source             # the last that `c_source` was asked for, if unknown
+    cdef int num_sources            # that have names
+    cdef bint says                  # hints at work: they say when the session returns, ...
+    cdef double said                # ... in seconds, as it is counted, ...
+    cdef int source                 # ... by this source
 
     def __cinit__(self):
         memset(&self.protector, 0, sizeof(Guard))
@@ -105,6 +248,8 @@ cdef class _HitDensity(Records):
         self.ghosts_a_block = ghosts
         self.offered = NULL
         self.declines = True
+        self.source_names = [None] * MOST_SOURCES
+        self.num_sources = 0
         guard_close(&self.protector)
         guard_clear(&self.protector)
         if guard and capacity:
@@ -128,7 +273,10 @@ cdef class _HitDensity(Records):
 
     @property
     def rule(self):
-        """The policy that is followed: ``hit-density``, ``lru`` or ``arc-classic``."""
+        """The policy that is followed: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
+
+        ``plain`` is hit density without hints.
+        """
         self.require_ready()
         return RULES[self.protector.rule]
 
@@ -138,7 +286,11 @@ cdef class _HitDensity(Records):
         self.require_ready()
         if not self.protector.on:
             return {}
-        return {RULES[trial]: self.protector.hits[trial] for trial in range(NUM_TRIALS)}
+        return {
+            RULES[trial]: self.protector.hits[trial]
+            for trial in RULE_ORDER
+            if trial != PLAIN or self.hinted != NULL
+        }
 
     @property
     def num_requests(self):
@@ -164,48 +316,469 @@ cdef class _HitDensity(Records):
             for reuse_class in range(NUM_CLASSES)
         ])
 
+    def begun(self, hashes, hints=None):
+        """Hear that a request begins, with what its client says of the session's return."""
+        cdef Hint said
+        cdef list batch
+        if type(self).touch is not CompiledPolicy.touch:  # a subclass's own
+            CachePolicy.begun(self, hashes, hints)
+            return
+        batch = self.open_batch(hashes, "hashes", "begun")
+        self.hint_of(hints, &said)
+        find_all(self.table, &self.batch)
+        self.begin_request(&self.batch, NULL if hints is None else &said)
+
+    def _ring_length(self, int ring_index):
+        """Return the number of keys on a ring, from 0, and on those of turns of its class."""
+        self.require_ring(ring_index)
+        if self.hinted == NULL:
+            return self.rings[ring_index].size
+        return self.rings[ring_index].size + self.hinted.turns.num_on[ring_index]
+
+    def _ring_keys(self, int ring_index):
+        """Return the keys of a ring, from 0, least recent first, then of those of turns."""
+        cdef int collecting
+        self.require_ring(ring_index)
+        collecting = PyGC_Disable()
+        try:
+            node_ids = self.c_node_ids(ring_index)
+            if self.hinted != NULL:
+                node_ids += self.node_ids_of_turns(ring_index)
+            return [key_of(node_at(self.table, node_id)) for node_id in node_ids]
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    def _ring_holds(self, int ring_index, block_hash):
+        """Return whether a key is on a ring, from 0, or on one of turns of its class."""
+        cdef uint32_t node_id
+        self.require_ring(ring_index)
+        if type(block_hash) is not bytes or not block_hash:
+            return False
+        node_id = find_key(self, block_hash)
+        return node_id != NIL and ring_of(node_at(self.table, node_id)) == ring_index
+
+    cdef list node_ids_of_turns(self, int ring_index):
+        """Return the nodes on the rings of turns with a class, by key."""
+        cdef const Turns* turns = &self.hinted.turns
+        cdef list node_ids = []
+        cdef uint32_t source, key, part, node_id
+        for source in range(MOST_SOURCES + 1):
+            key = (source * NUM_RINGS + <uint32_t>ring_index) * NUM_HALF_OCTAVES
+            for key in range(key, key + NUM_HALF_OCTAVES):
+                part = turns.rings[key].oldest
+                while part:
+                    node_id = turns.parts[part].first
+                    while node_id != NIL:
+                        node_ids.append(node_id)
+                        node_id = turns.members[node_id].behind
+                    part = turns.parts[part].newer
+        return node_ids
+
     def finished(self, hashes, hints=None):
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
-        self.finish_alone(hashes)
+        cdef Hint said
+        cdef list batch = self.open_batch(hashes, "hashes", "finished")
+        self.hint_of(hints, &said)
+        find_all(self.table, &self.batch)
+        self.finish_request(&self.batch, NULL if hints is None else &said)
+
+    cdef int hint_of(self, object hints, Hint* hint) except -1:
+        memset(hint, 0, sizeof(Hint))
+        hint.now = NAN
+        if hints is not None:
+            hint.ends = hints.ends is True
+            if hints.expect_s is not None:
+                hint.expect_s = hints.expect_s
+                hint.source = self.c_source(hints.source)
+        return 0
+
+    # -- hints -------------------------------------------------------------------------------
+
+    cdef int c_source(self, str source) except -1:
+        cdef int number = 0
+        while number < self.num_sources and self.source_names[number] != source:
+            number += 1
+        if not self.prepare_hints(number):
+            raise MemoryError("no room for hints")
+        self.new_source = source
+        return number
+
+    cdef bint prepare_hints(self, int source) noexcept:
+        """Make room for what follows from the first hint of a source."""
+        cdef uint64_t num_ghosts = <uint64_t>self.memory.clocks[0].size + self.memory.clocks[1].size
+        if not guard_ensure_release(&self.protector):
+            return False
+        if self.prepared == NULL:
+            self.prepared = hinted_open(
+                self.num_last, num_ghosts, &self.protector.trials if self.protector.on else NULL
+            )
+        return self.prepared != NULL and returns_ensure(&self.prepared.returns, source)
+
+    cdef void heed(self, const Hint* hint) noexcept:
+        """Note what hints say of a return, unless the session ends."""
+        cdef Hinted* prepared = self.prepared
+        self.says = False
+        if hint == NULL or hint.expect_s <= 0.0:
+            return
+        # Gone where the policy was cleared since `c_source` was asked.
+        if prepared == NULL or prepared.returns.sources[hint.source] == NULL:
+            return
+        if self.hinted == NULL:
+            self.hinted = prepared
+            densities_copy(&prepared.plain, &self.learned)
+            if self.protector.on:
+                guard_divide(&self.protector, &prepared.plain_trial)
+                trials_heed(
+                    &self.protector.trials,
+                    &prepared.trial_turns,
+                    &prepared.returns,
+                    &prepared.tails,
+                )
+        if hint.source == self.num_sources and hint.source < MOST_SOURCES:
+            self.source_names[self.num_sources] = self.new_source
+            self.num_sources += 1
+        prepared.returns.num_sources = max(prepared.returns.num_sources, hint.source + 1)
+        self.says = not hint.ends
+        self.said = said_seconds(hint.expect_s)
+        self.source = hint.source
+
+    cdef uint32_t new_turn(self, double now) noexcept:
+        """Begin the turn that the hints at work say."""
+        return turns_begin(
+            &self.hinted.turns,
+            now,
+            self.said,
+            self.source,
+            expected_half_octave(&self.hinted.returns, self.said, self.source),
+        )
+
+    cdef uint32_t turn_with(self, Batch* batch) noexcept:
+        """Return the turn of a request's own blocks, if the same was said when it began, or 0.
+
+        It is open then.
+        """
+        cdef Turns* turns = &self.hinted.turns
+        cdef Turn* turn
+        cdef Py_ssize_t index
+        cdef uint32_t part
+        for index in range(batch.size - 1, -1, -1):
+            part = self.part_in_batch(batch, index) if batch.indexes[index] else 0
+            if part:
+                turn = turns.turns + turns.parts[part].turn
+                if turn.said == self.said and turn.source == self.source:
+                    turn.is_open = True
+                    return turns.parts[part].turn
+        return 0
+
+    cdef void note_own(self, Batch* batch) noexcept:
+        """Put 1 into ``indexes`` for each block of a request, and 0 for those used after the deepest.
+
+        The deepest known one, that is.
+        """
+        cdef uint32_t last = 0, part = 0, used = 0
+        cdef Py_ssize_t index
+        cdef bint is_known = self.find_deepest(batch, &last, &part)
+        for index in range(batch.size):
+            batch.indexes[index] = 1
+            if is_known and self.last_in_batch(batch, index, &used):
+                batch.indexes[index] = self.request - used >= self.request - last
+
+    cdef bint last_in_batch(self, Batch* batch, Py_ssize_t index, uint32_t* last) noexcept:
+        """Find the last use of a key; False if it is unknown."""
+        cdef uint32_t node_id = batch.node_ids[index], position
+        if node_id != NIL:
+            last[0] = self.last[node_id]
+            return True
+        position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
+        if position != NIL:
+            last[0] = self.memory.items[position].last
+        return position != NIL
+
+    cdef uint32_t part_in_batch(self, Batch* batch, Py_ssize_t index) noexcept:
+        """Return the part of a key, 0 for none."""
+        cdef uint32_t node_id = batch.node_ids[index], position
+        if node_id != NIL:
+            return self.part_of(node_id, node_at(self.table, node_id))
+        position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
+        return self.part_of_ghost(position) if position != NIL else 0
+
+    cdef bint find_deepest(self, Batch* batch, uint32_t* last, uint32_t* part) noexcept:
+        """Find the last use of the deepest known block, and its part unless it is released."""
+        cdef Py_ssize_t index
+        cdef uint32_t node_id, position
+        cdef Node* node
+        cdef Ghost* ghost
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                node = node_at(self.table, node_id)
+                last[0] = self.last[node_id]
+                part[0] = 0 if node.note & UNCOUNTED else self.part_of(node_id, node)
+                return True
+            position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
+            if position != NIL:
+                ghost = self.memory.items + position
+                last[0] = ghost.last
+                part[0] = 0 if ghost.flags & UNCOUNTED else self.part_of_ghost(position)
+                return True
+        return False
+
+    cdef void join(self, Batch* batch, uint32_t turn) noexcept:
+        """Let a request's own blocks belong to a turn, but those that sessions share."""
+        cdef uint32_t node_id, position
+        cdef Py_ssize_t index
+        for index in range(batch.size - 1, -1, -1):
+            if not batch.indexes[index]:
+                continue
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                self.join_block(node_id, node_at(self.table, node_id), turn)
+                continue
+            position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
+            if position != NIL:
+                self.join_ghost(position, turn)
+
+    cdef void join_block(self, uint32_t node_id, Node* node, uint32_t turn) noexcept:
+        cdef uint32_t last = self.last[node_id]
+        cdef uint32_t part = self.part_of(node_id, node)
+        cdef int reuse_class = class_of(node)
+        if node.note & SHARED:
+            return
+        if self.hinted.turns.parts[part].turn != turn:
+            if not node.note & UNCOUNTED:
+                end_record(&self.learned, self.hinted, reuse_class, last, self.request, part)
+            self.belong(node_id, node, turn)
+            if not node.note & UNCOUNTED:
+                self.start_block(node_id, node, reuse_class, last)
+        self.renew_block(node_id, node)
+
+    cdef void join_ghost(self, uint32_t position, uint32_t turn) noexcept:
+        cdef Ghost* ghost = self.memory.items + position
+        cdef uint32_t part = self.part_of_ghost(position)
+        cdef int reuse_class = ghost.kind - 1
+        if ghost.flags & SHARED or self.hinted.turns.parts[part].turn == turn:
+            return
+        if not ghost.flags & UNCOUNTED:
+            end_record(&self.learned, self.hinted, reuse_class, ghost.last, self.request, part)
+        self.belong_ghost(position, turn, reuse_class)
+        if not ghost.flags & UNCOUNTED:
+            self.start_ghost(position)
+
+    # -- the records of turns ----------------------------------------------------------------
+
+    cdef void start_block(
+        self, uint32_t node_id, const Node* node, int reuse_class, uint32_t last
+    ) noexcept:
+        """Count the age of a block that started at request `last`."""
+        start_record(
+            &self.learned,
+            self.hinted,
+            reuse_class,
+            last,
+            self.request,
+            self.part_of(node_id, node),
+        )
+
+    cdef void start_ghost(self, uint32_t position) noexcept:
+        cdef Ghost* ghost = self.memory.items + position
+        start_record(
+            &self.learned,
+            self.hinted,
+            ghost.kind - 1,
+            ghost.last,
+            self.request,
+            self.part_of_ghost(position),
+        )
+
+    cdef void lift(self, uint32_t node_id, Node* node) noexcept:
+        """Take a block off the ring that it is on; its record still belongs to its turn."""
+        if node.ring > NUM_RINGS:
+            turns_take(&self.hinted.turns, node_id)
+            node.ring = 0
+        else:
+            ring_remove(self.table, &self.rings[node.ring - 1], node)
+
+    cdef void put(self, uint32_t node_id, Node* node, int ring, uint32_t part) noexcept:
+        """Make a block the most recent of the ring of its part, or of its class where that is 0."""
+        if part:
+            turns_put(&self.hinted.turns, part, node_id)
+            node.ring = <uint8_t>(NUM_RINGS + 1 + ring)
+        else:
+            ring_append(self.table, &self.rings[ring], node_id, node)
+
+    cdef void renew_block(self, uint32_t node_id, Node* node) noexcept:
+        if node.ring > NUM_RINGS:
+            turns_renew(&self.hinted.turns, node_id)
+        else:
+            ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
+
+    cdef uint32_t join_part(self, uint32_t turn, int ring, uint8_t note) noexcept:
+        """Let a record belong to a turn, unless that is 0 or it is shared; return the part."""
+        return turns_join(&self.hinted.turns, turn, ring) if turn and not note & SHARED else 0
+
+    cdef void leave_part(self, uint32_t part) noexcept:
+        if part:
+            turns_leave(&self.hinted.turns, part)
+
+    cdef void belong(self, uint32_t node_id, Node* node, uint32_t turn) noexcept:
+        """Let a block belong to a turn or none; its age is not counted meanwhile."""
+        cdef uint32_t part = self.part_of(node_id, node)
+        cdef int ring = ring_of(node)
+        if part == 0 and (turn == 0 or node.note & SHARED):
+            return
+        if part and self.hinted.turns.parts[part].turn == turn and not node.note & SHARED:
+            return
+        self.lift(node_id, node)
+        self.leave_part(part)
+        self.put(node_id, node, ring, self.join_part(turn, ring, node.note))
+
+    cdef void belong_ghost(self, uint32_t position, uint32_t turn, int reuse_class) noexcept:
+        """The same of a ghost that is of `reuse_class` from now on."""
+        cdef Ghost* ghost = self.memory.items + position
+        cdef uint32_t part = self.part_of_ghost(position)
+        ghost.kind = <uint8_t>(reuse_class + 1)
+        if part == 0 and turn == 0:
+            return
+        self.leave_part(part)
+        part = self.join_part(turn, reuse_class, ghost.flags)
+        ghost.flags &= <uint8_t>(~OF_TURN & 0xFF)
+        if part:
+            ghost.flags |= OF_TURN
+            self.hinted.ghost_parts[position] = part
+
+    cdef void change_ring(self, uint32_t node_id, Node* node, int ring) noexcept:
+        """Take a block to another ring of its class, in the same turn."""
+        cdef uint32_t former = self.part_of(node_id, node), part = former
+        self.lift(node_id, node)
+        if former:
+            part = turns_join(
+                &self.hinted.turns, self.hinted.turns.parts[former].turn, ring
+            )
+            if not node.note & UNCOUNTED:
+                self.hinted.turns.parts[former].living -= 1
+                self.hinted.turns.parts[part].living += 1
+            turns_leave(&self.hinted.turns, former)
+        self.put(node_id, node, ring, part)
 
     # -- uses --------------------------------------------------------------------------------
 
     cdef void c_touch(self, Batch* batch) noexcept:
+        self.says = False
+        self.serve(batch, False, 0.0, False)
+
+    cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept:
+        cdef double now = 0.0
+        self.heed(hint)
+        if self.hinted != NULL and batch.size:
+            now = time_of(hint)
+            returns_begin(&self.hinted.returns, now)
+        self.serve(batch, self.hinted != NULL, now, hint != NULL and hint.ends)
+
+    cdef void serve(self, Batch* batch, bint is_timed, double now, bint ends) noexcept:
+        """Count a request, at a time of seconds where it is timed."""
         cdef Py_ssize_t num_stored
+        cdef uint32_t turn = 0, latest_age = 0
         if batch.size == 0:
             return
         if self.repeats_request(batch):
             self.renew(batch)
             if self.protector.rule == ARC:
                 self.use_at_once(batch)
+            if self.says:
+                self.note_own(batch)
+                turn = self.turn_with(batch)
+                if turn == 0:
+                    turn = self.new_turn(now)
+                self.join(batch, turn)
             num_stored = self.num_stored(batch)
         else:
             self.request += 1
-            num_stored = self.use(batch, False)
-            end_request(&self.learned, <uint64_t>batch.size, self.request)
+            if self.hinted != NULL:
+                latest_age = self.count_return(batch, is_timed)
+                if self.says:
+                    turn = self.new_turn(now)
+            num_stored = self.use(batch, False, turn, latest_age)
+            self.end_request(<uint64_t>batch.size)
         if self.protector.on:
-            guard_serve(&self.protector, self.table, batch, num_stored, &self.learned, self.request)
+            guard_serve(
+                &self.protector,
+                self.table,
+                batch,
+                num_stored,
+                &self.learned,
+                &self.hinted.plain if self.hinted != NULL else NULL,
+                self.request,
+                self.hinted.turns.turns + turn if turn else NULL,
+                ends,
+            )
+        if turn:
+            turns_settle(&self.hinted.turns, turn)
+
+    cdef uint32_t count_return(self, Batch* batch, bint is_timed) noexcept:
+        """Count a return to the turn of the deepest known block.
+
+        Return how many requests ago that was used; 0 where none is known.
+        """
+        cdef uint32_t last = 0, part = 0
+        if not self.find_deepest(batch, &last, &part):
+            return 0
+        if is_timed and part:
+            count_return(
+                &self.hinted.returns, &self.hinted.turns, self.hinted.turns.parts[part].turn
+            )
+        return self.request - last
+
+    cdef void end_request(self, uint64_t length) noexcept:
+        cdef double factor = end_request(&self.learned, length, self.request)
+        if self.hinted == NULL:
+            return
+        end_request(&self.hinted.plain, length, self.request)
+        if factor != 0.0:
+            returns_compute(
+                &self.hinted.returns, &self.hinted.turns, prior_of(&self.learned), factor
+            )
 
     cdef void c_extended(self, Batch* batch) noexcept:
-        self.use(batch, False)
+        self.use(batch, False, 0, 0)
 
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
+        cdef uint32_t turn
+        self.heed(hint)
         if self.repeats_request(batch):
             self.renew(batch)
+            if self.says:
+                self.note_own(batch)
         else:
-            self.use(batch, True)
+            if self.says:  # before all become recent
+                self.note_own(batch)
+            self.use(batch, True, 0, 0)
+        if not self.says:
+            return
+        turn = self.turn_with(batch)
+        if turn == 0:
+            turn = self.new_turn(time_of(hint))
+            if self.protector.on:
+                guard_say(&self.protector, self.table, batch, self.hinted.turns.turns + turn)
+        self.join(batch, turn)
+        turns_settle(&self.hinted.turns, turn)
 
-    cdef Py_ssize_t use(self, Batch* batch, bint finishes) noexcept:
+    cdef Py_ssize_t use(
+        self, Batch* batch, bint finishes, uint32_t turn, uint32_t latest_age
+    ) noexcept:
         """Count a use of each block, or, where a request only `finishes`, none.
 
-        Return how many leading blocks are not being stored.
+        The blocks belong to `turn` from now on, 0 for none; but those that were used less than
+        `latest_age` requests ago to none for good. Return how many leading blocks are not being
+        stored.
         """
-        cdef uint32_t now = self.request, node_id, last
+        cdef uint32_t now = self.request, node_id, last, part
         cdef uint32_t ghost_position = NIL
         cdef uint64_t hashed = 0
         cdef uint32_t least_age = 0, age
         cdef int use_class = NONE, reuse_class
         cdef Py_ssize_t index, num_stored = batch.size
+        cdef uint8_t note
         cdef Node* node
         cdef Ghost* ghost
         for index in range(batch.size - 1, -1, -1):
@@ -222,8 +795,9 @@ cdef class _HitDensity(Records):
                     reuse_class = 0
                     if use_class != NONE:
                         reuse_class = class_after(least_age, use_class)
-                    start_age(&self.learned, reuse_class, now, now)
-                    self.remember(hashed, reuse_class, now)
+                    part = self.join_part(turn, reuse_class, 0) if turn else 0
+                    start_record(&self.learned, self.hinted, reuse_class, now, now, part)
+                    self.remember(hashed, reuse_class, now, 0, part)
                     continue
                 node = NULL
                 ghost = self.memory.items + ghost_position
@@ -231,48 +805,83 @@ cdef class _HitDensity(Records):
                 last = ghost.last
             if last == now:  # a repeat within the batch
                 if node != NULL:
-                    ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
+                    self.to_most_recent(node_id, node)
                 else:
-                    ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
+                    self.renew_ghost(ghost_position)
                 continue
             # It was a use of all before it, too: this record stands in for those that are lost.
             age = now - last
             if use_class == NONE or age <= least_age:
                 least_age = age
                 use_class = reuse_class
-            end_age(&self.learned, reuse_class, last, now)
+            if node != NULL:
+                if age < latest_age:
+                    node.note |= SHARED
+                part = self.part_of(node_id, node)
+                note = node.note
+                node.note &= <uint8_t>(~UNCOUNTED & 0xFF)
+            else:
+                if age < latest_age:
+                    ghost.flags |= SHARED
+                part = self.part_of_ghost(ghost_position)
+                note = ghost.flags
+                ghost.flags &= <uint8_t>(~UNCOUNTED & 0xFF)
+            if not note & UNCOUNTED:
+                end_record(&self.learned, self.hinted, reuse_class, last, now, part)
             if node != NULL:
                 self.last[node_id] = now
                 if node.block.ref_cnt < 0:  # the touch of the request that stores it
                     num_stored = index
                 if finishes or node.block.ref_cnt < 0:
-                    start_age(&self.learned, reuse_class, now, now)
-                    ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
+                    if self.hinted != NULL and not finishes:
+                        self.belong(node_id, node, turn)
+                    self.start_block(node_id, node, reuse_class, now)
+                    self.renew_block(node_id, node)
                     continue
-                self.learned.reused[reuse_class][age_bin(age)] += 1.0
+                if not note & UNCOUNTED:
+                    count_reuse(&self.learned, self.hinted, reuse_class, age, part)
                 reuse_class = class_after(least_age, use_class)
-                start_age(&self.learned, reuse_class, now, now)
-                ring_remove(self.table, &self.rings[node.ring - 1], node)
-                ring_append(self.table, &self.rings[reuse_class], node_id, node)
+                self.lift(node_id, node)
+                self.leave_part(part)
+                part = self.join_part(turn, reuse_class, note) if turn else 0
+                start_record(&self.learned, self.hinted, reuse_class, now, now, part)
+                self.put(node_id, node, reuse_class, part)
                 continue
             if ghost.flags & DECLINED:  # of the request that could not store it
                 num_stored = index
+            ghost.last = now
             if finishes or ghost.flags & DECLINED:
-                ghost.last = now
                 ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
-                start_age(&self.learned, reuse_class, now, now)
+                if not finishes:
+                    self.belong_ghost(ghost_position, turn, reuse_class)
+                self.start_ghost(ghost_position)
+                continue
+            if not note & UNCOUNTED:
+                count_reuse(&self.learned, self.hinted, reuse_class, age, part)
+            reuse_class = class_after(least_age, use_class)
+            if ghost.kind > 1:
+                self.belong_ghost(ghost_position, turn, reuse_class)
+                self.start_ghost(ghost_position)
+                ghost.flags |= PASSED_OVER
             else:
-                self.learned.reused[reuse_class][age_bin(age)] += 1.0
-                reuse_class = class_after(least_age, use_class)
-                start_age(&self.learned, reuse_class, now, now)
-                if ghost.kind > 1:
-                    ghost.last = now
-                    ghost.kind = <uint8_t>(reuse_class + 1)
-                    ghost.flags |= PASSED_OVER
-                else:
-                    ghosts_remove(&self.memory, ghost_position)
-                    self.remember(hashed, reuse_class, now)
+                self.leave_part(part)
+                part = self.join_part(turn, reuse_class, note) if turn else 0
+                start_record(&self.learned, self.hinted, reuse_class, now, now, part)
+                ghosts_remove(&self.memory, ghost_position)
+                self.remember(hashed, reuse_class, now, note & SHARED, part)
         return num_stored
+
+    cdef void to_most_recent(self, uint32_t node_id, Node* node) noexcept:
+        if node.note & UNCOUNTED:
+            node.note &= <uint8_t>(~UNCOUNTED & 0xFF)
+            self.start_block(node_id, node, class_of(node), self.last[node_id])
+        self.renew_block(node_id, node)
+
+    cdef void renew_ghost(self, uint32_t position) noexcept:
+        cdef Ghost* ghost = self.memory.items + position
+        if ghost.flags & UNCOUNTED:
+            self.start_ghost(position)
+        ghost.flags &= <uint8_t>(~(DECLINED | UNCOUNTED) & 0xFF)
 
     cdef bint repeats_request(self, Batch* batch) noexcept:
         """Return whether the request that began last has used all blocks of a batch.
@@ -310,10 +919,9 @@ cdef class _HitDensity(Records):
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
             if node_id != NIL:
-                node = node_at(self.table, node_id)
-                ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
+                self.to_most_recent(node_id, node_at(self.table, node_id))
             else:
-                self.memory.items[batch.indexes[index]].flags &= <uint8_t>(~DECLINED & 0xFF)
+                self.renew_ghost(batch.indexes[index])
 
     cdef void use_at_once(self, Batch* batch) noexcept:
         """Take the blocks of a request that is repeated at once into ARC's T2."""
@@ -325,9 +933,8 @@ cdef class _HitDensity(Records):
             if node_id == NIL:
                 continue
             node = node_at(self.table, node_id)
-            if node.ring == 1 and node.block.ref_cnt >= 0:
-                ring_remove(self.table, &self.rings[0], node)
-                ring_append(self.table, &self.rings[AGAIN], node_id, node)
+            if ring_of(node) == 0 and node.block.ref_cnt >= 0:
+                self.change_ring(node_id, node, AGAIN)
 
     # -- residence ---------------------------------------------------------------------------
 
@@ -359,6 +966,8 @@ cdef class _HitDensity(Records):
     def _set_declining(self, bint allowed):
         self.declines = allowed
         self.protector.trials.declines = allowed
+        if self.protector.plain != NULL:
+            self.protector.plain.declines = allowed
 
     cdef tuple room_now(self, int64_t num_free):
         cdef Batch* batch = &self.batch
@@ -376,20 +985,89 @@ cdef class _HitDensity(Records):
         cdef uint32_t position = ghosts_find(&self.memory, hash_node(self.table, node))
         cdef Ghost* ghost
         cdef int reuse_class = 0
+        cdef uint32_t part = 0
         if position == NIL:
             self.last[node_id] = self.request
-            start_age(&self.learned, 0, self.request, self.request)
+            start_record(&self.learned, self.hinted, 0, self.request, self.request, 0)
         else:
             ghost = self.memory.items + position
             reuse_class = ghost.kind - 1
             self.last[node_id] = ghost.last
+            node.note = ghost.flags & <uint8_t>(UNCOUNTED | SHARED)
+            part = self.part_of_ghost(position)
             ghosts_remove(&self.memory, position)
-        ring_append(self.table, &self.rings[reuse_class], node_id, node)
+        self.put(node_id, node, reuse_class, part)
         if self.protector.store_begins:
             guard_note_store(&self.protector, hash_node(self.table, node))
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
-        end_age(&self.learned, class_of(node), self.last[node_id], self.request)
+        cdef uint32_t part = self.part_of(node_id, node)
+        cdef int ring = ring_of(node)
+        if not node.note & UNCOUNTED:
+            end_record(
+                &self.learned,
+                self.hinted,
+                class_of(node),
+                self.last[node_id],
+                self.request,
+                part,
+            )
+        if part:  # it leaves a ring of the policy
+            self.lift(node_id, node)
+            self.leave_part(part)
+            self.put(node_id, node, ring, 0)
+
+    # -- released blocks ---------------------------------------------------------------------
+
+    cdef bint ensure_release(self, Py_ssize_t n) noexcept:
+        return CompiledPolicy.ensure_release(self, n) and guard_ensure_release(&self.protector)
+
+    cdef void c_release(self, Batch* batch) noexcept:
+        cdef Py_ssize_t index
+        cdef uint32_t node_id, position
+        cdef Node* node
+        CompiledPolicy.c_release(self, batch)
+        for index in range(batch.size):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                node = node_at(self.table, node_id)
+                if not node.note & UNCOUNTED:
+                    end_record(
+                        &self.learned,
+                        self.hinted,
+                        class_of(node),
+                        self.last[node_id],
+                        self.request,
+                        self.part_of(node_id, node),
+                    )
+                    node.note |= UNCOUNTED
+                continue
+            position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
+            if position != NIL:
+                self.release_ghost(position)
+        if self.protector.on:
+            guard_release(&self.protector, self.table, batch)
+
+    cdef void release_ghost(self, uint32_t position) noexcept:
+        cdef Ghost* ghost = self.memory.items + position
+        if ghost.flags & UNCOUNTED:
+            return
+        end_record(
+            &self.learned,
+            self.hinted,
+            ghost.kind - 1,
+            ghost.last,
+            self.request,
+            self.part_of_ghost(position),
+        )
+        ghost.flags |= UNCOUNTED
+
+    cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
+        if node.ring <= NUM_RINGS:
+            return CompiledPolicy.take_one(self, node_id, node)
+        return victims_take(&self.victims, node, node_id, NULL)
+
+    # -- searches ----------------------------------------------------------------------------
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef int ring_index
@@ -411,8 +1089,7 @@ cdef class _HitDensity(Records):
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
         cdef int ring_index
-        cdef uint32_t position
-        cdef int reuse_class
+        cdef bint admits_all = self.protector.rule == LRU or self.protector.rule == ARC
         if admitted < n:
             if not self.take_released(<uint64_t>(n - admitted)):
                 victims_cancel(&self.victims, self.table)
@@ -424,14 +1101,14 @@ cdef class _HitDensity(Records):
                 ring_index = self.next_to_leave()
                 if ring_index == NONE:
                     break
-                if self.protector.rule != HIT_DENSITY or not self.declines:
+                if admits_all or not self.declines:
                     self.take(ring_index)
                     admitted += 1
                     continue
-                position = self.ghost_offered(batch, admitted)
-                reuse_class = self.memory.items[position].kind - 1 if position != NIL else 0
                 # What continues a prefix is no denser: the first to fail decides for the rest.
-                if self.candidates[ring_index].density >= self.learned.table[reuse_class][STORED]:
+                if self.density_of(ring_index) >= self.stored_density(
+                    self.ghost_offered(batch, admitted)
+                ):
                     break
                 self.take(ring_index)
                 admitted += 1
@@ -439,7 +1116,7 @@ cdef class _HitDensity(Records):
             if self.victims.no_memory:
                 victims_cancel(&self.victims, self.table)
                 return -1
-            if self.protector.rule != HIT_DENSITY and self.declines and admitted < n:
+            if admits_all and self.declines and admitted < n:
                 victims_cancel(&self.victims, self.table)
                 admitted = 0
         self.offer(batch, admitted, n)
@@ -479,14 +1156,33 @@ cdef class _HitDensity(Records):
             self.advance(ring_index)
         self.t1_size = <int64_t>self.rings[0].size
         for index in range(self.victims.size):  # each was released
-            self.t1_size += self.victims.items[index].ring != &self.rings[0]
+            self.t1_size += ring_of(node_at(self.table, self.victims.items[index].node_id)) != 0
         if self.protector.rule == ARC:
             self.t1_target = guard_target(&self.protector)
+        if self.hinted != NULL:
+            self.t1_size += <int64_t>self.hinted.turns.num_on[0]
+            self.open_tails()
+
+    cdef void open_tails(self) noexcept:
+        """Find the blocks of turns that may leave, at the ends of their rings."""
+        cdef Tails* tails = &self.hinted.tails
+        tails.turns = &self.hinted.turns
+        tails.returns = &self.hinted.returns if self.protector.rule == HIT_DENSITY else NULL
+        tails.learned = &self.hinted.plain
+        tails.owner = <void*>self
+        tails.may_leave = may_leave
+        tails.age_of = age_of
+        tails_begin(tails, self.protector.rule != HIT_DENSITY)
 
     cdef int next_to_leave(self) noexcept:
-        """Return the ring whose candidate is to leave next by the rule in force, or NONE."""
+        """Return the candidate that is to leave next by the rule in force, or NONE.
+
+        That is the number of a ring or, NUM_RINGS greater, of a tail of a ring of turns.
+        """
         cdef int oldest = NONE, other = NONE, index, ring
-        if self.protector.rule == HIT_DENSITY:
+        if self.hinted != NULL and self.hinted.tails.size:
+            return self.next_with_turns()
+        if self.protector.rule == HIT_DENSITY or self.protector.rule == PLAIN:
             return self.sparsest()
         for index in range(NUM_RINGS):
             ring = SPARSEST_FIRST[index]
@@ -520,9 +1216,100 @@ cdef class _HitDensity(Records):
         candidate.victim = self.victims.items[self.victims.size]
         candidate.age = self.request - self.last[candidate.victim.node_id]
         # Its next chance is a request on.
-        candidate.density = self.learned.table[
+        candidate.density = self.rule_densities().table[
             0 if ring_index == AGAIN else ring_index
         ][age_bin(candidate.age + 1)]
+
+    cdef const Densities* rule_densities(self) noexcept:
+        """Return the densities by class and last use that the rule in force has."""
+        if self.hinted == NULL or self.protector.rule == HIT_DENSITY:
+            return &self.learned
+        return &self.hinted.plain
+
+    cdef double stored_density(self, uint32_t ghost_position) noexcept:
+        """Return the density of a block that is stored now."""
+        cdef uint32_t part
+        cdef int reuse_class = 0
+        if ghost_position != NIL:
+            part = self.part_of_ghost(ghost_position)
+            if part and self.protector.rule != PLAIN:
+                return stored_part_density(&self.hinted.returns, &self.hinted.turns, part)
+            reuse_class = self.memory.items[ghost_position].kind - 1
+        if self.protector.rule == PLAIN:
+            return self.hinted.plain.table[reuse_class][STORED]
+        return self.learned.table[reuse_class][STORED]
+
+    cdef double density_of(self, int index) noexcept:
+        """Return the density of a candidate."""
+        if index >= NUM_RINGS:
+            return self.hinted.tails.items[index - NUM_RINGS].density
+        return self.candidates[index].density
+
+    cdef int next_with_turns(self) noexcept:
+        """Do as `next_to_leave` where blocks of turns may leave."""
+        cdef const Tails* tails = &self.hinted.tails
+        cdef Offer offer, least, oldest, once, again
+        cdef int index
+        least.index = oldest.index = once.index = again.index = NONE
+        if self.protector.rule == HIT_DENSITY:
+            return self.next_by_return()
+        for index in range(NUM_RINGS + tails.size):
+            if not self.offer_of(index, &offer):
+                continue
+            if least.index == NONE or (
+                offer.density < least.density
+                or offer.density == least.density
+                and offer.place < least.place
+            ):
+                least = offer
+            take_older(&oldest, &offer)
+            take_older(&once if offer.ring == 0 else &again, &offer)
+        if self.protector.rule == PLAIN and least.index != NONE:
+            return least.index if oldest.density > NEARLY * least.density else oldest.index
+        if self.protector.rule != ARC:
+            return oldest.index
+        # Of a request's blocks those that were never used again are the tail.
+        if again.index == NONE or once.index != NONE and (
+            <double>self.t1_size > self.t1_target or once.age == again.age
+        ):
+            return once.index
+        self.t1_size += 1       # the block that takes its place enters T1
+        return again.index
+
+    cdef int next_by_return(self) noexcept:
+        """Return the sparsest candidate, or the oldest of the rings where it is nearly so."""
+        cdef const Tails* tails = &self.hinted.tails
+        cdef const Candidate* candidate
+        cdef int index, ring
+        if tails.least == NO_TAIL:
+            return self.sparsest()
+        for index in range(NUM_RINGS):
+            candidate = &self.candidates[index]
+            if candidate.present and not is_sparser(
+                &tails.items[tails.least], candidate.density, candidate.age
+            ):
+                return self.sparsest()
+        return NUM_RINGS + tails.least
+
+    cdef bint offer_of(self, int index, Offer* offer) noexcept:
+        """Say what a candidate offers; False if there is none."""
+        cdef const Tail* tail
+        cdef int place
+        offer.index = index
+        if index < NUM_RINGS:
+            offer.ring = index
+            offer.age = self.candidates[index].age
+            offer.density = self.candidates[index].density
+            offer.place = PLACES * PLACE_OF[index]
+            return self.candidates[index].present
+        tail = self.hinted.tails.items + (index - NUM_RINGS)
+        offer.ring = ring_of_tail(tail)
+        offer.age = tail.age
+        offer.density = tail.density
+        place = <int>(tail.key // (NUM_RINGS * NUM_HALF_OCTAVES)) * NUM_HALF_OCTAVES
+        place += <int>(tail.key % NUM_HALF_OCTAVES)
+        offer.place = PLACES * PLACE_OF[offer.ring] + 1 + place
+        return tail.part != 0
 
     cdef int sparsest(self) noexcept:
         """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
@@ -541,11 +1328,28 @@ cdef class _HitDensity(Records):
             return least
         return oldest
 
-    cdef void take(self, int ring_index) noexcept:
-        """Choose the candidate of a ring; `advance` has made sure of room."""
-        self.victims.items[self.victims.size] = self.candidates[ring_index].victim
+    cdef void take(self, int index) noexcept:
+        """Choose a candidate; for that of a ring `advance` has made sure of room."""
+        if index >= NUM_RINGS:
+            self.take_of_turn(index - NUM_RINGS)
+            return
+        self.victims.items[self.victims.size] = self.candidates[index].victim
         self.victims.size += 1
-        self.advance(ring_index)
+        self.advance(index)
+
+    cdef void take_of_turn(self, int tail) noexcept:
+        """Choose the block at which a tail stands."""
+        # One more for a candidate of a ring.
+        if not victims_ensure(&self.victims, self.victims.size + 2, 0):
+            self.victims.no_memory = True
+            return
+        self.victims.items[self.victims.size].node_id = self.hinted.tails.items[tail].block
+        self.victims.items[self.victims.size].ring = NULL
+        self.victims.size += 1
+        if self.protector.rule == HIT_DENSITY:
+            tails_give(&self.hinted.tails, tail)
+        else:
+            tails_advance(&self.hinted.tails, tail)
 
     cdef void close_candidates(self) noexcept:
         """Give back the candidates that were not chosen."""
@@ -565,9 +1369,17 @@ cdef class _HitDensity(Records):
         cdef uint64_t hashed = hash_node(self.table, node)
         cdef int reuse_class = class_of(node)
         cdef uint32_t last = self.last[victim.node_id]
+        cdef uint32_t part
+        cdef uint8_t note = node.note
+        if node.ring > NUM_RINGS and ring_of(node) == AGAIN:
+            self.change_ring(victim.node_id, node, 0)
+        part = self.part_of(victim.node_id, node)
+        if part:  # it leaves a ring of the policy
+            self.lift(victim.node_id, node)
+            self.put(victim.node_id, node, reuse_class, 0)
         self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, hashed)
-        self.remember(hashed, reuse_class, last)
+        self.remember(hashed, reuse_class, last, note, part)
 
     cdef void cancel(self) noexcept:
         # The batch is the manager's, which may be gone when the next search is settled.
@@ -590,6 +1402,7 @@ cdef class _HitDensity(Records):
     cdef void c_clear(self) noexcept:
         self.clear_records()
         self.offered = NULL
+        self.num_sources = 0
         guard_clear(&self.protector)
 
     cdef const char* c_check(self) noexcept:

@@ -2,25 +2,31 @@
 
 Structure
     The time of last use of each node in an array beside the nodes, its class told by its ring;
-    the ghosts in two clocks; the counts of how all ages ended.
+    the ghosts in two clocks; the counts of how all ages ended. The *note* of a record is what the
+    flags of a ghost say, in a node's `note`: UNCOUNTED, SHARED. A block that belongs to a turn is
+    on no ring of the policy, but one of the turns'; `ring` of its node is NUM_RINGS greater.
 Invariants
     Every node is resident: a key without a block has no node between calls, only a ghost.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.ghosts cimport Ghosts
 from kvoffload._core.table cimport Node
 from kvoffload.policies._densities_c cimport NUM_CLASSES, Densities
+from kvoffload.policies._hinted_c cimport Hinted
+from kvoffload.policies._turns_c cimport AGAIN, NUM_RINGS
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
-cdef enum:
-    AGAIN = NUM_CLASSES     # ring of the blocks of class 0 that ARC's rule has in T2
-    NUM_RINGS = NUM_CLASSES + 1
+
+cdef inline int ring_of(const Node* node) noexcept nogil:
+    """Return the ring of a block's class, or AGAIN."""
+    return node.ring - 1 if node.ring <= NUM_RINGS else node.ring - 1 - NUM_RINGS
 
 
 cdef inline int class_of(const Node* node) noexcept nogil:
-    return node.ring - 1 if node.ring <= NUM_CLASSES else 0
+    cdef int ring = ring_of(node)
+    return ring if ring < NUM_CLASSES else 0
 
 
 cdef class Records(CompiledPolicy):
@@ -29,13 +35,23 @@ cdef class Records(CompiledPolicy):
     cdef uint64_t num_last          # nodes that the array has room for
     cdef Ghosts memory
     cdef Densities learned
+    cdef Hinted* prepared           # room for what follows from hints; NULL before any
+    cdef Hinted* hinted             # the same once a hint was given, else NULL
 
     # Reserve room for ghosts of blocks never used again and of others.
     cdef int open_records(self, uint32_t never_reused, uint32_t reused) except -1
     cdef void clear_records(self) noexcept
     # Make a ghost, in the place of the next one to be forgotten.
-    cdef void remember(self, uint64_t hashed, int reuse_class, uint32_t last) noexcept
+    cdef void remember(
+        self, uint64_t hashed, int reuse_class, uint32_t last, uint8_t note, uint32_t part
+    ) noexcept
     # Count a record that is dropped: how its age would have ended stays unknown.
-    cdef void forget(self, int reuse_class, uint32_t last) noexcept
+    cdef void forget(self, int reuse_class, uint32_t last, uint8_t note, uint32_t part) noexcept
+    # Return the part of a node or of a ghost, 0 for none.
+    cdef uint32_t part_of(self, uint32_t node_id, const Node* node) noexcept
+    cdef uint32_t part_of_ghost(self, uint32_t position) noexcept
+    cdef void forget_hints(self) noexcept
     cdef bint ensure_last(self) noexcept
-    cdef void count_ages(self, int64_t change) noexcept
+    cdef bint ages_are_counted(self, Densities* densities, bint of_turns) noexcept
+    cdef void count_ages(self, Densities* densities, bint of_turns, int64_t change) noexcept
+    cdef const char* check_turns(self) noexcept

@@ -6,7 +6,10 @@ here is its key's 64-bit hash, so nothing is allocated and nothing can fail afte
 Structure
     An entry for each key that one of the caches knows, resident or ghost. The entries are found
     through one index, and linked into the caches' recency orders by 16-bit ids from 1.
-    The blocks that a cache is storing stand in a queue of its own, oldest first.
+    The blocks that a cache is storing stand in a queue of its own, oldest first. From the first
+    release on there is an *extra* for each entry: its place among those that leave first. From
+    the first hint of a return on the blocks of hit density may belong to turns; then the guard has
+    other trials in which hit density alone is served, without hints.
 Invariants
     Between requests an entry is in use exactly if a cache knows its key. A block that a cache is
     storing bears that cache's mark, and stays: a queue has room for as many as the cache.
@@ -24,6 +27,9 @@ Tried, and not kept
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from kvoffload.policies._densities_c cimport NUM_CLASSES, Densities
+from kvoffload.policies._returns_c cimport Returns
+from kvoffload.policies._turn_tails_c cimport Tails
+from kvoffload.policies._turns_c cimport Turns
 
 # The caches, in the order of their results and of an entry's links.
 cdef enum:
@@ -55,6 +61,11 @@ cdef struct Entry:
     uint8_t arc_list            # the list of ARC that it is in; 0: none
     uint8_t kind                # hit density: class, from 1; 0: unknown
     uint8_t flags               # IN_BATCH, DENSE, ...
+
+cdef struct Extra:
+    Link links[NUM_TRIALS]      # among the released blocks of each cache
+    uint8_t released            # a bit for each cache
+    bint is_shared              # hit density: it belongs to no turn any more
 
 cdef struct TrialClock:
     uint32_t start
@@ -89,6 +100,13 @@ cdef struct Trials:
     TrialClock clocks[2]
     uint16_t* ghosts            # their entries by position, in both clocks; 0: free
     Storing storing[NUM_TRIALS]
+    Extra* extras               # by entry; NULL before any release
+    Order released[NUM_TRIALS]  # blocks that leave before all others, first to leave first
+    Turns* turns                # of the blocks of hit density; NULL: hints are not heeded
+    uint32_t turn               # that the request at work begins, or 0
+    const Returns* returns
+    Tails* tails
+    uint32_t now                # of the search at work
 
 # Reserve room; False, with nothing reserved, if there is none.
 cdef bint trials_open(
@@ -101,9 +119,35 @@ cdef void trials_add(Trials* trials, uint64_t hashed) noexcept
 # End the stores that began `lag` requests before `request`, or earlier.
 cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexcept
 # Serve the request at work in each cache; `found` gets the leading blocks that each has found.
-# `request` counts all requests, ages are counted to `now`.
+# `request` counts all requests, ages are counted to `now`. Where the session `ends`, only free and
+# released slots are taken.
 cdef void trials_serve(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, uint32_t* found
+    Trials* trials,
+    const Densities* learned,
+    uint32_t now,
+    uint32_t request,
+    bint ends,
+    uint32_t* found,
+) noexcept
+# Serve the request at work by hit density alone; return the leading blocks found.
+cdef uint32_t trials_serve_density(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, bint ends
+) noexcept
+# End the request at work.
+cdef void trials_end_batch(Trials* trials) noexcept
+# Make room for extras; False if there is no memory.
+cdef bint trials_ensure_release(Trials* trials) noexcept
+# Let the blocks taken into the request at work leave first, the last before the others; no request
+# is at work then.
+cdef void trials_release(Trials* trials) noexcept
+# Let the blocks taken into the request at work belong to the turn of `trials`, unless others have
+# used them since the deepest; no request is at work then.
+cdef void trials_join(Trials* trials) noexcept
+# Take the cache of hit density from others, of the same size, for trials of it alone.
+cdef void trials_copy_density(Trials* trials, const Trials* others) noexcept
+# Heed hints: let blocks of hit density belong to turns.
+cdef void trials_heed(
+    Trials* trials, Turns* turns, const Returns* returns, Tails* tails
 ) noexcept
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* trials_check(Trials* trials) noexcept

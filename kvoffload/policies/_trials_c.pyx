@@ -4,10 +4,21 @@ Each serves a request as `Trial` of ``_guard_py`` does: touch, look up, store, t
 made, the blocks of the request at work are the most recent of their orders.
 """
 
-from libc.string cimport memset
+from libc.stdint cimport int32_t
+from libc.string cimport memcpy, memset
 
 from kvoffload._core.memory cimport release, reserve
 from kvoffload.policies._densities_c cimport NEARLY, SPARSEST_FIRST, STORED, age_bin, class_after
+from kvoffload.policies._returns_c cimport stored_part_density
+from kvoffload.policies._turn_tails_c cimport NO_TAIL, is_sparser, tails_begin, tails_give
+from kvoffload.policies._turns_c cimport (
+    turns_check,
+    turns_join,
+    turns_leave,
+    turns_put,
+    turns_renew,
+    turns_take,
+)
 
 cdef enum:
     IN_BATCH = 1        # of the request at work
@@ -83,6 +94,7 @@ cdef void trials_close(Trials* trials) noexcept:
     release(trials.entries, trials.num_reserved * sizeof(Entry))
     release(trials.buckets, num_entry_ids(trials) * sizeof(uint16_t))
     release(trials.storing[0].requests, NUM_TRIALS * <uint64_t>trials.capacity * sizeof(uint32_t))
+    release(trials.extras, trials.num_reserved * sizeof(Extra))
     memset(trials, 0, sizeof(Trials))
 
 
@@ -102,6 +114,11 @@ cdef void trials_clear(Trials* trials) noexcept:
         trials.clocks[index].hand = 0
     for index in range(NUM_TRIALS):
         trials.storing[index].oldest = trials.storing[index].size = 0
+    if trials.extras != NULL:
+        release(trials.extras, trials.num_reserved * sizeof(Extra))
+        trials.extras = NULL
+    memset(trials.released, 0, sizeof(trials.released))
+    trials.turns = NULL
 
 
 # -- entries -----------------------------------------------------------------------------------
@@ -176,6 +193,53 @@ cdef inline void take_out(Entry* entries, Order* order, int trial, uint16_t entr
     order.size -= 1
 
 
+cdef inline void append_release(Trials* trials, int trial, uint16_t entry_id) noexcept:
+    """Let a block that a cache has leave after those that were released before."""
+    cdef Order* order = &trials.released[trial]
+    cdef Extra* extra = trials.extras + entry_id
+    if extra.released & 1 << trial:
+        return
+    extra.released |= <uint8_t>(1 << trial)
+    extra.links[trial].newer = 0
+    extra.links[trial].older = order.newest
+    if order.newest:
+        trials.extras[order.newest].links[trial].newer = entry_id
+    else:
+        order.oldest = entry_id
+    order.newest = entry_id
+    order.size += 1
+
+
+cdef inline bint is_released(const Trials* trials, int trial, uint16_t entry_id) noexcept:
+    return trials.released[trial].size != 0 and trials.extras[entry_id].released & 1 << trial != 0
+
+
+cdef inline void end_release(Trials* trials, int trial, uint16_t entry_id) noexcept:
+    """Release a block of a cache no longer."""
+    cdef Order* order = &trials.released[trial]
+    cdef Link* link
+    if not is_released(trials, trial, entry_id):
+        return
+    trials.extras[entry_id].released &= <uint8_t>(~(1 << trial) & 0xFF)
+    link = &trials.extras[entry_id].links[trial]
+    if link.older:
+        trials.extras[link.older].links[trial].newer = link.newer
+    else:
+        order.oldest = link.newer
+    if link.newer:
+        trials.extras[link.newer].links[trial].older = link.older
+    else:
+        order.newest = link.older
+    order.size -= 1
+
+
+cdef inline uint16_t next_release(Trials* trials, int trial, uint16_t entry_id) noexcept:
+    """Return the released block from this one on that may leave, or 0."""
+    while entry_id and trials.entries[entry_id].flags & (PENDING << trial):
+        entry_id = trials.extras[entry_id].links[trial].newer
+    return entry_id
+
+
 cdef inline void renew(Entry* entries, Order* order, int trial, uint16_t entry_id) noexcept:
     if order.newest != entry_id:
         take_out(entries, order, trial, entry_id)
@@ -215,26 +279,79 @@ cdef inline void begin_store(
 
 
 cdef void trials_serve(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, uint32_t* found
+    Trials* trials,
+    const Densities* learned,
+    uint32_t now,
+    uint32_t request,
+    bint ends,
+    uint32_t* found,
 ) noexcept:
+    take_back(trials)
+    found[LRU] = serve_lru(trials, request, ends)
+    found[HIT_DENSITY] = serve_density(trials, learned, now, request, ends)
+    found[ARC] = serve_arc(trials, request, ends)
+    trials_end_batch(trials)
+
+
+cdef uint32_t trials_serve_density(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, bint ends
+) noexcept:
+    cdef uint32_t found
+    take_back(trials)
+    found = serve_density(trials, learned, now, request, ends)
+    trials_end_batch(trials)
+    return found
+
+
+cdef void take_back(Trials* trials) noexcept:
+    """Let blocks of the request at work be released no longer."""
     cdef uint32_t index
-    found[LRU] = serve_lru(trials, request)
-    found[HIT_DENSITY] = serve_density(trials, learned, now, request)
-    found[ARC] = serve_arc(trials, request)
+    cdef int trial
+    for trial in range(NUM_TRIALS):
+        if trials.released[trial].size:
+            for index in range(trials.batch_size):
+                end_release(trials, trial, trials.batch[index])
+
+
+cdef void trials_end_batch(Trials* trials) noexcept:
+    """End the request at work."""
+    cdef uint32_t index
     for index in range(trials.batch_size):
         trials.entries[trials.batch[index]].flags &= <uint8_t>(~IN_BATCH & 0xFF)
         leave_unknown(trials, trials.batch[index])
     trials.batch_size = 0
 
 
-cdef uint32_t serve_lru(Trials* trials, uint32_t request) noexcept:
+cdef bint trials_ensure_release(Trials* trials) noexcept:
+    if trials.extras == NULL:
+        trials.extras = <Extra*>reserve(trials.num_reserved * sizeof(Extra))
+    return trials.extras != NULL
+
+
+cdef void trials_release(Trials* trials) noexcept:
+    cdef Entry* entry
+    cdef uint32_t index
+    cdef uint16_t entry_id
+    for index in range(trials.batch_size):
+        entry_id = trials.batch[trials.batch_size - 1 - index]
+        entry = trials.entries + entry_id
+        if entry.in_lru:
+            append_release(trials, LRU, entry_id)
+        if entry.flags & DENSE:
+            append_release(trials, HIT_DENSITY, entry_id)
+        if entry.arc_list == T1 or entry.arc_list == T2:
+            append_release(trials, ARC, entry_id)
+    trials_end_batch(trials)
+
+
+cdef uint32_t serve_lru(Trials* trials, uint32_t request, bint ends) noexcept:
     """Serve the request by LRU: both touches, with the room made between them, at once."""
     cdef Entry* entries = trials.entries
     cdef Order* order = &trials.lru
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, index
-    cdef uint32_t num_fixed = trials.storing[LRU].size
+    cdef uint32_t num_fixed = trials.storing[LRU].size, admitted
     cdef uint16_t entry_id
-    cdef bint all_ready = True, has_room
+    cdef bint all_ready = True
     for index in range(size):
         entry_id = trials.batch[index]
         if not entries[entry_id].in_lru:
@@ -246,19 +363,39 @@ cdef uint32_t serve_lru(Trials* trials, uint32_t request) noexcept:
             num_fixed += 1
             found += all_ready
     # Else too few may leave for the whole request.
-    has_room = num_missing + num_fixed <= trials.capacity
-    entry_id = order.oldest
-    while has_room and order.size + num_missing > trials.capacity:
-        entry_id = leave_lru(trials, entry_id)
+    if ends or num_missing + num_fixed <= trials.capacity:
+        admitted = num_missing
+        entry_id = next_release(trials, LRU, trials.released[LRU].oldest)
+        while entry_id and order.size + num_missing > trials.capacity:
+            entry_id = leave_first_lru(trials, entry_id)
+        if ends:
+            admitted = min(num_missing, trials.capacity - order.size)
+        entry_id = order.oldest
+        while order.size + admitted > trials.capacity:
+            entry_id = leave_lru(trials, entry_id)
+    else:
+        admitted = 0
     for index in range(size):
         entry_id = trials.batch[size - 1 - index]
         if entries[entry_id].in_lru:
             renew(entries, order, LRU, entry_id)
-        elif has_room:
+            continue
+        num_missing -= 1
+        if num_missing < admitted:
             entries[entry_id].in_lru = 1
             append(entries, order, LRU, entry_id)
             begin_store(trials, LRU, entry_id, request)
     return found
+
+
+cdef inline uint16_t leave_first_lru(Trials* trials, uint16_t entry_id) noexcept:
+    """Let a released block go; return the next that may."""
+    cdef uint16_t following = next_release(trials, LRU, trials.extras[entry_id].links[LRU].newer)
+    end_release(trials, LRU, entry_id)
+    take_out(trials.entries, &trials.lru, LRU, entry_id)
+    trials.entries[entry_id].in_lru = 0
+    leave_unknown(trials, entry_id)
+    return following
 
 
 cdef inline uint16_t leave_lru(Trials* trials, uint16_t entry_id) noexcept:
@@ -275,7 +412,7 @@ cdef inline uint16_t leave_lru(Trials* trials, uint16_t entry_id) noexcept:
 # -- published ARC -----------------------------------------------------------------------------
 
 
-cdef uint32_t serve_arc(Trials* trials, uint32_t request) noexcept:
+cdef uint32_t serve_arc(Trials* trials, uint32_t request, bint ends) noexcept:
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, index
     cdef uint32_t num_fixed = trials.storing[ARC].size
     cdef Entry* entry
@@ -292,9 +429,9 @@ cdef uint32_t serve_arc(Trials* trials, uint32_t request) noexcept:
         else:
             num_fixed += 1
             found += all_ready
-    if num_missing == 0 or num_missing + num_fixed > trials.capacity:
+    if num_missing == 0 or not ends and num_missing + num_fixed > trials.capacity:
         return found
-    replace(trials, num_missing)
+    num_missing = replace(trials, num_missing, ends)
     for index in range(num_missing):
         insert_arc(trials, trials.missing[index])
         begin_store(trials, ARC, trials.missing[index], request)
@@ -338,16 +475,33 @@ cdef void adapt(Trials* trials, const Entry* ghost) noexcept:
         trials.target = max(trials.target - max(1.0, share), 0.0)
 
 
-cdef void replace(Trials* trials, uint32_t num_missing) noexcept:
-    """Make room, for which enough blocks may leave."""
+cdef uint32_t replace(Trials* trials, uint32_t num_missing, bint ends) noexcept:
+    """Make room, for which enough blocks may leave; return for how many of the missing.
+
+    For all of them, unless the session `ends`.
+    """
     cdef Entry* entries = trials.entries
     cdef Order* lists = trials.arc
     cdef uint32_t t1_size = lists[T1].size
     cdef uint32_t count = lists[T1].size + lists[T2].size + num_missing
-    cdef uint16_t once = may_leave_arc(trials, lists[T1].oldest)
-    cdef uint16_t again = may_leave_arc(trials, lists[T2].oldest)
-    cdef uint16_t entry_id
+    cdef uint16_t once, again, following
+    cdef uint16_t entry_id = next_release(trials, ARC, trials.released[ARC].oldest)
     cdef bint seen_once
+    while entry_id and count > trials.capacity:
+        seen_once = entries[entry_id].arc_list == T1
+        following = next_release(trials, ARC, trials.extras[entry_id].links[ARC].newer)
+        end_release(trials, ARC, entry_id)
+        become_ghost(trials, entry_id, seen_once)
+        # The block that takes its place enters T1.
+        t1_size += not seen_once
+        count -= 1
+        entry_id = following
+    if ends:
+        num_missing -= min(num_missing, max(count, trials.capacity) - trials.capacity)
+        trim_ghosts(trials)
+        return num_missing
+    once = may_leave_arc(trials, lists[T1].oldest)
+    again = may_leave_arc(trials, lists[T2].oldest)
     while count > trials.capacity:
         seen_once = once != 0 and (again == 0 or <double>t1_size > trials.target)
         if seen_once:
@@ -356,13 +510,18 @@ cdef void replace(Trials* trials, uint32_t num_missing) noexcept:
         else:
             entry_id = again
             again = may_leave_arc(trials, entries[entry_id].links[ARC].newer)
-        take_out(entries, &lists[T1 if seen_once else T2], ARC, entry_id)
-        entries[entry_id].arc_list = B1 if seen_once else B2
-        append(entries, &lists[B1 if seen_once else B2], ARC, entry_id)
+        become_ghost(trials, entry_id, seen_once)
         # The block that takes its place enters T1.
         t1_size += not seen_once
         count -= 1
     trim_ghosts(trials)
+    return num_missing
+
+
+cdef inline void become_ghost(Trials* trials, uint16_t entry_id, bint seen_once) noexcept:
+    take_out(trials.entries, &trials.arc[T1 if seen_once else T2], ARC, entry_id)
+    trials.entries[entry_id].arc_list = B1 if seen_once else B2
+    append(trials.entries, &trials.arc[B1 if seen_once else B2], ARC, entry_id)
 
 
 cdef inline uint16_t may_leave_arc(const Trials* trials, uint16_t entry_id) noexcept:
@@ -406,7 +565,7 @@ cdef void drop_ghost(Trials* trials, int ghosts) noexcept:
 
 
 cdef uint32_t serve_density(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t request
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, bint ends
 ) noexcept:
     cdef Entry* entries = trials.entries
     cdef Entry* entry
@@ -426,7 +585,7 @@ cdef uint32_t serve_density(
             found += all_ready
     if num_missing == 0:
         return found
-    admitted = make_room(trials, learned, now, num_missing)
+    admitted = make_room(trials, learned, now, num_missing, ends)
     for index in range(admitted):
         entry_id = trials.missing[index]
         entry = entries + entry_id
@@ -436,56 +595,221 @@ cdef uint32_t serve_density(
         else:
             leave_clock(trials, entry)
         entry.flags |= DENSE
-        append(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
+        put_dense(trials, entry_id)
         begin_store(trials, HIT_DENSITY, entry_id, request)
     trials.num_dense += admitted
     for index in range(size):
         entry_id = trials.batch[size - 1 - index]
         entry = entries + entry_id
         if entry.kind == 0:  # its ghost made room for another of the request
+            join_turn(trials, entry_id, 0)
             remember(trials, entry_id, 0, now)
         elif entry.flags & DENSE:
-            renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
+            renew_dense(trials, entry_id)
     return found
+
+
+# -- its turns
+
+
+cdef inline uint32_t part_of(const Trials* trials, uint16_t entry_id) noexcept:
+    """Return the part that a block belongs to, 0 for none."""
+    return trials.turns.members[entry_id].part if trials.turns != NULL else 0
+
+
+cdef inline void put_dense(Trials* trials, uint16_t entry_id) noexcept:
+    """Put a block on the ring of its class, or of its turn."""
+    cdef uint32_t part = part_of(trials, entry_id)
+    if part:
+        turns_put(trials.turns, part, entry_id)
+    else:
+        append(
+            trials.entries,
+            &trials.rings[trials.entries[entry_id].kind - 1],
+            HIT_DENSITY,
+            entry_id,
+        )
+
+
+cdef inline void take_dense(Trials* trials, uint16_t entry_id) noexcept:
+    """Take a block off the ring that it is on."""
+    if part_of(trials, entry_id):
+        turns_take(trials.turns, entry_id)
+    else:
+        take_out(
+            trials.entries,
+            &trials.rings[trials.entries[entry_id].kind - 1],
+            HIT_DENSITY,
+            entry_id,
+        )
+
+
+cdef inline void renew_dense(Trials* trials, uint16_t entry_id) noexcept:
+    if part_of(trials, entry_id):
+        turns_renew(trials.turns, entry_id)
+    else:
+        renew(
+            trials.entries,
+            &trials.rings[trials.entries[entry_id].kind - 1],
+            HIT_DENSITY,
+            entry_id,
+        )
+
+
+cdef inline void join_turn(Trials* trials, uint16_t entry_id, int reuse_class) noexcept:
+    """Let a block that is on no ring belong to the turn of the request at work, or to none."""
+    cdef uint32_t part = part_of(trials, entry_id)
+    if part:
+        trials.turns.members[entry_id].part = 0
+        turns_leave(trials.turns, part)
+    if trials.turn and not trials.extras[entry_id].is_shared:
+        trials.turns.members[entry_id].part = turns_join(trials.turns, trials.turn, reuse_class)
+
+
+cdef inline void forget_dense(Trials* trials, uint16_t entry_id) noexcept:
+    """Forget a ghost."""
+    cdef uint32_t part = part_of(trials, entry_id)
+    trials.entries[entry_id].kind = 0
+    if trials.turns != NULL:
+        trials.extras[entry_id].is_shared = False
+    if part:
+        trials.turns.members[entry_id].part = 0
+        turns_leave(trials.turns, part)
+    leave_unknown(trials, entry_id)
+
+
+cdef uint16_t deepest_of(const Trials* trials) noexcept:
+    """Return the last block of the request at work that hit density knows, or 0."""
+    cdef uint32_t index = trials.batch_size
+    while index:
+        index -= 1
+        if trials.entries[trials.batch[index]].kind:
+            return trials.batch[index]
+    return 0
+
+
+cdef void trials_join(Trials* trials) noexcept:
+    cdef Entry* entries = trials.entries
+    cdef uint32_t index
+    cdef uint16_t entry_id, deepest = deepest_of(trials)
+    for index in range(trials.batch_size):
+        entry_id = trials.batch[trials.batch_size - 1 - index]
+        if (
+            entries[entry_id].kind == 0
+            or <int32_t>(entries[entry_id].last - entries[deepest].last) > 0
+            or trials.extras[entry_id].is_shared
+        ):
+            continue
+        if entries[entry_id].flags & DENSE:
+            take_dense(trials, entry_id)
+        join_turn(trials, entry_id, entries[entry_id].kind - 1)
+        if entries[entry_id].flags & DENSE:
+            put_dense(trials, entry_id)
+    trials_end_batch(trials)
+
+
+cdef void trials_heed(
+    Trials* trials, Turns* turns, const Returns* returns, Tails* tails
+) noexcept:
+    trials.turns = turns
+    trials.returns = returns
+    trials.tails = tails
+
+
+cdef void trials_copy_density(Trials* trials, const Trials* others) noexcept:
+    cdef uint64_t num_ghosts = <uint64_t>others.clocks[0].size + others.clocks[1].size
+    cdef uint64_t bucket
+    cdef Storing* storing = &trials.storing[HIT_DENSITY]
+    cdef uint16_t entry_id, following
+    trials.declines = others.declines
+    trials.num_used = others.num_used
+    trials.unused = others.unused
+    memcpy(trials.entries, others.entries, (1 + others.num_used) * sizeof(Entry))
+    memcpy(trials.buckets, others.buckets, others.num_buckets * sizeof(uint16_t))
+    memcpy(trials.ghosts, others.ghosts, num_ghosts * sizeof(uint16_t))
+    memcpy(trials.rings, others.rings, sizeof(others.rings))
+    memcpy(trials.clocks, others.clocks, sizeof(others.clocks))
+    trials.num_dense = others.num_dense
+    memcpy(
+        storing.entry_ids,
+        others.storing[HIT_DENSITY].entry_ids,
+        others.capacity * sizeof(uint16_t),
+    )
+    memcpy(
+        storing.requests,
+        others.storing[HIT_DENSITY].requests,
+        others.capacity * sizeof(uint32_t),
+    )
+    storing.oldest = others.storing[HIT_DENSITY].oldest
+    storing.size = others.storing[HIT_DENSITY].size
+    memcpy(trials.extras, others.extras, (1 + others.num_used) * sizeof(Extra))
+    trials.released[HIT_DENSITY] = others.released[HIT_DENSITY]
+    for bucket in range(trials.num_buckets):
+        entry_id = trials.buckets[bucket]
+        while entry_id:
+            following = trials.entries[entry_id].following
+            keep_dense(trials, entry_id)
+            entry_id = following
+
+
+cdef void keep_dense(Trials* trials, uint16_t entry_id) noexcept:
+    """Let hit density alone know a key."""
+    cdef Entry* entry = trials.entries + entry_id
+    entry.in_lru = entry.arc_list = 0
+    entry.flags &= DENSE | PASSED_OVER | PENDING_DENSE
+    trials.extras[entry_id].released &= 1 << HIT_DENSITY
+    leave_unknown(trials, entry_id)
 
 
 cdef void touch_density(Trials* trials, uint32_t now) noexcept:
     cdef Entry* entries = trials.entries
     cdef Entry* entry
-    cdef uint32_t index, age, least_age = 0
+    cdef uint32_t index, age, least_age = 0, latest_age = 0
     cdef int use_class = NONE, reuse_class
     cdef uint16_t entry_id
+    if trials.turns != NULL:
+        entry_id = deepest_of(trials)
+        latest_age = now - entries[entry_id].last if entry_id else 0
     for index in range(trials.batch_size):
         entry_id = trials.batch[trials.batch_size - 1 - index]
         entry = entries + entry_id
         if entry.kind == 0:
             reuse_class = 0 if use_class == NONE else class_after(least_age, use_class)
+            join_turn(trials, entry_id, reuse_class)
             remember(trials, entry_id, reuse_class, now)
             continue
         if entry.last == now:  # by the request before, for the same
             if entry.flags & DENSE:
-                renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
+                renew_dense(trials, entry_id)
             continue
         # It was a use of all before it, too: this record stands in for those that are lost.
         age = now - entry.last
+        if age < latest_age:
+            trials.extras[entry_id].is_shared = True
         if use_class == NONE or age <= least_age:
             least_age = age
             use_class = entry.kind - 1
         reuse_class = class_after(least_age, use_class)
+        entry.last = now
         if entry.flags & PENDING_DENSE:
-            renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
-            entry.last = now
+            if trials.turns == NULL:
+                renew_dense(trials, entry_id)
+                continue
+            take_dense(trials, entry_id)
+            join_turn(trials, entry_id, entry.kind - 1)
+            put_dense(trials, entry_id)
         elif entry.flags & DENSE:
-            take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
-            append(entries, &trials.rings[reuse_class], HIT_DENSITY, entry_id)
+            take_dense(trials, entry_id)
+            join_turn(trials, entry_id, reuse_class)
             entry.kind = <uint8_t>(reuse_class + 1)
-            entry.last = now
+            put_dense(trials, entry_id)
         elif entry.kind > 1:
+            join_turn(trials, entry_id, reuse_class)
             entry.kind = <uint8_t>(reuse_class + 1)
-            entry.last = now
             entry.flags |= PASSED_OVER
         else:
             leave_clock(trials, entry)
+            join_turn(trials, entry_id, reuse_class)
             remember(trials, entry_id, reuse_class, now)
 
 
@@ -497,8 +821,7 @@ cdef void remember(Trials* trials, uint16_t entry_id, int reuse_class, uint32_t 
     cdef uint32_t hand
     cdef uint16_t oldest
     if clock.size == 0:
-        entry.kind = 0
-        leave_unknown(trials, entry_id)
+        forget_dense(trials, entry_id)
         return
     while True:
         hand = clock.start + clock.hand
@@ -507,8 +830,7 @@ cdef void remember(Trials* trials, uint16_t entry_id, int reuse_class, uint32_t 
         if oldest == 0:
             break
         if not entries[oldest].flags & PASSED_OVER:
-            entries[oldest].kind = 0
-            leave_unknown(trials, oldest)
+            forget_dense(trials, oldest)
             break
         entries[oldest].flags &= <uint8_t>(~PASSED_OVER & 0xFF)
     trials.ghosts[hand] = entry_id
@@ -524,23 +846,62 @@ cdef inline void leave_clock(Trials* trials, Entry* entry) noexcept:
 
 
 cdef uint32_t make_room(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t num_missing
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t num_missing, bint ends
 ) noexcept:
     """Evict for the missing blocks; return how many of them to store."""
-    cdef Entry* entries = trials.entries
-    cdef Entry* entry
-    cdef uint16_t candidates[NUM_CLASSES]
-    cdef double densities[NUM_CLASSES]
     cdef uint32_t admitted = min(num_missing, trials.capacity - trials.num_dense)
     cdef uint32_t num_victims = 0, victim
-    cdef int index, ring, oldest, least
-    cdef uint8_t kind
+    cdef uint16_t entry_id = trials.released[HIT_DENSITY].oldest
     if admitted == num_missing:
         return admitted
+    entry_id = next_release(trials, HIT_DENSITY, entry_id)
+    while entry_id and admitted < num_missing:
+        trials.victims[num_victims] = entry_id
+        num_victims += 1
+        admitted += 1
+        entry_id = next_release(
+            trials, HIT_DENSITY, trials.extras[entry_id].links[HIT_DENSITY].newer
+        )
+    if admitted < num_missing and not ends:
+        choose_dense(trials, learned, now, num_missing, admitted, &num_victims)
+    # As many as are free, and one for each victim.
+    admitted = min(num_missing, trials.capacity - trials.num_dense + num_victims)
+    for victim in range(num_victims):
+        let_go(trials, trials.victims[victim])
+    return admitted
+
+
+cdef void let_go(Trials* trials, uint16_t entry_id) noexcept:
+    cdef Entry* entry = trials.entries + entry_id
+    end_release(trials, HIT_DENSITY, entry_id)
+    take_dense(trials, entry_id)
+    entry.flags &= <uint8_t>(~DENSE & 0xFF)
+    trials.num_dense -= 1
+    remember(trials, entry_id, entry.kind - 1, entry.last)
+
+
+cdef void choose_dense(
+    Trials* trials,
+    const Densities* learned,
+    uint32_t now,
+    uint32_t num_missing,
+    uint32_t admitted,
+    uint32_t* num_victims,
+) noexcept:
+    """Choose victims for missing blocks, from that one on, while those are denser."""
+    cdef const Entry* entries = trials.entries
+    cdef uint16_t candidates[NUM_CLASSES]
+    cdef double densities[NUM_CLASSES]
+    cdef double density
+    cdef bint has_tails = trials.turns != NULL and trials.turns.num_blocks != 0
+    cdef int index, ring, oldest, least, turn_tail
+    cdef uint16_t entry_id
     for index in range(NUM_CLASSES):
         candidates[index] = trials.rings[index].oldest
         if candidates[index]:
             densities[index] = advance(trials, learned, now, index, &candidates[index])
+    if has_tails:
+        begin_tails(trials, now)
     while admitted < num_missing:
         oldest = least = NONE
         for index in range(NUM_CLASSES):
@@ -553,37 +914,58 @@ cdef uint32_t make_room(
                 now - entries[candidates[ring]].last > now - entries[candidates[oldest]].last
             ):
                 oldest = ring
-        if least == NONE:
+        turn_tail = trials.tails.least if has_tails else NO_TAIL
+        if turn_tail != NO_TAIL and least != NONE and not is_sparser(
+            &trials.tails.items[turn_tail], densities[least], now - entries[candidates[least]].last
+        ):
+            turn_tail = NO_TAIL
+        if turn_tail != NO_TAIL:
+            entry_id = <uint16_t>trials.tails.items[turn_tail].block
+            density = trials.tails.items[turn_tail].density
+        elif least == NONE:
             break
-        ring = least if densities[oldest] > NEARLY * densities[least] else oldest
+        else:
+            ring = least if densities[oldest] > NEARLY * densities[least] else oldest
+            entry_id = candidates[ring]
+            density = densities[ring]
         # What continues a prefix is no denser: the first to fail decides for the rest.
-        kind = entries[trials.missing[admitted]].kind
-        if trials.declines and densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]:
+        if trials.declines and density >= stored_density(
+            trials, learned, trials.missing[admitted]
+        ):
             break
-        trials.victims[num_victims] = candidates[ring]
-        num_victims += 1
+        trials.victims[num_victims[0]] = entry_id
+        num_victims[0] += 1
         admitted += 1
-        candidates[ring] = entries[candidates[ring]].links[HIT_DENSITY].newer
+        if turn_tail != NO_TAIL:
+            tails_give(trials.tails, turn_tail)
+            continue
+        candidates[ring] = trials.entries[entry_id].links[HIT_DENSITY].newer
         if candidates[ring]:
             densities[ring] = advance(trials, learned, now, ring, &candidates[ring])
-    for victim in range(num_victims):
-        entry = entries + trials.victims[victim]
-        take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, trials.victims[victim])
-        entry.flags &= <uint8_t>(~DENSE & 0xFF)
-        remember(trials, trials.victims[victim], entry.kind - 1, entry.last)
-    trials.num_dense -= num_victims
-    return admitted
+
+
+cdef inline double stored_density(
+    const Trials* trials, const Densities* learned, uint16_t entry_id
+) noexcept:
+    """Return the density of a block that is stored now."""
+    cdef uint8_t kind = trials.entries[entry_id].kind
+    cdef uint32_t part = part_of(trials, entry_id)
+    if part:
+        return stored_part_density(trials.returns, trials.turns, part)
+    return learned.table[kind - 1 if kind else 0][STORED]
 
 
 cdef inline double advance(
     Trials* trials, const Densities* learned, uint32_t now, int ring, uint16_t* candidate
 ) noexcept:
-    """Pass over what is being stored; return the density of the candidate.
+    """Pass over what is being stored or leaves already; return the density of the candidate.
 
     There is none if the request has come to its blocks.
     """
     cdef Entry* entry = trials.entries + candidate[0]
-    while candidate[0] and entry.flags & (IN_BATCH | PENDING_DENSE) == PENDING_DENSE:
+    while candidate[0] and not entry.flags & IN_BATCH and (
+        entry.flags & PENDING_DENSE or is_released(trials, HIT_DENSITY, candidate[0])
+    ):
         candidate[0] = entry.links[HIT_DENSITY].newer
         entry = trials.entries + candidate[0]
     if candidate[0] == 0 or entry.flags & IN_BATCH:
@@ -591,6 +973,29 @@ cdef inline double advance(
         return 0.0
     # Its next chance is a request on.
     return learned.table[ring][age_bin(now - entry.last + 1)]
+
+
+cdef bint may_leave_dense(void* owner, uint32_t block) noexcept:
+    cdef const Trials* trials = <const Trials*>owner
+    return not trials.entries[block].flags & (IN_BATCH | PENDING_DENSE) and not is_released(
+        trials, HIT_DENSITY, <uint16_t>block
+    )
+
+
+cdef uint32_t age_of_block(void* owner, uint32_t block) noexcept:
+    cdef const Trials* trials = <const Trials*>owner
+    return trials.now - trials.entries[block].last
+
+
+cdef void begin_tails(Trials* trials, uint32_t now) noexcept:
+    """Begin the search among the blocks of turns."""
+    trials.now = now
+    trials.tails.turns = trials.turns
+    trials.tails.returns = trials.returns
+    trials.tails.owner = trials
+    trials.tails.may_leave = may_leave_dense
+    trials.tails.age_of = age_of_block
+    tails_begin(trials.tails, False)
 
 
 # -- for the tests -----------------------------------------------------------------------------
@@ -617,6 +1022,7 @@ cdef const char* trials_check(Trials* trials) noexcept:
     cdef uint32_t known[NUM_TRIALS]
     cdef uint32_t pending[NUM_TRIALS]
     cdef uint32_t arc_ghosts = 0, ghosts = 0, remembered = 0, num_entries = 0, position
+    cdef uint32_t of_turns = 0, released = 0
     cdef uint64_t bucket
     cdef uint16_t other
     cdef Entry* entry
@@ -633,6 +1039,9 @@ cdef const char* trials_check(Trials* trials) noexcept:
             broken = check_order(
                 trials, &trials.arc[index], ARC, &sizes[ARC] if index <= T2 else &arc_ghosts
             )
+    if broken == NULL and trials.turns != NULL:
+        sizes[HIT_DENSITY] += <uint32_t>trials.turns.num_blocks
+        broken = turns_check(trials.turns)
     if broken != NULL:
         return broken
     for index in range(NUM_TRIALS):
@@ -668,6 +1077,19 @@ cdef const char* trials_check(Trials* trials) noexcept:
                 ghosts += 1
                 if trials.ghosts[entry.links[HIT_DENSITY].older] != other:
                     return b"a ghost of a trial stands in its place"
+            if part_of(trials, other):
+                of_turns += 1
+                if trials.turns.parts[part_of(trials, other)].ring != entry.kind - 1:
+                    return b"a block of a trial is of its part's class"
+            if trials.extras != NULL:
+                for index in range(NUM_TRIALS):
+                    released += trials.extras[other].released >> index & 1
+                if trials.extras[other].released & ~(
+                    (entry.in_lru != 0) << LRU
+                    | (entry.flags & DENSE != 0) << HIT_DENSITY
+                    | (T1 <= entry.arc_list <= T2) << ARC
+                ):
+                    return b"a trial holds what leaves first"
             num_entries += 1
             other = entry.following
     for index in range(NUM_TRIALS):
@@ -675,6 +1097,16 @@ cdef const char* trials_check(Trials* trials) noexcept:
             return b"a trial's queue holds what it is storing"
         if known[index] != sizes[index]:
             return b"a trial's blocks are those of its orders"
+    for index in range(NUM_TRIALS):
+        released -= trials.released[index].size
+    if released:
+        return b"what leaves first is counted"
+    if trials.turns != NULL:
+        for position in range(1, trials.turns.used_parts + 1):
+            if trials.turns.parts[position].turn:
+                of_turns -= trials.turns.parts[position].num_records
+    if of_turns:
+        return b"a trial's blocks of turns are counted"
     for position in range(trials.clocks[0].size + trials.clocks[1].size):
         remembered += trials.ghosts[position] != 0
     if remembered != ghosts:

@@ -124,3 +124,5 @@ cdef class CompiledPolicy:
 
 
 cdef bytes key_of(Node* node)
+# Return the node of a key, or NIL.
+cdef uint32_t find_key(CompiledPolicy policy, bytes block_hash) noexcept

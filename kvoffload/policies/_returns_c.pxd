@@ -1,0 +1,56 @@
+"""When sessions return, as their clients say, compiled; see ``_returns_py``."""
+
+from libc.stdint cimport uint32_t
+
+from kvoffload.policies._densities_c cimport NUM_BINS, NUM_CLASSES
+from kvoffload.policies._turns_c cimport MOST_SOURCES, Part, Turns
+
+# Fading sums over returns: of 1, x, y, x * x and x * y; x was said and y came, as ln s.
+cdef struct Moments:
+    double n
+    double x
+    double y
+    double xx
+    double xy
+
+# What one source has said, and the densities over age in units of T'.
+cdef struct Source:
+    Moments moments
+    double reused[NUM_CLASSES][NUM_BINS]
+    double dropped[NUM_CLASSES][NUM_BINS]
+    double table[NUM_CLASSES][NUM_BINS]
+
+cdef struct Returns:
+    Source* sources[MOST_SOURCES + 1]
+    int num_sources             # that have been heard
+    Moments all
+    double now                  # time of the last request, in seconds
+    bint has_begun              # at `now`
+    double interval             # mean of the seconds between requests of late
+
+cdef void returns_open(Returns* returns) noexcept
+cdef void returns_close(Returns* returns) noexcept
+# Make room for a source; False if there is no memory.
+cdef bint returns_ensure(Returns* returns, int source) noexcept
+# Note the time of a request.
+cdef void returns_begin(Returns* returns, double now) noexcept
+# Count that a session has returned to a turn, now.
+cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noexcept
+# Return T as it is counted.
+cdef double said_seconds(double expect_s) noexcept
+# Calibrate what a source says; return the half octave of T'.
+cdef int expected_half_octave(const Returns* returns, double said, int source) noexcept
+# Count an age of a part that ended in a use, or unknown: the block was forgotten.
+cdef void count_part_reuse(Returns* returns, const Turns* turns, uint32_t part) noexcept
+cdef void count_part_drop(Returns* returns, const Turns* turns, uint32_t part) noexcept
+# Return the hits per request that a block of a part brings, its next chance being a request on.
+cdef double part_density(const Returns* returns, const Turns* turns, uint32_t part) noexcept
+# Return the density of a block of a part that is stored now.
+cdef double stored_part_density(
+    const Returns* returns, const Turns* turns, uint32_t part
+) noexcept
+# Compute all tables anew, with what an estimate leans on, and let the counts fade.
+cdef void returns_compute(
+    Returns* returns, const Turns* turns, double prior, double factor
+) noexcept
+cdef const char* returns_check(const Returns* returns) noexcept
