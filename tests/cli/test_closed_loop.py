@@ -1,0 +1,137 @@
+"""`--closed-loop` of `replay` and `sweep`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from kvoffload.traces import Request, Workload, write_trace
+
+pytestmark = pytest.mark.thorough
+
+SIZES = ("--policy", "lru,infinite", "--capacity", "5%,20%", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("loop") / "trace.jsonl"
+    write_trace(Workload(400, seed=1), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    """A trace without sessions."""
+    path = tmp_path_factory.mktemp("silent") / "trace.jsonl"
+    write_trace([Request(1000 * n, 512, 1, (n // 2,)) for n in range(40)], path)
+    return path
+
+
+def read(kvoffload, *arguments):
+    done = kvoffload(*arguments, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep"])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("--closed-loop 0", "--closed-loop must be recorded or an integer 1 ... 1000000000000"),
+        ("--closed-loop fast", "integer 1 ... 1000000000000, got 'fast'"),
+        ("--closed-loop 1e4", "integer 1 ... 1000000000000, got '1e4'"),
+        ("--closed-loop 99999999999999999999", "got '99999999999999999999'"),
+        ("--decode-ms 5", "--decode-ms must go with --closed-loop, got 5 without"),
+        ("--closed-loop recorded --decode-ms 5", "--decode-ms must go with a rate, got 5 with"),
+        ("--closed-loop 9 --decode-ms -1", "Invalid value for '--decode-ms'"),
+        ("--closed-loop 9 --step-tokens 512", "--closed-loop and --step-tokens exclude each"),
+        ("--closed-loop 9 --policy belady", "--policy must name another policy: belady needs"),
+        ("--closed-loop 9 --model gpt-oss-20b", "--closed-loop needs a model with one group"),
+    ],
+)
+def test_bad_values_are_one_line(kvoffload, trace, command, options, error):
+    done = kvoffload(command, str(trace), "--quiet", *options.split())
+    assert done.code == 2
+    assert error in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("options", ["--pending 3", "--results {}"])
+def test_a_sweep_excludes_what_has_no_meaning_in_a_loop(kvoffload, trace, tmp_path, options):
+    words = options.format(tmp_path / "results").split()
+    done = kvoffload("sweep", str(trace), "--quiet", "--closed-loop", "9", *words)
+    assert done.code == 2
+    assert f"--closed-loop and {words[0]} exclude each other, got both" in done.err
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep"])
+def test_a_trace_without_sessions_or_times_is_refused(kvoffload, silent, tmp_path, command):
+    done = kvoffload(command, str(silent), "--quiet", "--capacity", "2", "--closed-loop", "9")
+    assert done.code == 2
+    assert "--closed-loop: the trace must have sessions of several requests, got 40" in done.err
+    path = tmp_path / "still.jsonl"
+    write_trace([Request(0, 512, 1, (n,), "a") for n in range(3)], path)
+    done = kvoffload(command, str(path), "--quiet", "--capacity", "2", "--closed-loop", "9")
+    assert done.code == 2
+    assert "--closed-loop needs times of arrival, got timestamp 0 in all requests" in done.err
+    assert (
+        kvoffload(
+            command, str(path), "--quiet", "--capacity", "2", "--closed-loop", "recorded"
+        ).code
+        == 0
+    )
+
+
+def test_replay_and_sweep_find_the_same(kvoffload, trace):
+    loop = ("--closed-loop", "9,000", "--decode-ms", "5")
+    replayed = read(kvoffload, "replay", str(trace), *SIZES, *loop)
+    swept = read(kvoffload, "sweep", str(trace), *SIZES, *loop, "--jobs", "2")
+    expected = {"tokens_per_second": 9000, "decode_ms": 5.0}
+    assert replayed["closed_loop"] == swept["closed_loop"] == expected
+    found = {(row["policy"], row["capacity"]): row for row in swept["results"]}
+    assert len(found) == len(replayed["results"]) == 4
+    for row in replayed["results"]:
+        other = found[row["policy"], row["capacity"]]
+        assert row["hits"] == other["hits"]
+        ttft = row["ttft"]
+        assert [ttft["p50"], ttft["p95"], ttft["mean"]] == [
+            other["ttft_p50"],
+            other["ttft_p95"],
+            other["ttft_mean"],
+        ]
+        assert 0 < ttft["p50"] <= ttft["p95"]
+        for name in ("latency_mean", "requests_per_second", "tokens_per_second", "busy"):
+            assert row[name] == other[name] > 0
+    table = kvoffload("sweep", str(trace), *SIZES, *loop).out
+    assert "closed loop: 9,000 tokens of prompts per second, 5 ms for each token" in table
+    assert "first token, 95 % within, s" in table
+    assert "first token" in kvoffload("replay", str(trace), *SIZES, *loop).out
+
+
+def test_recorded_finds_the_hits_of_the_open_replay_and_no_times(kvoffload, trace):
+    opened = read(kvoffload, "replay", str(trace), *SIZES)
+    looped = read(kvoffload, "replay", str(trace), *SIZES, "--closed-loop", "recorded")
+    assert opened["closed_loop"] is None
+    assert looped["closed_loop"]["tokens_per_second"] == "recorded"
+    for one, other in zip(opened["results"], looped["results"], strict=True):
+        assert one["hit_ratio"] == pytest.approx(other["hit_ratio"], abs=0.01)
+        assert "ttft" not in other
+
+
+def test_belady_is_left_out_with_a_note(kvoffload, trace):
+    done = kvoffload(
+        "sweep", str(trace), "--policy", "lru,belady", "--capacity", "5%", "--closed-loop", "9000"
+    )
+    assert done.code == 0
+    assert "belady needs to know what comes next, which depends on the hits: it is" in done.err
+    assert "belady" not in done.out
+
+
+def test_the_csv_has_the_times(kvoffload, trace):
+    done = kvoffload("sweep", str(trace), *SIZES, "--closed-loop", "9000", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert all(float(row["ttft_p95"]) > 0 for row in rows)
+    assert all(0 < float(row["busy"]) <= 1 for row in rows)
