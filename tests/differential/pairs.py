@@ -65,7 +65,7 @@ class Pair:
 class OpenPair:
     """A request of each twin's manager, driven by the same calls."""
 
-    def __init__(self, pair: Pair, keys: list[bytes], hints: Hints | None) -> None:
+    def __init__(self, pair: Pair, keys: list[bytes], hints: Hints | None = None) -> None:
         self.both = [
             pair.python.begin(keys, hints=hints),
             pair.compiled.begin(once(keys), hints=hints),
