@@ -651,8 +651,8 @@ def vllm(session: nox.Session) -> None:
 
 @check("vllm", "beside")
 def vllm_releases(session: nox.Session) -> None:
-    """The two releases of vLLM before: decisions, transfers, interface."""
-    names = ("differential", "interface", "construction", "scheduler")
+    """The two releases of vLLM before: decisions, hints, transfers, interface."""
+    names = ("differential", "session_ends", "interface", "construction", "scheduler")
     files = [f"tests/vllm/test_{name}.py" for name in names]
     options = [*NO_RENAMES, "-m", "not nightly", *files]
     for version in VLLM[1:]:

@@ -167,7 +167,7 @@ class Engine:
         self.in_flight: list[tuple[int, int, str | None]] = []  # due step, job, request to wake
         self.steps = 0
 
-    def add(self, name, prompt, answer_tokens, kv_transfer_params=None):
+    def add(self, name, prompt, answer_tokens, kv_transfer_params=None, kv_hints=None):
         more = None if kv_transfer_params is None else {"kv_transfer_params": kv_transfer_params}
         parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, extra_args=more)
         parameters.update_from_generation_config({}, eos_token_id=0)
@@ -178,6 +178,7 @@ class Engine:
                 sampling_params=parameters,
                 pooling_params=None,
                 block_hasher=self.hasher,
+                kv_hints=kv_hints,
             )
         )
 

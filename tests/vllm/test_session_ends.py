@@ -240,12 +240,13 @@ def test_the_connector_brings_what_a_request_says_to_the_manager(tmp_path, tieri
 
     manager.get_stats = kept_stats
     try:
-        for number, params in enumerate((None, MALFORMED, ENDS), 3):
-            engine.add(f"r{number}", [number] * 100, 3, params)
+        said = [((None, None), 0, 0), ((MALFORMED, None), 4, 0), ((ENDS, None), 4, 1)]
+        said.append(((None, ACTION), 4, 2))
+        for number, (hints, num_ignored, num_ended) in enumerate(said, 3):
+            engine.add(f"r{number}", [number] * 100, 3, *hints)
             while not engine.is_idle():
                 engine.step(0)
-            assert ignored == ([] if params is None else [4])
-            released = own._rules.policy.num_released
-            assert released == (100 // BLOCK_TOKENS if params is ENDS else 0)
+            assert sum(ignored) == num_ignored
+            assert own._rules.policy.num_released == num_ended * (100 // BLOCK_TOKENS)
     finally:
         manager.shutdown()
