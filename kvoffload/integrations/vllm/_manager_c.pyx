@@ -140,6 +140,8 @@ cdef class RequestManagerCore:
     cdef uint8_t* left_out          # keys that are not offered often enough to be stored
     cdef Py_ssize_t room
     cdef list chain                 # keys of the request at work, None if they are not to be shown
+    cdef const Hint* hint           # what its client says, for as long, or NULL
+    cdef Hint said                  # where that is kept
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef RequestWatch watching      # None without a watch
     cdef readonly object _num_chunks
@@ -322,6 +324,7 @@ cdef class RequestManagerCore:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
+            self.hint = self.steps.hint_of(access.hints, None, &self.said)
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
             raise MemoryError()
         return <int64_t>num_new
@@ -341,8 +344,8 @@ cdef class RequestManagerCore:
     cdef int hear(self, RequestAccess access, object req_context) except -1:
         """Read what the request's client says of its session, the first time.
 
-        A request never fails for it: what cannot be read is ignored. MemoryError, with nothing
-        read, where there is no memory.
+        A request never fails for it: what cannot be read is ignored. MemoryError where there is no
+        memory.
         """
         cdef uint64_t num_ignored = 0
         cdef object hints = None
@@ -357,9 +360,8 @@ cdef class RequestManagerCore:
             raise
         except Exception:  # of a context of others
             num_ignored = 1
-        if hints is not None:
-            self.steps.hint_of(hints, None, &access.hint)
-            access.is_hinted = True
+        access.hints = hints
+        access.ends = hints is not None and hints.ends
         access.num_ignored = num_ignored
         access.is_heard = True
         return 0
@@ -378,7 +380,7 @@ cdef class RequestManagerCore:
         self.policy.take_back(&self.steps.batch)
         if self.chain is not None:
             access.started = True
-            self.rules.started(&access.hint if access.is_hinted else NULL)
+            self.rules.started(self.hint)
             self.chain = None
 
     cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
@@ -642,7 +644,7 @@ cdef class RequestManagerCore:
                 if table.epoch != epoch:
                     self.protect()
                 num_admitted = steps.make_room(
-                    &self.steps.batch, num_missing, access.hint.ends and not self._stores_all
+                    &self.steps.batch, num_missing, access.ends and not self._stores_all
                 )
                 if num_admitted < 0 and self.policy.victims.no_memory:
                     raise MemoryError()
@@ -942,7 +944,7 @@ cdef class RequestManagerCore:
         if access is None or access.asked_only:
             access = new_access = self.contexts.new_access() if access is None else access
             self.hear(access, req_context)
-            if not access.hint.ends:
+            if not access.ends:
                 self.count_ignored(access)
                 return 0
         if access.finished:
@@ -960,15 +962,16 @@ cdef class RequestManagerCore:
                 self.watching.c_finishing(every, every_order)
         # For the keys of its accesses, then, where its session ends, for all.
         self.ensure_scratch(
-            <Py_ssize_t>access.size + (len(positions or ()) if access.hint.ends else 0)
+            <Py_ssize_t>access.size + (len(positions or ()) if access.ends else 0)
         )
         batch_set(&self.steps.batch, order.keys, <Py_ssize_t>access.size)
         if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
-        if access.hint.ends:
+        if access.ends:
             released = self.chain_of(positions)
             if not self.policy.ensure_release(len(released)):
                 raise MemoryError()
+        self.hint = self.steps.hint_of(access.hints, None, &self.said)
         self.contexts.attach(req_context, new_access, None)
         self.count_ignored(access)
         access.asked_only = False
@@ -985,9 +988,7 @@ cdef class RequestManagerCore:
                 self.accesses[index].flags = ONLY_INSERTED
             else:
                 self.accesses[index].flags = NOT_STORED if uses & MISSED else 0
-        self.rules.finished(
-            &self.steps.batch, self.accesses, &access.hint if access.is_hinted else NULL
-        )
+        self.rules.finished(&self.steps.batch, self.accesses, self.hint)
         if released is not None:
             self.point_into(released)
             find_all(self.policy.table, &self.steps.batch)

@@ -9,7 +9,6 @@ from libc.string cimport memcmp
 from kvoffload._core.table cimport NIL
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.managers._watch_c cimport WatchCore
-from kvoffload.policies._twin_c cimport Hint
 
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
@@ -44,8 +43,8 @@ cdef class RequestAccess:
     cdef bint started           # its keys were shown to rules that go by the chain
     cdef bint finished
     cdef bint is_heard          # the hints of its client were read
-    cdef bint is_hinted         # there were some
-    cdef Hint hint
+    cdef object hints           # `Hints`, or None
+    cdef bint ends              # they say that its session ends
     cdef uint64_t num_ignored   # things in them that were ignored and not counted yet
     cdef Py_ssize_t cursor      # in its positions: the entry after the last that was read
     cdef SeenKey* seen          # in the order of first access
