@@ -250,3 +250,14 @@ def test_the_connector_brings_what_a_request_says_to_the_manager(tmp_path, tieri
             assert own._rules.policy.num_released == num_ended * (100 // BLOCK_TOKENS)
     finally:
         manager.shutdown()
+
+
+def test_hit_density_hears_when_each_session_asks_again():
+    """The one that says the longest leaves first, whichever was stored last."""
+    for late in (0, 1):
+        requests = Requests("hit-density?guard=0", 4)
+        for session in range(2):
+            expect_s = 1e6 if session == late else 60
+            said = {"kvoffload": {"expect_s": expect_s, "source": f"new {session}"}}
+            requests.run(keys(session, 0, 2), said)
+        assert requests.evicted(1) == keys(late, 1, 2)
