@@ -1,0 +1,1 @@
+"""Scripts that make traces of what others publish in a form of their own."""
