@@ -2,7 +2,8 @@
 
 Each line is a trace, with its mean over the capacities of hits over LRU's, where that has any:
 without the guard, with it, and the change. The traces are read from the folder that
-``KVOFFLOAD_TRACES`` names. Usage::
+``KVOFFLOAD_TRACES`` names. weka_cc_a, whose times of subagents are wrong, stands for coding agents:
+what counts is the change. Usage::
 
     python asv_benchmarks/guard.py [--pending N] [--device PERCENT]
 """
