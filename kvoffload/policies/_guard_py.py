@@ -28,12 +28,14 @@ Differs from set sampling (Qureshi et al., "A Case for MLP-Aware Cache Replaceme
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, HintGain
 
 from ._arc_classic_py import ARCClassicCachePolicy
 from ._densities_py import Densities
@@ -59,6 +61,11 @@ _MOST_SHIFT = 2
 _TRIAL_BLOCKS_BOUND = 1024
 # Blocks of a request that a trial looks at, in its capacities.
 _SAMPLE_CAPACITIES = 4
+
+# Requests from which on it is told what hints bring, and half of the interval around that in
+# standard errors: 1.96 held the truth in .92 of the cases, as requests depend on one another.
+_LEAST_COMPARED = 256
+_STANDARD_ERRORS = 2.5
 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -137,6 +144,46 @@ class Trial:
         self.policy._clear()
 
 
+@dataclass(slots=True, eq=False)
+class Gain:
+    """Fading sums over the requests that hit density has served with hints and without.
+
+    The gain is a ratio of sums, hits gained over blocks asked for. With weights w, of which the
+    error has the squares, its variance is that of independent requests,
+    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks.
+    """
+
+    requests: int = 0
+    blocks: float = 0.0
+    hits: float = 0.0
+    plain: float = 0.0
+    # By the squares of the weights: of d * d, d * a, a * a.
+    squares: float = 0.0
+    products: float = 0.0
+    squared_blocks: float = 0.0
+
+    def add(self, blocks: int, hits: int, plain: int) -> None:
+        """Count a request."""
+        gained = hits - plain
+        self.requests += 1
+        self.blocks = self.blocks * _FADE + blocks
+        self.hits = self.hits * _FADE + hits
+        self.plain = self.plain * _FADE + plain
+        self.squares = self.squares * (_FADE * _FADE) + gained * gained
+        self.products = self.products * (_FADE * _FADE) + gained * blocks
+        self.squared_blocks = self.squared_blocks * (_FADE * _FADE) + blocks * blocks
+
+    def seen(self, *, followed: bool) -> HintGain | None:
+        """Return what hints bring, None where there is not enough data."""
+        if self.requests < _LEAST_COMPARED or self.blocks <= 0.0:
+            return None
+        hit_ratio, plain = self.hits / self.blocks, self.plain / self.blocks
+        gain = hit_ratio - plain
+        squares = self.squares - 2.0 * gain * self.products + gain * gain * self.squared_blocks
+        variance = max(0.0, squares) / (self.blocks * self.blocks)
+        return HintGain(hit_ratio, plain, _STANDARD_ERRORS * math.sqrt(variance), followed)
+
+
 class DensityTrial(PythonPolicy):
     """What the guard asks of the policy that the trial of hit density runs."""
 
@@ -170,6 +217,7 @@ class Guard:
         "_arc",
         "_capacity",
         "_density_trial",
+        "_gain",
         "_hits",
         "_lag",
         "_noted",
@@ -197,6 +245,7 @@ class Guard:
         self._store_begins = False  # nothing was inserted since
         self._rule = HIT_DENSITY
         self._hits = dict.fromkeys(self._trials, 0.0)
+        self._gain = Gain()  # since there are two trials of hit density
 
     @property
     def rule(self) -> str:
@@ -207,6 +256,11 @@ class Guard:
     def hits(self) -> dict[str, float]:
         """Recent hits of each trial, fading."""
         return dict(self._hits)
+
+    @property
+    def gain(self) -> HintGain | None:
+        """What hints of returns bring to the trial that heeds them, of late."""
+        return self._gain.seen(followed=self._rule == HIT_DENSITY)
 
     def set_declining(self, allowed: bool) -> None:
         """Allow the trials of hit density to decline blocks, or forbid it."""
@@ -286,10 +340,13 @@ class Guard:
         sample = self._sample(batch)
         most_hits = len(self._sample(batch[:num_stored]))
         hits, best = self._hits, self._rule
+        found = {}
         for name, trial in self._trials.items():
             trial.complete_stores(self._request, self._lag)
-            found = trial.serve(sample, self._request, ends=ends)
-            hits[name] = hits[name] * _FADE + min(found, most_hits)
+            found[name] = min(trial.serve(sample, self._request, ends=ends), most_hits)
+            hits[name] = hits[name] * _FADE + found[name]
+        if PLAIN in found:
+            self._gain.add(len(sample), found[HIT_DENSITY], found[PLAIN])
         for name in self._trials:
             if hits[name] > hits[best]:
                 best = name
@@ -313,6 +370,7 @@ class Guard:
         for trial in self._trials.values():
             trial.clear()
         self._hits = dict.fromkeys(self._trials, 0.0)
+        self._gain = Gain()
 
     def _check(self) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""

@@ -49,7 +49,7 @@ from itertools import chain, islice
 from time import monotonic
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
-from kvoffload.types import BlockHash, BlockStatus, Hints
+from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints, HintSource
 
 from . import registry
 from ._densities_py import Densities, SharedDensities, age_bin, class_after
@@ -187,6 +187,19 @@ class HitDensityCachePolicy(PythonPolicy):
     def trial_hits(self) -> Mapping[str, float]:
         """Recent hits of each policy on the sample, fading; empty without a guard."""
         return self._guard.hits if self._guard is not None else {}
+
+    @property
+    def hint_sources(self) -> tuple[HintSource, ...]:
+        """What is known of each source that says when sessions return, the first heard first.
+
+        16 are told apart; the one behind them, without a name, is all others.
+        """
+        return () if self._returns is None else self._returns.seen()
+
+    @property
+    def hint_gain(self) -> HintGain | None:
+        """What hints of returns bring; None without a guard, a hint, or enough requests since."""
+        return self._guard.gain if self._guard is not None else None
 
     @property
     def num_requests(self) -> int:

@@ -28,6 +28,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from kvoffload.types import HintSource
+
 from ._densities_py import (
     MOST_HAZARD,
     NEIGHBOUR_SHARE,
@@ -41,6 +43,8 @@ from ._twin_py import require
 
 #: Sources that are told apart; one more stands for all others.
 MOST_SOURCES = 16
+#: Returns from which on it is told how good a source is.
+LEAST_RETURNS = 10
 
 _LEAST_SECONDS = 1.0
 _MOST_SECONDS = 2147483648.0
@@ -88,13 +92,14 @@ def _passed(now: float, since: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Moments:
-    """Fading sums over returns: of 1, x, y, x * x and x * y; x was said and y came, as ln s."""
+    """Fading sums over returns: of 1, x, y, xx, xy and yy; x was said and y came, as ln s."""
 
     n: float = 0.0
     x: float = 0.0
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
+    yy: float = 0.0
 
     def add(self, x: float, y: float, fade: float) -> None:
         """Count a return."""
@@ -103,6 +108,7 @@ class Moments:
         self.y = self.y * fade + y
         self.xx = self.xx * fade + x * x
         self.xy = self.xy * fade + x * y
+        self.yy = self.yy * fade + y * y
 
     def fit(self, leans_on: _Line) -> _Line:
         """Return the line that fits, leaning on another."""
@@ -117,12 +123,28 @@ class Moments:
         fitted = (s_xy + _PRIOR_RETURNS * slope) / (s_xx + _PRIOR_RETURNS)
         return min(max(fitted, 0.0), 1.0), x, y
 
+    def spread(self, line: _Line) -> float:
+        """Return the standard deviation of y around a line; there are returns."""
+        slope, mean_x, mean_y = line
+        offset = mean_y - slope * mean_x
+        squares = (
+            self.yy
+            - 2.0 * slope * self.xy
+            - 2.0 * offset * self.y
+            + slope * slope * self.xx
+            + 2.0 * slope * offset * self.x
+            + self.n * offset * offset
+        )
+        return math.sqrt(max(0.0, squares) / self.n)
+
 
 @dataclass(slots=True, eq=False)
 class _Source:
     """What one source has said, and the densities over age in units of T'."""
 
     moments: Moments = field(default_factory=Moments)
+    hints: int = 0  # turns that it began
+    returns: int = 0
     reused: list[list[float]] = field(default_factory=lambda: _rows(0.0))
     dropped: list[list[float]] = field(default_factory=lambda: _rows(0.0))
     #: ``table[reuse_class][ratio_bin(ratio)]``: hits per block and T'.
@@ -182,17 +204,35 @@ class Returns:
         """Count that a session has returned to a turn, now."""
         x = math.log(turn.said)
         y = math.log(max(_LEAST_SECONDS, _passed(self._now, turn.begun)))
-        self._sources[turn.source].moments.add(x, y, _SOURCE_FADE)
+        source = self._sources[turn.source]
+        source.returns += 1
+        source.moments.add(x, y, _SOURCE_FADE)
         self._all.add(x, y, _ALL_FADE)
 
     def turn(self, said: float, source: int, now: float) -> Turn:
         """Return a turn that begins now, with `said` calibrated."""
-        line = self._all.fit(_FIRST_LINE)
-        slope, mean_x, mean_y = self._sources[source].moments.fit(line)
+        self._sources[source].hints += 1
+        slope, mean_x, mean_y = self._line(self._sources[source])
         seconds = mean_y + slope * (math.log(said) - mean_x)
         expected = max(_LEAST_SECONDS, math.exp(min(seconds, _MOST_LOG_SECONDS)))
         half_octave = min(math.floor(2.0 * math.log2(expected) + 0.5), NUM_HALF_OCTAVES - 1)
         return Turn(now, said, source, half_octave)
+
+    def _line(self, source: _Source) -> _Line:
+        """Return the line by which what a source says is calibrated."""
+        return source.moments.fit(self._all.fit(_FIRST_LINE))
+
+    def seen(self) -> tuple[HintSource, ...]:
+        """Return what is known of each source, in the order in which they were first heard."""
+        names: list[str | None] = [*self._numbers, None]
+        found = []
+        for name, source in zip(names, self._sources, strict=False):
+            slope = spread = None
+            if source.returns >= LEAST_RETURNS:
+                line = self._line(source)
+                slope, spread = line[0], source.moments.spread(line)
+            found.append(HintSource(name, source.hints, source.returns, slope, spread))
+        return tuple(found)
 
     # -- ages ------------------------------------------------------------------------------
 
