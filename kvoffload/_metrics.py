@@ -161,6 +161,52 @@ WATCH_METRICS = (
         "seconds from the last use of a sampled block to its eviction",
         AGE_BOUNDS,
     ),
+    Metric(
+        "hints",
+        "counter",
+        ("source", "kind"),
+        "requests whose client said that its session ends (kind ends) or when it returns (kind "
+        "expects); source: 16 are told apart, the rest is others",
+    ),
+    Metric(
+        "hint_returns",
+        "gauge",
+        ("source",),
+        "requests that came back to blocks of which the source had said when, since the last reset",
+    ),
+    Metric(
+        "hint_slope",
+        "gauge",
+        ("source",),
+        "by how much ln of the seconds that pass rises with ln of those that the source says, of "
+        "late; absent below 10 returns",
+    ),
+    Metric(
+        "hint_spread",
+        "gauge",
+        ("source",),
+        "standard deviation of ln of the seconds that pass around that; likewise",
+    ),
+    Metric(
+        "hint_hit_ratio",
+        "gauge",
+        ("trial",),
+        "hit ratio of a small cache on a sample of the blocks, of late; trial: hints, which heeds "
+        "when sessions return, or plain, which does not; absent where there is not enough data",
+    ),
+    Metric(
+        "hint_error",
+        "gauge",
+        (),
+        "half-width of the 95 % interval of the difference between the two of hint_hit_ratio",
+    ),
+    Metric(
+        "hints_followed",
+        "gauge",
+        (),
+        "1 where the manager evicts by the rule with hints, 0 where that of another trial brings "
+        "more; absent where hint_hit_ratio is",
+    ),
     Metric("capacity_blocks", "gauge", (), "blocks that the manager has room for"),
     Metric("watch_info", "gauge", ("policy", "version"), "1; what is watched"),
 )

@@ -271,12 +271,13 @@ class HintSource:
     returns : int
         Requests that came back to the blocks of such a request. Several may come back to one.
     slope : float or None
-        Share of a difference in ln T, T being the seconds that it says, which the seconds that
-        pass share, in [0, 1]; of late, and leaning on what all sources show. 0 is a source whose
-        numbers say nothing. None below 10 returns.
+        By how much ln of the seconds that pass rises with ln of those that it says, in [0, 1]: 1
+        where they say all, 0 where they say nothing. Fitted to the returns of late, leaning on
+        those to all sources. None below 10 returns.
     spread : float or None
-        Standard deviation of ln of the seconds that passed around the fitted line, of late: most
-        returns are right within a factor of e to this. None below 10 returns.
+        Standard deviation of ln of the seconds that passed around the fitted line, of late: two
+        returns in three are within a factor of e to this, if they spread evenly to both sides.
+        None below 10 returns.
     """
 
     name: str | None

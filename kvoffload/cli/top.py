@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import math
 import threading
 import time
 import urllib.error
@@ -26,7 +27,7 @@ from ._options import examples, json_option
 from ._terminal import note, print_json
 
 if TYPE_CHECKING:
-    from kvoffload.watch.scraped import Engine, View
+    from kvoffload.watch.scraped import Engine, HintTrials, View
 
 TIMEOUT = 10.0
 """Seconds for the whole answer of a URL."""
@@ -34,6 +35,8 @@ MOST_BYTES = 2**24
 MOST_OF_FAULT = 200
 """Longest message about a URL, in characters."""
 WIDEST_BAR = 100
+MOST_SPREAD = 7.0
+"""Standard deviation of logarithms from which on no factor is shown."""
 
 CAUSES = {
     "broken_prefix": "there, behind a gap",
@@ -202,6 +205,10 @@ def screen(view: View, since: str, faults: Sequence[str], width: int) -> Rendera
     sides = Table.grid(padding=(0, 4))
     sides.add_row(_misses(view), _waste(view))
     parts.append(sides)
+    if view.hints:
+        parts += [Text(), _hints(view)]
+    if view.hint_trials is not None:
+        parts.append(_trials(view.hint_trials))
     if view.advice:
         parts += [Text(), *(Text(printable(line), style="bold green") for line in view.advice)]
     parts += [Text(printable(fault), style="red") for fault in faults]
@@ -286,6 +293,45 @@ def _waste(view: View) -> Table:
         style = "bold red" if blocks else ""
         table.add_row(Text(f"overdue {kind}s, blocks"), Text(f"{blocks:,.0f}", style=style))
     return table
+
+
+def _hints(view: View) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("hints of")
+    for heading in ("ends", "returns in", "came back", "slope", "within"):
+        table.add_column(heading, justify="right")
+    for each in view.hints:
+        table.add_row(
+            Text(printable(each.source)) if each.source else Text("(no name)", "dim"),
+            count_text(each.ends),
+            count_text(each.expects),
+            "-" if each.returns is None else count_text(each.returns),
+            "-" if each.slope is None else f"{each.slope:.2f}",
+            "-" if each.spread is None else f"× {_factor(each.spread)}",
+        )
+    return table
+
+
+def _factor(spread: float) -> str:
+    """Return e to a standard deviation of logarithms, as text."""
+    return f"{math.exp(spread):.2g}" if spread < MOST_SPREAD else "many"
+
+
+def _trials(trials: HintTrials) -> Text:
+    """Return what hints of returns bring, as two small caches show, and whether it is brought."""
+    gain = 100 * (trials.hit_ratio - trials.plain)
+    text = Text("hints of returns bring ")
+    text.append(f"{gain:+.1f} ± {100 * trials.error:.1f}", style="bold")
+    text.append(
+        f" points: {percent_text(trials.hit_ratio)} of a sample with them, "
+        f"{percent_text(trials.plain)} without"
+    )
+    if trials.followed <= 0:
+        text.append("; another rule is followed now", style="yellow")
+    elif trials.followed < 1:
+        share = percent_text(trials.followed)
+        text.append(f"; of {share} of the blocks asked for: others follow another rule now")
+    return text
 
 
 def _as_object(view: View) -> dict[str, object]:

@@ -103,8 +103,13 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1
     # Return what was said, in `hint`, or NULL if nothing was; this may run Python code.
     cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
-    # Use the batch for the last time; release it where the hint says that its session ends.
-    cdef int finish_batch(self, Batch* batch, const Hint* hint) except -1
+    # Return the source of hints that the watch is to count, None where there is nothing to count;
+    # this may run Python code. And let it, before the call changes anything.
+    cdef str source_of(self, object hints)
+    cdef int note_hints(self, str source, const Hint* hint) except -1
+    # Use the batch for the last time; release it where the hint says that its session ends. Let
+    # the watch count what the source says, unless it is None.
+    cdef int finish_batch(self, Batch* batch, const Hint* hint, str source) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1
 

@@ -233,6 +233,7 @@ cdef class CompiledSteps(Steps):
         cdef int collecting
         cdef Hint said
         cdef const Hint* hint = self.hint_of(hints, now, &said)
+        cdef str source = self.source_of(hints)
         self.tick()
         batch = hashes if type(hashes) is list else as_batch(hashes)
         collecting = PyGC_Disable()
@@ -253,6 +254,8 @@ cdef class CompiledSteps(Steps):
         find_changed(self._policy.table, &request.batch)
         hint_found(&self.batch, &request.batch)
         self.batch.size = self.batch.num_hints
+        if source is not None:
+            self.note_hints(source, hint)
         self._policy.begin_request(&request.batch, hint)
         return request
 
@@ -280,12 +283,22 @@ cdef class CompiledSteps(Steps):
                 hint.source = self._policy.c_source(str(hints.source))
         return hint
 
-    cdef int finish_batch(self, Batch* batch, const Hint* hint) except -1:
+    cdef str source_of(self, object hints):
+        return None if hints is None or self._watch is None else str(hints.source)
+
+    cdef int note_hints(self, str source, const Hint* hint) except -1:
+        if self._watch is not None:
+            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
+        return 0
+
+    cdef int finish_batch(self, Batch* batch, const Hint* hint, str source) except -1:
         cdef CompiledPolicy policy = self._policy
         cdef bint ends = hint != NULL and hint.ends
         find_changed(policy.table, batch)
         if ends and not policy.ensure_release(batch.size):
             raise MemoryError()
+        if source is not None:
+            self.note_hints(source, hint)
         policy.finish_request(batch, hint)
         if ends:
             policy.c_release(batch)
@@ -309,7 +322,15 @@ cdef class CompiledSteps(Steps):
         cdef Hint said
         cdef const Hint* hint = self.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hint)
+        self.finish_batch(&self.batch, hint, None)
+
+    def _hinted(self, hints):
+        cdef Hint said
+        cdef str source = self.source_of(hints)
+        if source is not None:
+            said.ends = hints.ends is True
+            said.expect_s = hints.expect_s or 0.0
+            self.note_hints(source, &said)
 
     def _store_last(self, hashes):
         cdef list batch = self.open_batch(hashes)
@@ -1066,17 +1087,20 @@ cdef class CompiledRequest:
     def finish(self, *, hints=None, now=None):
         cdef Hint said
         cdef const Hint* hint
+        cdef str source = None
         check_now(now)
         check_hints(hints)
         hint = self.steps.hint_of(
             self.hints if hints is None else hints, self.now if now is None else now, &said
         )
+        if hints is not None and hints != self.hints:
+            source = self.steps.source_of(hints)
         if self.finished:
             return
         self.steps.tick()
         if self.finished:
             return
-        self.steps.finish_batch(&self.batch, hint)
+        self.steps.finish_batch(&self.batch, hint, source)
         self.finished = True
 
     @property
@@ -1213,6 +1237,10 @@ cdef class ManagerCore:
     def _finished(self, hashes, hints, now):
         """Use the blocks of a request for the last time; see the Python twin."""
         self.skeleton._finished(hashes, hints, now)
+
+    def _hinted(self, hints):
+        """Let the watch count what a client has said of a session."""
+        self.skeleton._hinted(hints)
 
     def _store_last(self, hashes):
         """Store blocks of a session that ends; see the Python twin."""

@@ -194,6 +194,11 @@ class Manager(OffloadingManager[Spec_co]):
         if hints is not None and hints.ends:
             self._policy._release(hashes)
 
+    def _hinted(self, hints: Hints) -> None:
+        """Let the watch count what a client has said of a session."""
+        if self._watch is not None:
+            self._watch.hinted(hints)
+
     def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
         """Touch blocks; those in `inserted` as if their stores were in flight, which is no use.
 

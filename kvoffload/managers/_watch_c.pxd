@@ -10,6 +10,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef enum:
     BINS = 256
+    MOST_SOURCES = 16       # of hints that are told apart; as in ``_watching``
     MOST_CAUSES = 8
 
 cdef enum:
@@ -66,6 +67,7 @@ cdef struct WatchCounts:
     uint64_t evicted_used[2]
     uint64_t long_requests[13]              # by size: requests longer than it
     uint64_t fullest[13]                    # by size: most sampled blocks that it held at a reset
+    uint64_t hints[MOST_SOURCES + 1][2]     # by source: ends, expectations; others last
     uint64_t judged[4][14]                  # by quarter: sampled blocks by segment; not listed last
     uint64_t policy_judged[4][14]           # those of the policies' part of the sample
     uint64_t unused_ages[BINS]
@@ -105,6 +107,7 @@ cdef class WatchCore:
     cdef bytes secret
     cdef int64_t start                      # ms
     cdef int64_t present                    # ms: when the clock was last read
+    cdef dict source_numbers                # of sources of hints that are told apart
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
     cdef uint64_t num_requests
@@ -142,6 +145,8 @@ cdef class WatchCore:
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept
+    # Count what a client says of its session; before the call changes anything.
+    cdef int note_hints(self, str source, bint ends, bint expects) except -1
     cdef uint64_t held(self, int size) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
     cdef int32_t* open_transfer(

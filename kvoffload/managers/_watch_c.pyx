@@ -42,6 +42,8 @@ from kvoffload._core.table cimport (
 )
 from kvoffload._core.victims cimport Victim
 
+from kvoffload.managers._watching import OTHERS
+
 
 cdef extern from *:
     """
@@ -107,6 +109,7 @@ cdef class WatchCore:
         self.keeps_below = self.policy_below if plan.keeps_keys else 0
         self.secret = plan.secret
         self.clock = plan.clock
+        self.source_numbers = {}
         self.keys = [[] for _ in range(self.num_quarters)]
         self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
         self.present = self.start
@@ -452,6 +455,20 @@ cdef class WatchCore:
             own_id(table, last, node_at(table, last)),
         )
 
+    cdef int note_hints(self, str source, bint ends, bint expects) except -1:
+        cdef int number = MOST_SOURCES
+        if not ends and not expects:
+            return 0
+        known = self.source_numbers.get(source)
+        if known is not None:
+            number = known
+        elif source != OTHERS and len(self.source_numbers) < MOST_SOURCES:
+            number = <int>len(self.source_numbers)
+            self.source_numbers[source] = number
+        self.tally.hints[number][0] += ends
+        self.tally.hints[number][1] += expects
+        return 0
+
     cdef void c_dropped(self) noexcept:
         """Reset the shadows with the cache, and note what became of its blocks."""
         cdef uint32_t entry_id
@@ -676,6 +693,7 @@ cdef class WatchCore:
             "causes": as_list(self.tally.causes, MOST_CAUSES),
             "evicted_used": as_list(self.tally.evicted_used, 2),
             "long_requests": as_list(self.tally.long_requests, self.num_sizes),
+            "hints": [as_list(self.tally.hints[index], 2) for index in range(MOST_SOURCES + 1)],
             "judged": [
                 as_list(self.tally.judged[quarter], size) for quarter in range(self.num_quarters)
             ],
@@ -691,6 +709,10 @@ cdef class WatchCore:
             ],
             "open": self.num_open,
         }
+
+    def sources(self):
+        """Return the sources of hints that are told apart, in the order of their counts."""
+        return list(self.source_numbers)
 
     def take_requests(self):
         """Return and clear the requests collected for the policies.

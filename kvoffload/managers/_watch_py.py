@@ -30,7 +30,7 @@ from itertools import accumulate
 from time import monotonic_ns
 from typing import Any
 
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from ._watching import (
     BROKEN_PREFIX,
@@ -39,7 +39,9 @@ from ._watching import (
     EVICTED,
     FAILED,
     LOAD,
+    MOST_SOURCES,
     NEVER_OR_LONG_AGO,
+    OTHERS,
     PENDING,
     REFUSED,
     RESET,
@@ -165,6 +167,8 @@ class WatchCore:
         self._policy_judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
         self._unused_ages = [0] * AGE_BINS
         self._stored_ages = [0] * AGE_BINS
+        self._sources: dict[str, int] = {}  # of hints, those that are told apart, by number
+        self._hints = [[0, 0] for _ in range(MOST_SOURCES + 1)]  # by source: ends, expectations
         self._serial = 0
         # Number, and kind, time, block ids, number of the request at the time.
         # Looked through as a copy: a thread that asks for what is overdue may take some out.
@@ -264,6 +268,23 @@ class WatchCore:
         if block_ids:
             self._close(LOAD, len(block_ids), block_ids[0], block_ids[-1])
 
+    def hinted(self, hints: Hints) -> None:
+        """Count what a client has said of its session."""
+        if not hints.ends and hints.expect_s is None:
+            return
+        said = self._hints[self._number_of(str(hints.source))]
+        said[0] += hints.ends
+        said[1] += hints.expect_s is not None
+
+    def _number_of(self, source: str) -> int:
+        """Return the number of a source of hints; an unknown one is told apart if it may be."""
+        number = self._sources.get(source)
+        if number is None:
+            if source == OTHERS or len(self._sources) == MOST_SOURCES:
+                return MOST_SOURCES
+            number = self._sources[source] = len(self._sources)
+        return number
+
     def dropped(self) -> None:
         """Reset the shadows with the cache, and note what became of its blocks."""
         self._counts["resets"] += 1
@@ -361,6 +382,7 @@ class WatchCore:
             "causes": list(self._causes),
             "evicted_used": list(self._evicted_used),
             "long_requests": list(self._long),
+            "hints": [list(said) for said in self._hints],
             "judged": [list(counts) for counts in self._judged],
             "policy_judged": [list(counts) for counts in self._policy_judged],
             "unused_ages": list(self._unused_ages),
@@ -369,6 +391,10 @@ class WatchCore:
             "fullest": self._fullest_yet(),
             "open": len(self._open),
         }
+
+    def sources(self) -> list[str]:
+        """Return the sources of hints that are told apart, in the order of their counts."""
+        return list(self._sources)
 
     def take_requests(self) -> list[list[list[SampledRequest]]]:
         """Return and clear the requests collected for the policies.

@@ -13,6 +13,8 @@ from kvoffload.types import BlockHash
 __all__ = [
     "CAUSES",
     "KINDS",
+    "MOST_SOURCES",
+    "OTHERS",
     "SAMPLE_RANGE",
     "SampledRequest",
     "WatchPlan",
@@ -46,6 +48,11 @@ SampledRequest = tuple[list[BlockHash], int, int]
 KINDS = ("load", "store")
 """The kinds of open transfers."""
 LOAD, STORE = range(2)
+
+MOST_SOURCES = 16
+"""Sources of hints that are told apart; one more stands for all others."""
+OTHERS = "others"
+"""The name under which those are shown, and so one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,10 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         if hints is not None and hints.ends:
             self.release(hashes)
 
+    def _hinted(self, hints: Hints) -> None:
+        """Count what a client has said of a session, once where it is said again at the end."""
+        del hints
+
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends, where slots are free or blocks were released."""
         return self.prepare_store(hashes)
@@ -414,6 +418,8 @@ class CallingRequest(Request[Spec_co]):
         self._storing: list[BlockHash] = []  # what its stores returned and it has not ended
         self._resets = manager._resets  # by then
         manager._begun(list(batch), hints, now)
+        if hints is not None:
+            manager._hinted(hints)
 
     def lookup(self, start: int = 0) -> int:
         """Count the blocks from `start` on that are ready, up to the first that is not."""
@@ -466,12 +472,15 @@ class CallingRequest(Request[Spec_co]):
     def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more, last hash first, and end the request."""
         check_now(now)
-        hints = self._hints if check_hints(hints) is None else hints
+        told = None if check_hints(hints) == self._hints else hints
+        hints = self._hints if hints is None else hints
         now = self._now if now is None else now
         if self._is_finished:
             return
         self._manager._finished(list(self._hashes), hints, now)
         self._is_finished = True
+        if told is not None:
+            self._manager._hinted(told)
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]:

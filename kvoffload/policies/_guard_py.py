@@ -62,10 +62,12 @@ _TRIAL_BLOCKS_BOUND = 1024
 # Blocks of a request that a trial looks at, in its capacities.
 _SAMPLE_CAPACITIES = 4
 
-# Requests from which on it is told what hints bring, and half of the interval around that in
-# standard errors: 1.96 held the truth in .92 of the cases, as requests depend on one another.
+# Requests from which on it is told what hints bring; half of the interval around that in standard
+# errors, more than 1.96 since requests depend on one another; and how far trials of one block may
+# be off beyond that, those of n in proportion to 1 / sqrt(n).
 _LEAST_COMPARED = 256
 _STANDARD_ERRORS = 2.5
+_TRIAL_BIAS = 0.17
 
 _MIX = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -150,7 +152,8 @@ class Gain:
 
     The gain is a ratio of sums, hits gained over blocks asked for. With weights w, of which the
     error has the squares, its variance is that of independent requests,
-    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks.
+    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks. Small
+    caches differ from large ones besides.
     """
 
     requests: int = 0
@@ -173,15 +176,18 @@ class Gain:
         self.products = self.products * (_FADE * _FADE) + gained * blocks
         self.squared_blocks = self.squared_blocks * (_FADE * _FADE) + blocks * blocks
 
-    def seen(self, *, followed: bool) -> HintGain | None:
-        """Return what hints bring, None where there is not enough data."""
+    def seen(self, capacity: int, *, followed: bool) -> HintGain | None:
+        """Return what hints bring to trials of a capacity; None without enough data."""
         if self.requests < _LEAST_COMPARED or self.blocks <= 0.0:
             return None
         hit_ratio, plain = self.hits / self.blocks, self.plain / self.blocks
         gain = hit_ratio - plain
         squares = self.squares - 2.0 * gain * self.products + gain * gain * self.squared_blocks
         variance = max(0.0, squares) / (self.blocks * self.blocks)
-        return HintGain(hit_ratio, plain, _STANDARD_ERRORS * math.sqrt(variance), followed)
+        error = math.sqrt(
+            _STANDARD_ERRORS * _STANDARD_ERRORS * variance + _TRIAL_BIAS * _TRIAL_BIAS / capacity
+        )
+        return HintGain(hit_ratio, plain, error, followed)
 
 
 class DensityTrial(PythonPolicy):
@@ -260,7 +266,7 @@ class Guard:
     @property
     def gain(self) -> HintGain | None:
         """What hints of returns bring to the trial that heeds them, of late."""
-        return self._gain.seen(followed=self._rule == HIT_DENSITY)
+        return self._gain.seen(self._arc.cache_capacity, followed=self._rule == HIT_DENSITY)
 
     def set_declining(self, allowed: bool) -> None:
         """Allow the trials of hit density to decline blocks, or forbid it."""

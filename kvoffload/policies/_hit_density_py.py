@@ -194,7 +194,8 @@ class HitDensityCachePolicy(PythonPolicy):
 
         16 are told apart; the one behind them, without a name, is all others.
         """
-        return () if self._returns is None else self._returns.seen()
+        returns = self._returns  # which another thread may reset
+        return () if returns is None else returns.seen()
 
     @property
     def hint_gain(self) -> HintGain | None:

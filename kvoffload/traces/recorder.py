@@ -119,6 +119,9 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         self.manager._finished(hashes, hints, now)
 
+    def _hinted(self, hints: Hints) -> None:
+        self.manager._hinted(hints)
+
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         return self.manager._store_last(hashes)
 

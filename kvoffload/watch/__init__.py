@@ -7,6 +7,7 @@ It changes no decision.
 
 from ._watch import Explanation, Watch, WatchReport
 from .estimate import Point
+from .hints import HeardHints
 from .overdue import Overdue
 
-__all__ = ["Explanation", "Overdue", "Point", "Watch", "WatchReport"]
+__all__ = ["Explanation", "HeardHints", "Overdue", "Point", "Watch", "WatchReport"]

@@ -23,8 +23,10 @@ from kvoffload.managers._watching import (
     WatchPlan,
 )
 from kvoffload.policies import registry
+from kvoffload.types import HintGain
 
 from .estimate import Point, make_point
+from .hints import HeardHints, gain_of, heard
 from .minis import Miniature, Totals, miniature_bias
 from .overdue import Overdue, find_overdue
 
@@ -120,6 +122,12 @@ class WatchReport:
         Median age at eviction in seconds, of the whole run: since the last use, since the store.
     overdue : tuple of Overdue
         Transfers past their deadline.
+    hints : tuple of HeardHints
+        What clients said of their sessions, by source, the first heard first; 16 are told apart,
+        and behind them is one for all others.
+    hint_gain : HintGain or None
+        What hints of returns bring, of late; None where the policy does not rank by them, has no
+        guard, or has served too few requests since the first.
     """
 
     policy: str | None
@@ -143,6 +151,8 @@ class WatchReport:
     since_use: float | None
     since_stored: float | None
     overdue: tuple[Overdue, ...]
+    hints: tuple[HeardHints, ...]
+    hint_gain: HintGain | None
 
     @property
     def hit_ratio(self) -> float:
@@ -440,6 +450,8 @@ class Watch:
             since_use=median_age(every["unused_ages"]),
             since_stored=median_age(every["stored_ages"]),
             overdue=tuple(self.overdue()),
+            hints=heard(self._core.sources(), counts["hints"], self._policy()),
+            hint_gain=gain_of(self._policy()),
         )
 
     def explain(self, hashes: Iterable[bytes]) -> list[Explanation]:
@@ -499,7 +511,8 @@ class Watch:
         -------
         dict of str to object
             Counts of the manager and of the sample; ``shadows``: misses and stores of each shadow,
-            by policy and memory; ``policy``: the manager's.
+            by policy and memory; ``policy``: the manager's; ``hints``: a `HeardHints` of each
+            source.
         """
         self._require_joined()
         with self._lock:
@@ -517,13 +530,19 @@ class Watch:
             key = (mini.policy, mini.memory)
             former = self._overlap.before.get(key, (0, 0)) if self._overlap else (0, 0)
             shadows[key] = (former[0] + sum(own.missed), former[1] + sum(own.stored))
-        return {**counts, "shadows": shadows, "policy": self._subject.policy}
+        hints = heard(self._core.sources(), counts["hints"], self._policy())
+        return {**counts, "shadows": shadows, "policy": self._subject.policy, "hints": hints}
 
     # -- parts ---------------------------------------------------------------------------------
 
     def _require_joined(self) -> None:
         if self._core is None:
             raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
+
+    def _policy(self) -> Any:
+        """Return the policy of the manager, None when that no longer exists."""
+        manager = None if self._manager is None else self._manager()
+        return getattr(manager, "policy", None)
 
     def _asked(self, live: str | None) -> list[tuple[str, float]]:
         """Return the policies and sizes that are asked about besides the LRU curve."""

@@ -6,14 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvoffload import __version__
 from kvoffload._metrics import AGE_BOUNDS, WATCH_METRICS, Histogram, Sample
-from kvoffload.managers._watching import CAUSES, KINDS
+from kvoffload._printable import printable
+from kvoffload.managers._watching import CAUSES, KINDS, OTHERS
 
 from ._watch import Watch, bin_start
 
-__all__ = ["UNMARKED", "age_histogram", "marks_label", "memory_label", "samples"]
+__all__ = [
+    "HEEDING",
+    "PLAIN",
+    "UNMARKED",
+    "age_histogram",
+    "marks_label",
+    "memory_label",
+    "samples",
+    "source_label",
+]
 
 UNMARKED = "none"
 """Label ``marks`` of a point without marks; Prometheus takes an empty label for a missing one."""
+
+HEEDING, PLAIN = "hints", "plain"
+"""Labels ``trial`` of the caches with hints of returns and without."""
 
 _EXACT = {
     "asked_blocks": "asked",
@@ -38,6 +51,11 @@ def marks_label(marks: Sequence[str]) -> str:
     return ",".join(marks) or UNMARKED
 
 
+def source_label(source: str | None) -> str:
+    """Return a source of hints as a label ``source``: printable, another for each."""
+    return OTHERS if source is None else printable(source.replace("\\", "\\\\"))
+
+
 def samples(watch: Watch) -> Iterator[Sample]:
     """Yield all values of a watch, in the order of `METRICS`; gauges only with enough data."""
     counters, report = watch.counters(), watch.report()
@@ -47,6 +65,8 @@ def samples(watch: Watch) -> Iterator[Sample]:
     shadows: Mapping[tuple[str, float], tuple[int, int]] = counters["shadows"]
     by_shadow = {key: (key[0], memory_label(key[1])) for key in shadows}
     open_since = watch.open_seconds()
+    hints, gain = counters["hints"], report.hint_gain
+    by_source = {each: (source_label(each.source),) for each in hints}
     values |= {
         "sampled_missed_blocks": [
             ((cause,), count) for cause, count in zip(CAUSES, counters["causes"], strict=True)
@@ -82,6 +102,28 @@ def samples(watch: Watch) -> Iterator[Sample]:
         ],
         "oldest_open_seconds": [((kind,), open_since[kind]) for kind in KINDS],
         "eviction_age_seconds": [((), age_histogram(counters["unused_ages"]))],
+        "hints": [
+            ((*label, kind), count)
+            for each, label in by_source.items()
+            for kind, count in (("ends", each.ends), ("expects", each.expects))
+        ],
+        "hint_returns": [
+            (label, each.returns) for each, label in by_source.items() if each.returns is not None
+        ],
+        "hint_slope": [
+            (label, each.slope) for each, label in by_source.items() if each.slope is not None
+        ],
+        "hint_spread": [
+            (label, each.spread) for each, label in by_source.items() if each.spread is not None
+        ],
+        "hint_hit_ratio": [
+            ((trial,), ratio)
+            for trial, ratio in (
+                [] if gain is None else [(HEEDING, gain.hit_ratio), (PLAIN, gain.plain)]
+            )
+        ],
+        "hint_error": [] if gain is None else [((), gain.error)],
+        "hints_followed": [] if gain is None else [((), int(gain.followed))],
         "capacity_blocks": [((), report.capacity)],
         "watch_info": [((report.policy or "own", __version__), 1)],
     }

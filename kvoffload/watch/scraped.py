@@ -9,11 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX
-from kvoffload.managers._watching import KINDS
+from kvoffload.managers._watching import KINDS, MOST_SOURCES, OTHERS
 
-from .metrics import UNMARKED, memory_label
+from .metrics import HEEDING, PLAIN, UNMARKED, memory_label
 
-__all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
+__all__ = [
+    "LEAST_GAIN",
+    "Engine",
+    "HintTrials",
+    "Shadow",
+    "SourceHints",
+    "View",
+    "advise",
+    "read_engines",
+    "view",
+]
 
 LEAST_GAIN = 0.01
 """Least gain of a change, less its error, that is worth a sentence."""
@@ -24,7 +34,7 @@ MOST_SERIES = 1024
 """Most values of the labels of one metric, over all watches of a URL."""
 LARGEST = 2.0**63
 """Largest value of a metric that is no share."""
-SHARES = ("shadow_hit_ratio", "shadow_error")
+SHARES = ("shadow_hit_ratio", "shadow_error", "hint_slope", "hint_hit_ratio", "hints_followed")
 
 _NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
 _KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
@@ -57,6 +67,29 @@ class Shadow:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceHints:
+    """The hints of one source in a fleet."""
+
+    source: str
+    ends: float
+    expects: float
+    returns: float | None  # since each engine's start or last reset; None where none counts them
+    # Weighted by the returns of the engines that have enough; the spread is a mean of squares.
+    slope: float | None
+    spread: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HintTrials:
+    """The mean of the engines' trials of hints, weighted by the blocks each was asked for."""
+
+    hit_ratio: float
+    plain: float
+    error: float  # of the difference
+    followed: float  # share of the weights of the engines that evict by the rule with hints
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """The sums of one look at a fleet; of counters since the last look, or since the start."""
 
@@ -77,6 +110,8 @@ class View:
     waste: float | None  # share of the evicted blocks that were never hit
     overdue: dict[str, float]  # blocks, by kind of transfer
     oldest: dict[str, float]  # open transfer, by kind: its age in seconds
+    hints: tuple[SourceHints, ...]  # by source, most hints first, all beyond 16 as the last
+    hint_trials: HintTrials | None  # None where an engine that was asked for blocks has none
     advice: tuple[str, ...]  # three sentences at most
 
     @property
@@ -142,6 +177,14 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
                 sums[label] += added(engine, name, label)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
+    def by_source(kind: str) -> dict[str, float]:
+        sums: dict[str, float] = defaultdict(float)
+        for engine in engines:
+            for source, own_kind in engine.values.get("hints", {}):
+                if own_kind == kind:
+                    sums[source] += added(engine, "hints", source, kind)
+        return sums
+
     missed = by_label("sampled_missed_blocks")
     all_missed = sum(missed.values())
     causes = {name: n / all_missed for name, n in missed.items() if n > 0}
@@ -171,17 +214,92 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
             kind: max((engine.value("oldest_open_seconds", kind) for engine in engines), default=0)
             for kind in KINDS
         },
+        hints=tuple(_hints(engines, by_source("ends"), by_source("expects"))),
+        hint_trials=_hint_trials(engines),
         advice=tuple(advise(policies, shadows)),
     )
 
 
-def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
-    """Yield the means of the engines' points, weighted by the blocks each was asked for."""
-    weighted = [
+def _hints(
+    engines: Sequence[Engine], ends: dict[str, float], expects: dict[str, float]
+) -> Iterable[SourceHints]:
+    """Yield the hints of each source; those of the smallest are others' where there are many."""
+    sums = {
+        source: ends.get(source, 0.0) + expects.get(source, 0.0) for source in {*ends, *expects}
+    }
+    others = sums.pop(OTHERS, None)
+    order = sorted(sums, key=lambda source: (-sums[source], source))
+    for source in order[:MOST_SOURCES]:
+        yield SourceHints(
+            source, ends.get(source, 0.0), expects.get(source, 0.0), *_worth(engines, source)
+        )
+    rest = [*order[MOST_SOURCES:], *([] if others is None else [OTHERS])]
+    if rest:
+        worth = _worth(engines, OTHERS) if rest == [OTHERS] else (None, None, None)
+        yield SourceHints(
+            OTHERS,
+            sum(ends.get(source, 0.0) for source in rest),
+            sum(expects.get(source, 0.0) for source in rest),
+            *worth,
+        )
+
+
+def _worth(
+    engines: Sequence[Engine], source: str
+) -> tuple[float | None, float | None, float | None]:
+    """Return the returns to a source's requests, its slope and its spread, over the engines."""
+    key = (source,)
+    known: list[float] = []
+    fitted = slopes = squares = 0.0
+    for engine in engines:
+        returns = engine.values.get("hint_returns", {}).get(key)
+        slope = engine.values.get("hint_slope", {}).get(key)
+        spread = engine.values.get("hint_spread", {}).get(key)
+        if returns is None:
+            continue
+        known.append(returns)
+        if slope is not None and spread is not None:
+            fitted += returns
+            slopes += returns * slope
+            squares += returns * spread**2
+    whole = sum(known) if known else None
+    if not fitted:
+        return whole, None, None
+    return whole, min(1.0, slopes / fitted), math.sqrt(squares / fitted)
+
+
+def _hint_trials(engines: Sequence[Engine]) -> HintTrials | None:
+    weighted = _weighted(engines)
+    whole = sum(weight for _, weight in weighted)
+    hit_ratio = plain = followed = 0.0
+    errors = []
+    for engine, weight in weighted:
+        trials = engine.values.get("hint_hit_ratio", {})
+        if not {(HEEDING,), (PLAIN,)} <= trials.keys() or () not in engine.values["hint_error"]:
+            return None
+        share = weight / whole
+        hit_ratio += share * trials[HEEDING,]
+        plain += share * trials[PLAIN,]
+        errors.append(share * engine.value("hint_error"))
+        followed += share * engine.value("hints_followed")
+    if not weighted:
+        return None
+    # Sums of shares may round to more than 1.
+    return HintTrials(min(1.0, hit_ratio), min(1.0, plain), math.hypot(*errors), min(1.0, followed))
+
+
+def _weighted(engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
+    """Return the engines that were asked for blocks in their window, and for how many."""
+    return [
         (engine, weight)
         for engine in engines
         if (weight := engine.value("window_asked_blocks")) > 0
     ]
+
+
+def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
+    """Yield the means of the engines' points, weighted by the blocks each was asked for."""
+    weighted = _weighted(engines)
     whole = sum(weight for _, weight in weighted)
     keys = {
         own[:2]
