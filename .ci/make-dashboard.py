@@ -255,6 +255,64 @@ def panels() -> Iterator[Panel]:
     )
     ages = f"sum by (le) ({of.buckets('eviction_age_seconds')})"
     yield Panel(
+        "Hints of clients",
+        "timeseries",
+        "cps",
+        "Requests per second whose client said that its session ends, or when it returns.",
+        (Target(f"sum by (source, kind) ({of.rate('hints')})", "{{source}}: {{kind}}"),),
+    )
+    returns = f"({of.gauge('hint_returns')} >= 0)"
+    yield Panel(
+        "Sessions that came back",
+        "timeseries",
+        "short",
+        "Requests that came back to blocks of which a client had said when, since the engines' "
+        "last reset.",
+        (Target(f"sum by (source) {returns}", "{{source}}"),),
+    )
+    slope, spread = f"({of.gauge('hint_slope')} >= 0)", f"({of.gauge('hint_spread')} >= 0)"
+    yield Panel(
+        "How good hints are",
+        "timeseries",
+        "short",
+        "Slope: 1 where what a source says is all there is to know, 0 where it is nothing. Spread: "
+        "the standard deviation of ln of the seconds that pass around that. Weighted by returns.",
+        (
+            Target(
+                f"sum by (source) ({slope} * {returns}) / "
+                f"(sum by (source) ({returns} and {slope}) > 0)",
+                "{{source}} slope",
+            ),
+            Target(
+                f"(sum by (source) ({spread} ^ 2 * {returns}) / "
+                f"(sum by (source) ({returns} and {spread}) > 0)) ^ 0.5",
+                "{{source}} spread",
+            ),
+        ),
+    )
+    trials = f"({of.gauge('hint_hit_ratio')} >= 0)"
+    beside = f"ignoring(trial) group_left() {weight}"
+    error, followed = f"({of.gauge('hint_error')} >= 0)", f"({of.gauge('hints_followed')} >= 0)"
+    yield Panel(
+        "What hints of returns bring",
+        "timeseries",
+        "percentunit",
+        "Hit ratios of small caches on a sample of the blocks, one of which heeds when sessions "
+        "return; the half-width of the 95 % interval of their difference; and the share of the "
+        "traffic whose engines follow the hints now. Weighted by what each was asked for.",
+        (
+            Target(
+                f"sum by (trial) ({trials} * {beside}) / "
+                f"(sum by (trial) (0 * {trials} + {beside}) > 0)",
+                "{{trial}}",
+            ),
+            Target(f"sum(({error} * {weight}) ^ 2) ^ 0.5 / (sum(0 * {error} + {weight}) > 0)", "±"),
+            Target(
+                f"sum({followed} * {weight}) / (sum(0 * {followed} + {weight}) > 0)", "followed"
+            ),
+        ),
+    )
+    yield Panel(
         "Age at eviction",
         "timeseries",
         "s",

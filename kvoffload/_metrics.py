@@ -172,7 +172,8 @@ WATCH_METRICS = (
         "hint_returns",
         "gauge",
         ("source",),
-        "requests that came back to blocks of which the source had said when, since the last reset",
+        "requests that came back to blocks of which the source had said when, since the last "
+        "reset; absent, as the next two, where the source is silent for the watch's window",
     ),
     Metric(
         "hint_slope",

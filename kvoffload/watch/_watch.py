@@ -511,8 +511,8 @@ class Watch:
         -------
         dict of str to object
             Counts of the manager and of the sample; ``shadows``: misses and stores of each shadow,
-            by policy and memory; ``policy``: the manager's; ``hints``: a `HeardHints` of each
-            source.
+            by policy and memory; ``policy``: the manager's; ``hints``: requests by source of
+            hints, None for those that are not told apart, and kind, ``ends`` or ``expects``.
         """
         self._require_joined()
         with self._lock:
@@ -530,7 +530,11 @@ class Watch:
             key = (mini.policy, mini.memory)
             former = self._overlap.before.get(key, (0, 0)) if self._overlap else (0, 0)
             shadows[key] = (former[0] + sum(own.missed), former[1] + sum(own.stored))
-        hints = heard(self._core.sources(), counts["hints"], self._policy())
+        hints = {
+            (each.source, kind): count
+            for each in heard(self._core.sources(), counts["hints"], None)
+            for kind, count in (("ends", each.ends), ("expects", each.expects))
+        }
         return {**counts, "shadows": shadows, "policy": self._subject.policy, "hints": hints}
 
     # -- parts ---------------------------------------------------------------------------------

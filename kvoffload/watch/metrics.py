@@ -65,8 +65,8 @@ def samples(watch: Watch) -> Iterator[Sample]:
     shadows: Mapping[tuple[str, float], tuple[int, int]] = counters["shadows"]
     by_shadow = {key: (key[0], memory_label(key[1])) for key in shadows}
     open_since = watch.open_seconds()
-    hints, gain = counters["hints"], report.hint_gain
-    by_source = {each: (source_label(each.source),) for each in hints}
+    gain = report.hint_gain
+    learned = {(source_label(each.source),): each for each in report.hints}
     values |= {
         "sampled_missed_blocks": [
             ((cause,), count) for cause, count in zip(CAUSES, counters["causes"], strict=True)
@@ -103,18 +103,17 @@ def samples(watch: Watch) -> Iterator[Sample]:
         "oldest_open_seconds": [((kind,), open_since[kind]) for kind in KINDS],
         "eviction_age_seconds": [((), age_histogram(counters["unused_ages"]))],
         "hints": [
-            ((*label, kind), count)
-            for each, label in by_source.items()
-            for kind, count in (("ends", each.ends), ("expects", each.expects))
+            ((source_label(source), kind), count)
+            for (source, kind), count in counters["hints"].items()
         ],
         "hint_returns": [
-            (label, each.returns) for each, label in by_source.items() if each.returns is not None
+            (label, each.returns) for label, each in learned.items() if each.returns is not None
         ],
         "hint_slope": [
-            (label, each.slope) for each, label in by_source.items() if each.slope is not None
+            (label, each.slope) for label, each in learned.items() if each.slope is not None
         ],
         "hint_spread": [
-            (label, each.spread) for each, label in by_source.items() if each.spread is not None
+            (label, each.spread) for label, each in learned.items() if each.spread is not None
         ],
         "hint_hit_ratio": [
             ((trial,), ratio)

@@ -11,16 +11,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.tiers import MemoryTier, Namespace, Region
 from kvoffload.tiers.prometheus import TierCollector
 from kvoffload.watch import Watch, WatchReport
 from kvoffload.watch.prometheus import WatchCollector
 from tests.blocks import block_hash
 
-from .watched import SECRET, serve
+from .watched import SECRET, serve, serve_request
 
 LABELS = {"model_name": "model"}
+HINTED = 1
+"""The engine whose clients say when they return."""
+SOURCES = ("agent", "chat")
 
 
 class Fleet:
@@ -75,10 +78,16 @@ class Fleet:
                 document = min(int(self._rng.expovariate(1 / (40 + 50 * engine))), 400)
                 length = self._rng.randrange(1, 40 - 10 * engine)
                 self._served += 1
-                serve(
-                    self.managers[engine],
-                    [block_hash(1000 * document + position) for position in range(length)],
-                )
+                hashes = [block_hash(1000 * document + position) for position in range(length)]
+                if engine == HINTED:
+                    hints = Hints(
+                        ends=document % 50 == 0,
+                        expect_s=0.5 + document / 10,
+                        source=SOURCES[document % 2],
+                    )
+                    serve_request(self.managers[engine], hashes, hints, self._served / 50)
+                else:
+                    serve(self.managers[engine], hashes)
 
     def scrape(self) -> bytes:
         """Serve more requests, unless frozen, and return the metrics."""

@@ -26,7 +26,7 @@ from kvoffload.watch import WatchReport
 from kvoffload.watch.dashboard import grafana_json, rules_yaml
 from kvoffload.watch.metrics import age_histogram
 
-from .fleet import Fleet, served
+from .fleet import HINTED, Fleet, served
 
 pytestmark = pytest.mark.servers
 
@@ -271,6 +271,7 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
             (kind,): max(ages[kind] for ages in counted.open) for kind in ("load", "store")
         },
     }
+    panels |= hinted(counted)
     engine = counted.engines
     named = {
         "hit_ratio": {(str(n),): 1 - engine[n]["missed"] / engine[n]["asked"] for n in busy},
@@ -290,7 +291,38 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
     return panels | {f"kvoffload:{name}:rate15m": values for name, values in named.items()}
 
 
-LABELS = ("engine", "policy", "memory", "marks", "reason", "cause", "kind")
+def hinted(counted: Counted) -> dict[str, dict[Labels, float]]:
+    """Return the values of what is shown of hints, which one engine's clients give."""
+    engine, report = counted.engines[HINTED], counted.reports[HINTED]
+    rates = {
+        (kind, source): count * counted.second for (source, kind), count in engine["hints"].items()
+    }
+    learned = {(each.source or "others",): each for each in report.hints}
+    found = {
+        "Hints of clients|{{source}}: {{kind}}": rates,
+        "Sessions that came back|{{source}}": {
+            key: float(each.returns) for key, each in learned.items() if each.returns is not None
+        },
+        "How good hints are|{{source}} slope": {
+            key: each.slope for key, each in learned.items() if each.slope is not None
+        },
+        "How good hints are|{{source}} spread": {
+            key: each.spread for key, each in learned.items() if each.spread is not None
+        },
+    }
+    gain = report.hint_gain
+    assert gain is not None
+    return found | {
+        "What hints of returns bring|{{trial}}": {
+            ("hints",): gain.hit_ratio,
+            ("plain",): gain.plain,
+        },
+        "What hints of returns bring|±": {(): gain.error},
+        "What hints of returns bring|followed": {(): float(gain.followed)},
+    }
+
+
+LABELS = ("engine", "policy", "memory", "marks", "reason", "cause", "kind", "source", "trial")
 
 
 def values(found: list[dict[str, Any]]) -> dict[Labels, float]:

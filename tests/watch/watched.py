@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from kvoffload import Hints
 from kvoffload.watch import Watch
 
 SECRET = bytes(range(1, 65))
@@ -36,6 +37,7 @@ def seen(manager: Any) -> dict[str, Any]:
     return {
         **core.counts(),
         "order": core.order(),
+        "sources": core.sources(),
         "progress": core.progress(),
         "transfers": core.open_transfers(),
         "due": core.due,
@@ -66,4 +68,19 @@ def serve(manager: Any, hashes: list[bytes]) -> int:
     manager.touch(hashes)
     if output is not None:
         manager.complete_store(output.block_hashes_to_store)
+    return found
+
+
+def serve_request(
+    manager: Any, hashes: list[bytes], hints: Hints | None = None, now: float | None = None
+) -> int:
+    """Do the same by a request, whose client may have said something; return the hits."""
+    request = manager.begin(hashes, hints=hints, now=now)
+    found: int = request.lookup()
+    if found:
+        request.prepare_load(0, found)
+        request.complete_load(0, found)
+    request.prepare_store()
+    request.finish()
+    request.complete_store()
     return found

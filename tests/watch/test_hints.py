@@ -1,0 +1,324 @@
+"""Hints of clients: counted by source, how good they are, what they bring, and safely shown."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvoffload import Hints, HintSource
+from kvoffload.managers._watching import MOST_SOURCES
+from kvoffload.policies._guard_py import _FADE, Gain
+from kvoffload.policies._returns_py import Moments
+from kvoffload.testing.policies import check_invariants
+from kvoffload.traces import TraceRecorder
+from kvoffload.watch import HeardHints
+from kvoffload.watch.hints import heard
+from kvoffload.watch.metrics import samples, source_label
+from tests.blocks import A, B, C, block_hashes
+from tests.differential.pairs import require_equal
+from tests.policies.test_returns import workload
+
+from .watched import Clock, seen, serve_request, whole
+
+HOSTILE = ["\n", "\\n", '"', "{}", "\ud800", "\u202e", "\x1b[31m", "\U000e0001" * 64, ""]
+
+
+def heard_by(manager: Any) -> dict[str | None, tuple[int, int]]:
+    return {each.source: (each.ends, each.expects) for each in manager.watch.report().hints}
+
+
+# -- counts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_hints_are_counted_by_source_and_kind(twin: ModuleType, policy: str) -> None:
+    manager = whole(twin, 16, policy)
+    serve_request(manager, [A], Hints(ends=True, source="job"), 0.0)
+    serve_request(manager, [A], Hints(expect_s=3.0, source="chat"), 1.0)
+    serve_request(manager, [B], Hints(ends=True, expect_s=3.0, source="chat"), 2.0)
+    serve_request(manager, [B], Hints(source="silent"), 3.0)
+    serve_request(manager, [B])
+    assert heard_by(manager) == {"job": (1, 0), "chat": (1, 2)}
+    manager.reset_cache()
+    assert heard_by(manager) == {"job": (1, 0), "chat": (1, 2)}
+    check_invariants(manager)
+
+
+def test_the_same_words_at_the_finish_count_once(twin: ModuleType) -> None:
+    manager = whole(twin, 16)
+    said = Hints(expect_s=3.0, source="chat")
+    for words in (None, said, Hints(expect_s=3.0, source="chat")):
+        manager.begin([A], hints=said).finish(hints=words)
+    assert heard_by(manager) == {"chat": (0, 3)}
+    request = manager.begin([A], hints=said)
+    for _ in range(2):  # the second does nothing
+        request.finish(hints=Hints(ends=True, source="chat"))
+    manager.begin([A]).finish(hints=said)
+    assert heard_by(manager) == {"chat": (1, 5)}
+
+
+def test_a_call_that_fails_is_not_counted(twin: ModuleType) -> None:
+    manager = whole(twin, 16)
+    with pytest.raises(TypeError):
+        manager.begin([A, "no hash"], hints=Hints(ends=True))
+    request = manager.begin([A])
+    with pytest.raises(ValueError, match="now"):
+        request.finish(hints=Hints(ends=True), now=math.inf)
+    assert heard_by(manager) == {}
+
+
+def test_requests_that_make_the_calls_of_a_manager_are_counted(
+    twin: ModuleType, tmp_path: Path
+) -> None:
+    class Own(twin.CPUOffloadingManager):  # type: ignore[misc, name-defined]
+        def touch(self, hashes: Any) -> None:
+            super().touch(hashes)
+
+    managers = [
+        whole(SimpleNamespace(CPUOffloadingManager=Own), 16),
+        TraceRecorder(whole(twin, 16), tmp_path / "trace.gz"),
+    ]
+    for manager in managers:
+        request = manager.begin([A], hints=Hints(expect_s=3.0))
+        request.finish(hints=Hints(ends=True))
+    managers[1].close()
+    assert heard_by(managers[0]) == heard_by(managers[1].manager) == {"": (1, 1)}
+
+
+def test_as_many_sources_as_there_may_be_take_no_memory(twin: ModuleType) -> None:
+    manager = whole(twin, 16)
+    for number in range(100_000):
+        manager._hinted(Hints(ends=True, source=str(number)))
+    found = heard_by(manager)
+    assert list(found) == [*map(str, range(MOST_SOURCES)), None]
+    assert found[None] == (100_000 - MOST_SOURCES, 0)
+    assert len(manager.watch._core.sources()) == MOST_SOURCES
+
+
+def test_a_source_named_others_is_one_of_them(twin: ModuleType) -> None:
+    manager = whole(twin, 16)
+    serve_request(manager, [A], Hints(ends=True, source="others"))
+    assert heard_by(manager) == {None: (1, 0)}
+
+
+def test_hints_are_forgotten_with_the_window_and_counters_go_on(twin: ModuleType) -> None:
+    clock = Clock()
+    manager = whole(twin, 16, clock=clock, window=60.0)
+    serve_request(manager, [A], Hints(ends=True, source="job"))
+    for _ in range(30):
+        clock.seconds += 4
+        serve_request(manager, [B])
+    assert heard_by(manager) == {}
+    assert manager.watch.counters()["hints"] == {("job", "ends"): 1, ("job", "expects"): 0}
+
+
+def test_the_twins_hear_the_same(twins: tuple[ModuleType, ModuleType], seed: int) -> None:
+    rng = random.Random(seed)
+    managers = [whole(twin, 16, clock=Clock()) for twin in twins]
+    for index in range(300):
+        words = [
+            rng.choice(
+                [
+                    None,
+                    Hints(
+                        ends=rng.random() < 0.3,
+                        expect_s=rng.choice([None, 2.0]),
+                        source=str(min(30, int(rng.expovariate(0.2)))),
+                    ),
+                ]
+            )
+            for _ in range(2)
+        ]
+        for manager in managers:
+            request = manager.begin(block_hashes(index % 7, index % 11), hints=words[0])
+            request.lookup()
+            request.finish(hints=words[1])
+    require_equal(*map(seen, managers), what="what the watch holds")
+    require_equal(*(manager.watch.report() for manager in managers), what="the report")
+
+
+# -- what they are worth ---------------------------------------------------------------------
+
+
+def test_the_spread_is_that_of_the_returns_around_the_line() -> None:
+    draw = random.Random(5)
+    moments, points = Moments(), []
+    for _ in range(400):
+        x = draw.uniform(0, 6)
+        points.append((x, 1.0 + 0.5 * x + draw.gauss(0, 0.7)))
+        moments.add(*points[-1], 0.99)
+    line = moments.fit((0.5, 3.4, 3.4))
+    slope, mean_x, mean_y = line
+    weights = [0.99**age for age in reversed(range(len(points)))]
+    squares = sum(
+        weight * (y - mean_y - slope * (x - mean_x)) ** 2
+        for weight, (x, y) in zip(weights, points, strict=True)
+    )
+    assert moments.spread(line) == pytest.approx(math.sqrt(squares / sum(weights)))
+    assert moments.spread(line) == pytest.approx(0.7, abs=0.1)
+
+
+def test_how_good_a_source_is_shows_after_ten_returns(twin: ModuleType) -> None:
+    manager = whole(twin, 400, "hit-density")
+    draw = random.Random(6)
+    for name, blocks, noise in (("right", [A], 0.0), ("random", [B], 2.0)):
+        now, known = 0.0, []
+        for _ in range(200):
+            seconds = draw.choice([4.0, 40.0, 400.0])
+            serve_request(manager, blocks, Hints(expect_s=seconds, source=name), now)
+            serve_request(manager, [C], now=now)  # what is repeated at once is no return
+            now += 40.0 * math.exp(draw.gauss(0, noise)) if noise else seconds
+            known.append(manager.policy.hint_sources[-1])
+        assert [each.slope is None for each in known[:12]] == 10 * [True] + 2 * [False]
+        assert [each.spread is None for each in known[:12]] == 10 * [True] + 2 * [False]
+        assert known[-1].returns == known[-1].hints - 1 == 199
+    right, other = manager.watch.report().hints
+    assert (right.source, right.returns, other.source) == ("right", 199, "random")
+    assert right.slope > 0.95
+    assert right.spread < 0.2
+    assert other.slope < 0.3
+    assert other.spread == pytest.approx(2.0, abs=0.5)
+    manager.reset_cache()
+    assert manager.policy.hint_sources == ()
+    assert [each.returns for each in manager.watch.report().hints] == [None, None]
+
+
+def test_a_policy_tells_sources_apart_as_the_watch_does(twin: ModuleType) -> None:
+    manager = whole(twin, 400, "hit-density")
+    for number in range(40):
+        serve_request(manager, [A], Hints(expect_s=3.0, source=str(number)), 3.0 * number)
+        serve_request(manager, [B])
+    known = manager.policy.hint_sources
+    assert [each.name for each in known] == [*map(str, range(MOST_SOURCES)), None]
+    assert (known[-1].hints, known[-1].returns) == (24, 23)
+    assert manager.watch.report().hints[-1].returns == 23
+
+
+def test_others_of_other_sources_are_not_taken_for_these() -> None:
+    learned = (HintSource("b", 5, 4, None, None), HintSource(None, 7, 6, None, None))
+    said = [[1, 0], [0, 5], *([0, 0] for _ in range(MOST_SOURCES - 2)), [0, 8]]
+    policy = SimpleNamespace(hint_sources=learned)
+    assert heard(["a", "b"], said, policy) == (
+        HeardHints("a", 1, 0),
+        HeardHints("b", 0, 5, 4),
+        HeardHints(None, 0, 8),
+    )
+    assert heard(["b"], [[0, 5], *said[2:], [0, 8]], policy)[-1] == HeardHints(None, 0, 8, 6)
+
+
+def test_the_error_of_a_gain_is_that_of_a_ratio_of_weighted_sums() -> None:
+    draw = random.Random(7)
+    gain, requests = Gain(), []
+    for _ in range(1_000):
+        blocks = draw.randrange(40)
+        plain = draw.randrange(blocks + 1)
+        requests.append((blocks, draw.randrange(blocks + 1), plain))
+        gain.add(*requests[-1])
+    weights = [_FADE**age for age in reversed(range(len(requests)))]
+    total = sum(weight * each[0] for weight, each in zip(weights, requests, strict=True))
+    gained = sum(
+        weight * (each[1] - each[2]) for weight, each in zip(weights, requests, strict=True)
+    )
+    ratio = gained / total
+    squares = sum(
+        (weight * (hits - plain - ratio * blocks)) ** 2
+        for weight, (blocks, hits, plain) in zip(weights, requests, strict=True)
+    )
+    found = gain.seen(10**12, followed=True)
+    assert found is not None
+    assert found.gain == pytest.approx(ratio)
+    assert found.error == pytest.approx(2.5 * math.sqrt(squares) / total)
+
+
+def test_what_hints_bring_shows_where_both_trials_have_served_enough(twin: ModuleType) -> None:
+    rows = workload(1, 1_300)
+    managers = [whole(twin, 400, "hit-density") for _ in range(2)]
+    for number, (hashes, now, hints) in enumerate(rows):
+        assert hints is not None
+        useless = Hints(expect_s=7.0)
+        for manager, words in zip(managers, (hints, useless), strict=True):
+            serve_request(manager, hashes, words, now)
+            assert (manager.watch.report().hint_gain is None) == (number < 255)
+    right, useless_gain = (manager.watch.report().hint_gain for manager in managers)
+    assert right.gain - right.error > 0.02
+    assert right.followed
+    assert abs(useless_gain.gain) < useless_gain.error
+    managers[0].reset_cache()
+    assert managers[0].watch.report().hint_gain is None
+
+
+def test_without_a_guard_or_with_ends_alone_nothing_is_brought(twin: ModuleType) -> None:
+    manager = whole(twin, 16, "hit-density?guard=0")
+    other = whole(twin, 16, "hit-density")
+    for index in range(400):
+        serve_request(manager, block_hashes(index % 30), Hints(expect_s=3.0), float(index))
+        serve_request(other, block_hashes(index % 30), Hints(ends=True), float(index))
+    assert manager.watch.report().hint_gain is other.watch.report().hint_gain is None
+    assert manager.watch.report().hints[0].returns == manager.policy.hint_sources[0].returns > 0
+    assert other.policy.hint_sources == ()
+
+
+# -- what leaves the process -----------------------------------------------------------------
+
+
+def test_each_source_has_a_label_of_its_own_that_prints() -> None:
+    labels = [source_label(name) for name in [*HOSTILE, "a", None]]
+    assert len(set(labels)) == len(labels)
+    assert all(label.isprintable() for label in labels)
+    assert labels[-1] == "others"
+
+
+def test_hostile_names_pass_prometheus_and_top(twin: ModuleType) -> None:
+    pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
+    pytest.importorskip("rich", reason="the command needs the cli extra")
+    from prometheus_client import CollectorRegistry, generate_latest
+    from rich.console import Console
+
+    from kvoffload.cli.top import screen
+    from kvoffload.watch.prometheus import WatchCollector
+    from kvoffload.watch.scraped import read_engines, view
+
+    manager = whole(twin, 16)
+    for number, name in enumerate(HOSTILE):
+        for _ in range(number + 1):
+            serve_request(manager, [C], Hints(ends=True, source=name))
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(manager.watch))
+    engines = read_engines("here", generate_latest(registry).decode())
+    found = view(engines)
+    assert {each.source: each.ends for each in found.hints} == {
+        source_label(name): number + 1 for number, name in enumerate(HOSTILE)
+    }
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(screen(found, "since the start", (), 120))
+    lines = captured.get().splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert sum("(no name)" in line for line in lines) == 1
+
+
+def test_a_fleet_shows_sixteen_sources_and_the_rest_as_others(twin: ModuleType) -> None:
+    pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
+    from kvoffload.watch.scraped import Engine, view
+
+    engines = []
+    for engine in range(3):
+        manager = whole(twin, 16)
+        for number in range(engine * 10, engine * 10 + 12):
+            serve_request(manager, [A], Hints(ends=True, source=str(number)))
+        found = Engine((("url", str(engine)),))
+        for sample in samples(manager.watch):
+            if isinstance(sample.value, int | float):
+                found.values[sample.metric.name][tuple(sample.labels.values())] = sample.value
+        engines.append(found)
+    hints = view(engines).hints
+    assert len(hints) == MOST_SOURCES + 1
+    assert hints[-1].source == "others"
+    assert sum(each.ends for each in hints) == 36
+    assert {each.ends for each in hints[:4]} == {2}  # of two engines
+    assert (hints[-1].returns, hints[-1].slope) == (None, None)
