@@ -39,45 +39,51 @@ cdef inline void start_record(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t last, uint32_t now, uint32_t part
 ) noexcept:
     """Count the age of a record of `part`, 0 for none, that started at request `last`."""
+    if hinted == NULL:
+        start_age(learned, reuse_class, last, now)
+        return
     if part:
         hinted.turns.parts[part].living += 1
     else:
         start_age(learned, reuse_class, last, now)
-    if hinted != NULL:
-        start_age(&hinted.plain, reuse_class, last, now)
+    start_age(&hinted.plain, reuse_class, last, now)
 
 
 cdef inline void end_record(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t last, uint32_t now, uint32_t part
 ) noexcept:
     """Count that such an age goes on no longer."""
+    if hinted == NULL:
+        end_age(learned, reuse_class, last, now)
+        return
     if part:
         hinted.turns.parts[part].living -= 1
     else:
         end_age(learned, reuse_class, last, now)
-    if hinted != NULL:
-        end_age(&hinted.plain, reuse_class, last, now)
+    end_age(&hinted.plain, reuse_class, last, now)
 
 
 cdef inline void count_reuse(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t age, uint32_t part
 ) noexcept:
     """Count an age that ended in a use."""
-    if part:
-        count_part_reuse(&hinted.returns, &hinted.turns, part)
-    else:
-        learned.reused[reuse_class][age_bin(age)] += 1.0
+    cdef int bin_index = age_bin(age)
     if hinted != NULL:
-        hinted.plain.reused[reuse_class][age_bin(age)] += 1.0
+        hinted.plain.reused[reuse_class][bin_index] += 1.0
+        if part:
+            count_part_reuse(&hinted.returns, &hinted.turns, part)
+            return
+    learned.reused[reuse_class][bin_index] += 1.0
 
 
 cdef inline void count_drop(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t age, uint32_t part
 ) noexcept:
     """Count an age that ended unknown: the block was forgotten."""
-    if part:
-        count_part_drop(&hinted.returns, &hinted.turns, part)
-    else:
-        learned.dropped[reuse_class][age_bin(age)] += 1.0
+    cdef int bin_index = age_bin(age)
     if hinted != NULL:
-        hinted.plain.dropped[reuse_class][age_bin(age)] += 1.0
+        hinted.plain.dropped[reuse_class][bin_index] += 1.0
+        if part:
+            count_part_drop(&hinted.returns, &hinted.turns, part)
+            return
+    learned.dropped[reuse_class][bin_index] += 1.0

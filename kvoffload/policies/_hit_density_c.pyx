@@ -109,14 +109,18 @@ from kvoffload.policies._trials_c cimport (
     trials_heed,
 )
 from kvoffload.policies._turn_tails_c cimport (
+    BY_DENSITY,
+    BY_LISTS,
+    BY_RETURN,
+    BY_USE,
     NO_TAIL,
     PLACES,
+    Search,
     Tail,
     Tails,
     is_sparser,
-    ring_of_tail,
-    tails_advance,
     tails_begin,
+    tails_first,
     tails_give,
 )
 from kvoffload.policies._turns_c cimport (
@@ -124,7 +128,7 @@ from kvoffload.policies._turns_c cimport (
     MOST_SOURCES,
     NUM_HALF_OCTAVES,
     NUM_RINGS,
-    Part,
+    PLACE_OF,
     Turn,
     Turns,
     turns_begin,
@@ -154,8 +158,8 @@ cdef int[NUM_RINGS] SPARSEST_FIRST = [0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 1
 # Names of the trials, by their ids, and their ids in the order of the Python twin.
 cdef tuple RULES = ("lru", "hit-density", "arc-classic", "plain")
 cdef int[4] RULE_ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
-# Places of the rings in SPARSEST_FIRST.
-cdef int[NUM_RINGS] PLACE_OF = [0, 14, 12, 10, 8, 6, 4, 2, 15, 13, 11, 9, 7, 5, 3, 1]
+# What a search by a rule looks for among the blocks of turns.
+cdef Search[4] SEARCHES = [BY_USE, BY_RETURN, BY_LISTS, BY_DENSITY]
 
 
 cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
@@ -187,6 +191,16 @@ cdef uint32_t age_of(void* policy, uint32_t node_id) noexcept:
     return owner.request - owner.last[node_id]
 
 
+cdef inline void take_sparser(Offer* least, const Offer* offer) noexcept:
+    """Keep the sparser of two offers."""
+    if least.index == NONE or (
+        offer.density < least.density
+        or offer.density == least.density
+        and offer.place < least.place
+    ):
+        least[0] = offer[0]
+
+
 cdef inline void take_older(Offer* oldest, const Offer* offer) noexcept:
     """Keep the older of two offers."""
     if oldest.index == NONE or (
@@ -198,10 +212,14 @@ cdef inline void take_older(Offer* oldest, const Offer* offer) noexcept:
 # What a candidate for leaving offers.
 cdef struct Offer:
     int index               # of a ring or, NUM_RINGS greater, of a tail
-    int ring                # of its class
-    int place               # of those that are alike the one with the lowest leaves
+    uint32_t place          # of those that are alike the one with the lowest leaves
     uint32_t age
     double density
+
+
+cdef Offer NO_OFFER
+memset(&NO_OFFER, 0, sizeof(Offer))
+NO_OFFER.index = NONE
 
 
 # The oldest block of a ring that may leave.
@@ -499,7 +517,7 @@ cdef class _HitDensity(Records):
         """Return the part of a key, 0 for none."""
         cdef uint32_t node_id = batch.node_ids[index], position
         if node_id != NIL:
-            return self.part_of(node_id, node_at(self.table, node_id))
+            return part_of(self, node_id, node_at(self.table, node_id))
         position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
         return self.part_of_ghost(position) if position != NIL else 0
 
@@ -514,7 +532,7 @@ cdef class _HitDensity(Records):
             if node_id != NIL:
                 node = node_at(self.table, node_id)
                 last[0] = self.last[node_id]
-                part[0] = 0 if node.note & UNCOUNTED else self.part_of(node_id, node)
+                part[0] = 0 if node.note & UNCOUNTED else part_of(self, node_id, node)
                 return True
             position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
             if position != NIL:
@@ -541,7 +559,7 @@ cdef class _HitDensity(Records):
 
     cdef void join_block(self, uint32_t node_id, Node* node, uint32_t turn) noexcept:
         cdef uint32_t last = self.last[node_id]
-        cdef uint32_t part = self.part_of(node_id, node)
+        cdef uint32_t part = part_of(self, node_id, node)
         cdef int reuse_class = class_of(node)
         if node.note & SHARED:
             return
@@ -550,8 +568,8 @@ cdef class _HitDensity(Records):
                 end_record(&self.learned, self.hinted, reuse_class, last, self.request, part)
             self.belong(node_id, node, turn)
             if not node.note & UNCOUNTED:
-                self.start_block(node_id, node, reuse_class, last)
-        self.renew_block(node_id, node)
+                start_block(self, node_id, node, reuse_class, last)
+        renew_block(self, node_id, node)
 
     cdef void join_ghost(self, uint32_t position, uint32_t turn) noexcept:
         cdef Ghost* ghost = self.memory.items + position
@@ -567,19 +585,6 @@ cdef class _HitDensity(Records):
 
     # -- the records of turns ----------------------------------------------------------------
 
-    cdef void start_block(
-        self, uint32_t node_id, const Node* node, int reuse_class, uint32_t last
-    ) noexcept:
-        """Count the age of a block that started at request `last`."""
-        start_record(
-            &self.learned,
-            self.hinted,
-            reuse_class,
-            last,
-            self.request,
-            self.part_of(node_id, node),
-        )
-
     cdef void start_ghost(self, uint32_t position) noexcept:
         cdef Ghost* ghost = self.memory.items + position
         start_record(
@@ -591,47 +596,17 @@ cdef class _HitDensity(Records):
             self.part_of_ghost(position),
         )
 
-    cdef void lift(self, uint32_t node_id, Node* node) noexcept:
-        """Take a block off the ring that it is on; its record still belongs to its turn."""
-        if node.ring > NUM_RINGS:
-            turns_take(&self.hinted.turns, node_id)
-            node.ring = 0
-        else:
-            ring_remove(self.table, &self.rings[node.ring - 1], node)
-
-    cdef void put(self, uint32_t node_id, Node* node, int ring, uint32_t part) noexcept:
-        """Make a block the most recent of the ring of its part, or of its class where that is 0."""
-        if part:
-            turns_put(&self.hinted.turns, part, node_id)
-            node.ring = <uint8_t>(NUM_RINGS + 1 + ring)
-        else:
-            ring_append(self.table, &self.rings[ring], node_id, node)
-
-    cdef void renew_block(self, uint32_t node_id, Node* node) noexcept:
-        if node.ring > NUM_RINGS:
-            turns_renew(&self.hinted.turns, node_id)
-        else:
-            ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
-
-    cdef uint32_t join_part(self, uint32_t turn, int ring, uint8_t note) noexcept:
-        """Let a record belong to a turn, unless that is 0 or it is shared; return the part."""
-        return turns_join(&self.hinted.turns, turn, ring) if turn and not note & SHARED else 0
-
-    cdef void leave_part(self, uint32_t part) noexcept:
-        if part:
-            turns_leave(&self.hinted.turns, part)
-
     cdef void belong(self, uint32_t node_id, Node* node, uint32_t turn) noexcept:
         """Let a block belong to a turn or none; its age is not counted meanwhile."""
-        cdef uint32_t part = self.part_of(node_id, node)
+        cdef uint32_t part = part_of(self, node_id, node)
         cdef int ring = ring_of(node)
         if part == 0 and (turn == 0 or node.note & SHARED):
             return
         if part and self.hinted.turns.parts[part].turn == turn and not node.note & SHARED:
             return
-        self.lift(node_id, node)
-        self.leave_part(part)
-        self.put(node_id, node, ring, self.join_part(turn, ring, node.note))
+        lift(self, node_id, node)
+        leave_part(self, part)
+        put(self, node_id, node, ring, join_part(self, turn, ring, node.note))
 
     cdef void belong_ghost(self, uint32_t position, uint32_t turn, int reuse_class) noexcept:
         """The same of a ghost that is of `reuse_class` from now on."""
@@ -640,8 +615,8 @@ cdef class _HitDensity(Records):
         ghost.kind = <uint8_t>(reuse_class + 1)
         if part == 0 and turn == 0:
             return
-        self.leave_part(part)
-        part = self.join_part(turn, reuse_class, ghost.flags)
+        leave_part(self, part)
+        part = join_part(self, turn, reuse_class, ghost.flags)
         ghost.flags &= <uint8_t>(~OF_TURN & 0xFF)
         if part:
             ghost.flags |= OF_TURN
@@ -649,8 +624,8 @@ cdef class _HitDensity(Records):
 
     cdef void change_ring(self, uint32_t node_id, Node* node, int ring) noexcept:
         """Take a block to another ring of its class, in the same turn."""
-        cdef uint32_t former = self.part_of(node_id, node), part = former
-        self.lift(node_id, node)
+        cdef uint32_t former = part_of(self, node_id, node), part = former
+        lift(self, node_id, node)
         if former:
             part = turns_join(
                 &self.hinted.turns, self.hinted.turns.parts[former].turn, ring
@@ -659,7 +634,7 @@ cdef class _HitDensity(Records):
                 self.hinted.turns.parts[former].living -= 1
                 self.hinted.turns.parts[part].living += 1
             turns_leave(&self.hinted.turns, former)
-        self.put(node_id, node, ring, part)
+        put(self, node_id, node, ring, part)
 
     # -- uses --------------------------------------------------------------------------------
 
@@ -778,7 +753,9 @@ cdef class _HitDensity(Records):
         cdef uint32_t least_age = 0, age
         cdef int use_class = NONE, reuse_class
         cdef Py_ssize_t index, num_stored = batch.size
+        cdef Hinted* hinted = self.hinted
         cdef uint8_t note
+        cdef uint8_t* flags
         cdef Node* node
         cdef Ghost* ghost
         for index in range(batch.size - 1, -1, -1):
@@ -795,8 +772,8 @@ cdef class _HitDensity(Records):
                     reuse_class = 0
                     if use_class != NONE:
                         reuse_class = class_after(least_age, use_class)
-                    part = self.join_part(turn, reuse_class, 0) if turn else 0
-                    start_record(&self.learned, self.hinted, reuse_class, now, now, part)
+                    part = join_part(self, turn, reuse_class, 0) if turn else 0
+                    start_record(&self.learned, hinted, reuse_class, now, now, part)
                     self.remember(hashed, reuse_class, now, 0, part)
                     continue
                 node = NULL
@@ -805,7 +782,7 @@ cdef class _HitDensity(Records):
                 last = ghost.last
             if last == now:  # a repeat within the batch
                 if node != NULL:
-                    self.to_most_recent(node_id, node)
+                    to_most_recent(self, node_id, node)
                 else:
                     self.renew_ghost(ghost_position)
                 continue
@@ -814,38 +791,38 @@ cdef class _HitDensity(Records):
             if use_class == NONE or age <= least_age:
                 least_age = age
                 use_class = reuse_class
-            if node != NULL:
+            flags = &node.note if node != NULL else &ghost.flags
+            part = 0
+            if hinted != NULL:
                 if age < latest_age:
-                    node.note |= SHARED
-                part = self.part_of(node_id, node)
-                note = node.note
-                node.note &= <uint8_t>(~UNCOUNTED & 0xFF)
+                    flags[0] |= SHARED
+                if node != NULL:
+                    part = part_of(self, node_id, node)
+                else:
+                    part = self.part_of_ghost(ghost_position)
+            note = flags[0]
+            if note & UNCOUNTED:
+                flags[0] = note & <uint8_t>(~UNCOUNTED & 0xFF)
             else:
-                if age < latest_age:
-                    ghost.flags |= SHARED
-                part = self.part_of_ghost(ghost_position)
-                note = ghost.flags
-                ghost.flags &= <uint8_t>(~UNCOUNTED & 0xFF)
-            if not note & UNCOUNTED:
-                end_record(&self.learned, self.hinted, reuse_class, last, now, part)
+                end_record(&self.learned, hinted, reuse_class, last, now, part)
             if node != NULL:
                 self.last[node_id] = now
                 if node.block.ref_cnt < 0:  # the touch of the request that stores it
                     num_stored = index
                 if finishes or node.block.ref_cnt < 0:
-                    if self.hinted != NULL and not finishes:
+                    if hinted != NULL and not finishes:
                         self.belong(node_id, node, turn)
-                    self.start_block(node_id, node, reuse_class, now)
-                    self.renew_block(node_id, node)
+                    start_block(self, node_id, node, reuse_class, now)
+                    renew_block(self, node_id, node)
                     continue
                 if not note & UNCOUNTED:
-                    count_reuse(&self.learned, self.hinted, reuse_class, age, part)
+                    count_reuse(&self.learned, hinted, reuse_class, age, part)
                 reuse_class = class_after(least_age, use_class)
-                self.lift(node_id, node)
-                self.leave_part(part)
-                part = self.join_part(turn, reuse_class, note) if turn else 0
-                start_record(&self.learned, self.hinted, reuse_class, now, now, part)
-                self.put(node_id, node, reuse_class, part)
+                lift(self, node_id, node)
+                leave_part(self, part)
+                part = join_part(self, turn, reuse_class, note) if turn else 0
+                start_record(&self.learned, hinted, reuse_class, now, now, part)
+                put(self, node_id, node, reuse_class, part)
                 continue
             if ghost.flags & DECLINED:  # of the request that could not store it
                 num_stored = index
@@ -857,25 +834,19 @@ cdef class _HitDensity(Records):
                 self.start_ghost(ghost_position)
                 continue
             if not note & UNCOUNTED:
-                count_reuse(&self.learned, self.hinted, reuse_class, age, part)
+                count_reuse(&self.learned, hinted, reuse_class, age, part)
             reuse_class = class_after(least_age, use_class)
             if ghost.kind > 1:
                 self.belong_ghost(ghost_position, turn, reuse_class)
                 self.start_ghost(ghost_position)
                 ghost.flags |= PASSED_OVER
             else:
-                self.leave_part(part)
-                part = self.join_part(turn, reuse_class, note) if turn else 0
-                start_record(&self.learned, self.hinted, reuse_class, now, now, part)
+                leave_part(self, part)
+                part = join_part(self, turn, reuse_class, note) if turn else 0
+                start_record(&self.learned, hinted, reuse_class, now, now, part)
                 ghosts_remove(&self.memory, ghost_position)
                 self.remember(hashed, reuse_class, now, note & SHARED, part)
         return num_stored
-
-    cdef void to_most_recent(self, uint32_t node_id, Node* node) noexcept:
-        if node.note & UNCOUNTED:
-            node.note &= <uint8_t>(~UNCOUNTED & 0xFF)
-            self.start_block(node_id, node, class_of(node), self.last[node_id])
-        self.renew_block(node_id, node)
 
     cdef void renew_ghost(self, uint32_t position) noexcept:
         cdef Ghost* ghost = self.memory.items + position
@@ -919,7 +890,7 @@ cdef class _HitDensity(Records):
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
             if node_id != NIL:
-                self.to_most_recent(node_id, node_at(self.table, node_id))
+                to_most_recent(self, node_id, node_at(self.table, node_id))
             else:
                 self.renew_ghost(batch.indexes[index])
 
@@ -996,12 +967,12 @@ cdef class _HitDensity(Records):
             node.note = ghost.flags & <uint8_t>(UNCOUNTED | SHARED)
             part = self.part_of_ghost(position)
             ghosts_remove(&self.memory, position)
-        self.put(node_id, node, reuse_class, part)
+        put(self, node_id, node, reuse_class, part)
         if self.protector.store_begins:
             guard_note_store(&self.protector, hash_node(self.table, node))
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
-        cdef uint32_t part = self.part_of(node_id, node)
+        cdef uint32_t part = part_of(self, node_id, node)
         cdef int ring = ring_of(node)
         if not node.note & UNCOUNTED:
             end_record(
@@ -1013,9 +984,9 @@ cdef class _HitDensity(Records):
                 part,
             )
         if part:  # it leaves a ring of the policy
-            self.lift(node_id, node)
-            self.leave_part(part)
-            self.put(node_id, node, ring, 0)
+            lift(self, node_id, node)
+            leave_part(self, part)
+            put(self, node_id, node, ring, 0)
 
     # -- released blocks ---------------------------------------------------------------------
 
@@ -1038,7 +1009,7 @@ cdef class _HitDensity(Records):
                         class_of(node),
                         self.last[node_id],
                         self.request,
-                        self.part_of(node_id, node),
+                        part_of(self, node_id, node),
                     )
                     node.note |= UNCOUNTED
                 continue
@@ -1167,12 +1138,12 @@ cdef class _HitDensity(Records):
         """Find the blocks of turns that may leave, at the ends of their rings."""
         cdef Tails* tails = &self.hinted.tails
         tails.turns = &self.hinted.turns
-        tails.returns = &self.hinted.returns if self.protector.rule == HIT_DENSITY else NULL
+        tails.returns = &self.hinted.returns
         tails.learned = &self.hinted.plain
         tails.owner = <void*>self
         tails.may_leave = may_leave
         tails.age_of = age_of
-        tails_begin(tails, self.protector.rule != HIT_DENSITY)
+        tails_begin(tails, SEARCHES[self.protector.rule])
 
     cdef int next_to_leave(self) noexcept:
         """Return the candidate that is to leave next by the rule in force, or NONE.
@@ -1249,25 +1220,30 @@ cdef class _HitDensity(Records):
         """Do as `next_to_leave` where blocks of turns may leave."""
         cdef const Tails* tails = &self.hinted.tails
         cdef Offer offer, least, oldest, once, again
-        cdef int index
-        least.index = oldest.index = once.index = again.index = NONE
+        cdef int index, heap
         if self.protector.rule == HIT_DENSITY:
             return self.next_by_return()
-        for index in range(NUM_RINGS + tails.size):
-            if not self.offer_of(index, &offer):
-                continue
-            if least.index == NONE or (
-                offer.density < least.density
-                or offer.density == least.density
-                and offer.place < least.place
-            ):
-                least = offer
-            take_older(&oldest, &offer)
-            take_older(&once if offer.ring == 0 else &again, &offer)
-        if self.protector.rule == PLAIN and least.index != NONE:
-            return least.index if oldest.density > NEARLY * least.density else oldest.index
-        if self.protector.rule != ARC:
+        least = oldest = once = again = NO_OFFER
+        for index in range(NUM_RINGS):
+            if self.candidates[index].present:
+                self.offer_of(index, &offer)
+                take_sparser(&least, &offer)
+                take_older(&oldest, &offer)
+                take_older(&once if index == 0 else &again, &offer)
+        for heap in range(2):
+            index = tails_first(tails, heap)
+            if index != NO_TAIL:
+                self.offer_of(NUM_RINGS + index, &offer)
+                if heap == 1 and tails.search == BY_DENSITY:
+                    take_sparser(&least, &offer)
+                elif tails.search == BY_LISTS:
+                    take_older(&again if heap else &once, &offer)
+                else:
+                    take_older(&oldest, &offer)
+        if self.protector.rule == LRU or oldest.index == NONE and once.index == again.index:
             return oldest.index
+        if self.protector.rule == PLAIN:
+            return least.index if oldest.density > NEARLY * least.density else oldest.index
         # Of a request's blocks those that were never used again are the tail.
         if again.index == NONE or once.index != NONE and (
             <double>self.t1_size > self.t1_target or once.age == again.age
@@ -1280,36 +1256,30 @@ cdef class _HitDensity(Records):
         """Return the sparsest candidate, or the oldest of the rings where it is nearly so."""
         cdef const Tails* tails = &self.hinted.tails
         cdef const Candidate* candidate
-        cdef int index, ring
-        if tails.least == NO_TAIL:
+        cdef int index, first = tails_first(tails, 0)
+        if first == NO_TAIL:
             return self.sparsest()
         for index in range(NUM_RINGS):
             candidate = &self.candidates[index]
             if candidate.present and not is_sparser(
-                &tails.items[tails.least], candidate.density, candidate.age
+                &tails.items[first], candidate.density, candidate.age
             ):
                 return self.sparsest()
-        return NUM_RINGS + tails.least
+        return NUM_RINGS + first
 
-    cdef bint offer_of(self, int index, Offer* offer) noexcept:
-        """Say what a candidate offers; False if there is none."""
+    cdef void offer_of(self, int index, Offer* offer) noexcept:
+        """Say what a candidate offers."""
         cdef const Tail* tail
-        cdef int place
         offer.index = index
         if index < NUM_RINGS:
-            offer.ring = index
             offer.age = self.candidates[index].age
             offer.density = self.candidates[index].density
-            offer.place = PLACES * PLACE_OF[index]
-            return self.candidates[index].present
-        tail = self.hinted.tails.items + (index - NUM_RINGS)
-        offer.ring = ring_of_tail(tail)
-        offer.age = tail.age
-        offer.density = tail.density
-        place = <int>(tail.key // (NUM_RINGS * NUM_HALF_OCTAVES)) * NUM_HALF_OCTAVES
-        place += <int>(tail.key % NUM_HALF_OCTAVES)
-        offer.place = PLACES * PLACE_OF[offer.ring] + 1 + place
-        return tail.part != 0
+            offer.place = <uint32_t>(PLACES * PLACE_OF[index])
+        else:
+            tail = self.hinted.tails.items + (index - NUM_RINGS)
+            offer.age = tail.age
+            offer.density = tail.density
+            offer.place = tail.place
 
     cdef int sparsest(self) noexcept:
         """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
@@ -1346,10 +1316,7 @@ cdef class _HitDensity(Records):
         self.victims.items[self.victims.size].node_id = self.hinted.tails.items[tail].block
         self.victims.items[self.victims.size].ring = NULL
         self.victims.size += 1
-        if self.protector.rule == HIT_DENSITY:
-            tails_give(&self.hinted.tails, tail)
-        else:
-            tails_advance(&self.hinted.tails, tail)
+        tails_give(&self.hinted.tails, tail)
 
     cdef void close_candidates(self) noexcept:
         """Give back the candidates that were not chosen."""
@@ -1373,10 +1340,10 @@ cdef class _HitDensity(Records):
         cdef uint8_t note = node.note
         if node.ring > NUM_RINGS and ring_of(node) == AGAIN:
             self.change_ring(victim.node_id, node, 0)
-        part = self.part_of(victim.node_id, node)
+        part = part_of(self, victim.node_id, node)
         if part:  # it leaves a ring of the policy
-            self.lift(victim.node_id, node)
-            self.put(victim.node_id, node, reuse_class, 0)
+            lift(self, victim.node_id, node)
+            put(self, victim.node_id, node, reuse_class, 0)
         self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, hashed)
         self.remember(hashed, reuse_class, last, note, part)
@@ -1408,6 +1375,71 @@ cdef class _HitDensity(Records):
     cdef const char* c_check(self) noexcept:
         cdef const char* broken = Records.c_check(self)
         return broken if broken != NULL else guard_check(&self.protector)
+
+
+cdef inline uint32_t part_of(_HitDensity policy, uint32_t node_id, const Node* node) noexcept:
+    """Return the part of a block, 0 for none."""
+    return policy.hinted.turns.members[node_id].part if node.ring > NUM_RINGS else 0
+
+
+cdef inline void start_block(
+    _HitDensity policy, uint32_t node_id, const Node* node, int reuse_class, uint32_t last
+) noexcept:
+    """Count the age of a block that started at request `last`."""
+    start_record(
+        &policy.learned,
+        policy.hinted,
+        reuse_class,
+        last,
+        policy.request,
+        part_of(policy, node_id, node),
+    )
+
+
+cdef inline void lift(_HitDensity policy, uint32_t node_id, Node* node) noexcept:
+    """Take a block off the ring that it is on; its record still belongs to its turn."""
+    if node.ring > NUM_RINGS:
+        turns_take(&policy.hinted.turns, node_id)
+        node.ring = 0
+    else:
+        ring_remove(policy.table, &policy.rings[node.ring - 1], node)
+
+
+cdef inline void put(
+    _HitDensity policy, uint32_t node_id, Node* node, int ring, uint32_t part
+) noexcept:
+    """Make a block the most recent of the ring of its part, or of its class where that is 0."""
+    if part:
+        turns_put(&policy.hinted.turns, part, node_id)
+        node.ring = <uint8_t>(NUM_RINGS + 1 + ring)
+    else:
+        ring_append(policy.table, &policy.rings[ring], node_id, node)
+
+
+cdef inline void renew_block(_HitDensity policy, uint32_t node_id, Node* node) noexcept:
+    if node.ring > NUM_RINGS:
+        turns_renew(&policy.hinted.turns, node_id)
+    else:
+        ring_renew(policy.table, &policy.rings[node.ring - 1], node_id, node)
+
+
+cdef inline void to_most_recent(_HitDensity policy, uint32_t node_id, Node* node) noexcept:
+    if node.note & UNCOUNTED:
+        node.note &= <uint8_t>(~UNCOUNTED & 0xFF)
+        start_block(policy, node_id, node, class_of(node), policy.last[node_id])
+    renew_block(policy, node_id, node)
+
+
+cdef inline uint32_t join_part(
+    _HitDensity policy, uint32_t turn, int ring, uint8_t note
+) noexcept:
+    """Let a record belong to a turn, unless that is 0 or it is shared; return the part."""
+    return turns_join(&policy.hinted.turns, turn, ring) if turn and not note & SHARED else 0
+
+
+cdef inline void leave_part(_HitDensity policy, uint32_t part) noexcept:
+    if part:
+        turns_leave(&policy.hinted.turns, part)
 
 
 class HitDensityCachePolicy(_HitDensity, CachePolicy):

@@ -21,7 +21,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef inline int ring_of(const Node* node) noexcept nogil:
     """Return the ring of a block's class, or AGAIN."""
-    return node.ring - 1 if node.ring <= NUM_RINGS else node.ring - 1 - NUM_RINGS
+    return <int>(<uint32_t>(node.ring - 1) % NUM_RINGS)
 
 
 cdef inline int class_of(const Node* node) noexcept nogil:
@@ -47,8 +47,7 @@ cdef class Records(CompiledPolicy):
     ) noexcept
     # Count a record that is dropped: how its age would have ended stays unknown.
     cdef void forget(self, int reuse_class, uint32_t last, uint8_t note, uint32_t part) noexcept
-    # Return the part of a node or of a ghost, 0 for none.
-    cdef uint32_t part_of(self, uint32_t node_id, const Node* node) noexcept
+    # Return the part of a ghost, 0 for none.
     cdef uint32_t part_of_ghost(self, uint32_t position) noexcept
     cdef void forget_hints(self) noexcept
     cdef bint ensure_last(self) noexcept

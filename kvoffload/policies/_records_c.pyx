@@ -97,9 +97,6 @@ cdef class Records(CompiledPolicy):
         if part:
             turns_leave(&self.hinted.turns, part)
 
-    cdef uint32_t part_of(self, uint32_t node_id, const Node* node) noexcept:
-        return self.hinted.turns.members[node_id].part if node.ring > NUM_RINGS else 0
-
     cdef uint32_t part_of_ghost(self, uint32_t position) noexcept:
         if self.memory.items[position].flags & OF_TURN:
             return self.hinted.ghost_parts[position]

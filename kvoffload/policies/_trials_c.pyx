@@ -10,7 +10,14 @@ from libc.string cimport memcpy, memset
 from kvoffload._core.memory cimport release, reserve
 from kvoffload.policies._densities_c cimport NEARLY, SPARSEST_FIRST, STORED, age_bin, class_after
 from kvoffload.policies._returns_c cimport stored_part_density
-from kvoffload.policies._turn_tails_c cimport NO_TAIL, is_sparser, tails_begin, tails_give
+from kvoffload.policies._turn_tails_c cimport (
+    BY_RETURN,
+    NO_TAIL,
+    is_sparser,
+    tails_begin,
+    tails_first,
+    tails_give,
+)
 from kvoffload.policies._turns_c cimport (
     turns_check,
     turns_join,
@@ -914,7 +921,7 @@ cdef void choose_dense(
                 now - entries[candidates[ring]].last > now - entries[candidates[oldest]].last
             ):
                 oldest = ring
-        turn_tail = trials.tails.least if has_tails else NO_TAIL
+        turn_tail = tails_first(trials.tails, 0) if has_tails else NO_TAIL
         if turn_tail != NO_TAIL and least != NONE and not is_sparser(
             &trials.tails.items[turn_tail], densities[least], now - entries[candidates[least]].last
         ):
@@ -995,7 +1002,7 @@ cdef void begin_tails(Trials* trials, uint32_t now) noexcept:
     trials.tails.owner = trials
     trials.tails.may_leave = may_leave_dense
     trials.tails.age_of = age_of_block
-    tails_begin(trials.tails, False)
+    tails_begin(trials.tails, BY_RETURN)
 
 
 # -- for the tests -----------------------------------------------------------------------------

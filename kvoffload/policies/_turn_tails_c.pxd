@@ -9,12 +9,19 @@ from libc.stdint cimport uint32_t
 
 from kvoffload.policies._densities_c cimport Densities
 from kvoffload.policies._returns_c cimport Returns
-from kvoffload.policies._turns_c cimport Turns
+from kvoffload.policies._turns_c cimport NUM_HALF_OCTAVES, NUM_RINGS, Turns
 
 cdef enum:
     NO_TAIL = -1
     # Tails of one class that are told apart where all else is equal: the rings of turns, and one.
     PLACES = 2048
+
+# What a search looks for; both heaps have least what leaves first.
+cdef enum Search:
+    BY_RETURN               # the least density over age in units of T', then the oldest
+    BY_USE                  # the oldest
+    BY_DENSITY              # the oldest, and in the second heap the least density by last use
+    BY_LISTS                # the oldest of ring 0, and in the second heap that of all others
 
 cdef struct Tail:
     uint32_t part           # where it stands; 0: it gives no more
@@ -22,18 +29,22 @@ cdef struct Tail:
     uint32_t age            # requests since the block's last use
     uint32_t key            # of the ring
     double density
+    uint32_t place          # of those that are alike the one with the lowest gives
     bint is_last            # it gives nothing behind its part: the other has
+    uint32_t positions[2]   # in the heaps
 
 ctypedef bint (*MayLeave)(void* owner, uint32_t block) noexcept
 ctypedef uint32_t (*AgeOf)(void* owner, uint32_t block) noexcept
 
 cdef struct Tails:
     Tail* items             # of a ring that from the oldest part on, then the other
-    int size                # 0: no search is open, or no block is on a ring
-    int least               # the tail with the least density, or NO_TAIL
+    uint32_t size           # 0: no block of a turn may leave
+    Search search
+    uint32_t* heaps[2]      # of tails, each with those that may leave by its order
+    uint32_t heap_sizes[2]
     const Turns* turns
-    const Returns* returns  # what tells densities; NULL: ...
-    const Densities* learned    # ... these do, by class and last use
+    const Returns* returns
+    const Densities* learned    # by class and last use
     void* owner             # of the blocks
     MayLeave may_leave
     AgeOf age_of
@@ -41,14 +52,20 @@ cdef struct Tails:
 # Reserve room; False if there is none.
 cdef bint tails_open(Tails* tails) noexcept
 cdef void tails_close(Tails* tails) noexcept
-# Begin a search; the members from `turns` on say of what. With `one_end` the rings have one tail.
-cdef void tails_begin(Tails* tails, bint one_end) noexcept
+# Begin a search; the members from `turns` on say of what. But by returns the rings have one tail.
+cdef void tails_begin(Tails* tails, Search search) noexcept
 # Let a tail go on to the next block.
-cdef void tails_advance(Tails* tails, int index) noexcept
-# The same in a search by density over age in units of T', and find the least.
 cdef void tails_give(Tails* tails, int index) noexcept
-# Return the ring of a tail's class.
-cdef int ring_of_tail(const Tail* tail) noexcept
+
+
+cdef inline int ring_of_tail(const Tail* tail) noexcept nogil:
+    """Return the ring of a tail's class."""
+    return <int>(tail.key // NUM_HALF_OCTAVES % NUM_RINGS)
+
+
+cdef inline int tails_first(const Tails* tails, int heap) noexcept nogil:
+    """Return the tail that gives first by the order of a heap, or NO_TAIL."""
+    return <int>tails.heaps[heap][0] if tails.heap_sizes[heap] else NO_TAIL
 
 
 cdef inline bint is_sparser(const Tail* tail, double density, uint32_t age) noexcept nogil:

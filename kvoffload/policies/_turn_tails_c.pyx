@@ -6,22 +6,21 @@ from kvoffload._core.buckets cimport NIL
 from kvoffload._core.memory cimport release, reserve
 from kvoffload.policies._densities_c cimport age_bin
 from kvoffload.policies._returns_c cimport part_density
-from kvoffload.policies._turns_c cimport AGAIN, NUM_HALF_OCTAVES, NUM_KEYS, NUM_RINGS
+from kvoffload.policies._turns_c cimport AGAIN, NUM_HALF_OCTAVES, NUM_KEYS, NUM_RINGS, PLACE_OF
 
 
 cdef bint tails_open(Tails* tails) noexcept:
     memset(tails, 0, sizeof(Tails))
     tails.items = <Tail*>reserve(2 * NUM_KEYS * sizeof(Tail))
-    return tails.items != NULL
+    tails.heaps[0] = <uint32_t*>reserve(4 * NUM_KEYS * sizeof(uint32_t))
+    tails.heaps[1] = tails.heaps[0] + 2 * NUM_KEYS
+    return tails.items != NULL and tails.heaps[0] != NULL
 
 
 cdef void tails_close(Tails* tails) noexcept:
     release(tails.items, 2 * NUM_KEYS * sizeof(Tail))
+    release(tails.heaps[0], 4 * NUM_KEYS * sizeof(uint32_t))
     memset(tails, 0, sizeof(Tails))
-
-
-cdef int ring_of_tail(const Tail* tail) noexcept:
-    return <int>(tail.key // NUM_HALF_OCTAVES % NUM_RINGS)
 
 
 cdef uint32_t next_in_part(Tails* tails, uint32_t block) noexcept:
@@ -34,7 +33,7 @@ cdef uint32_t next_in_part(Tails* tails, uint32_t block) noexcept:
 cdef void measure(Tails* tails, Tail* tail) noexcept:
     cdef int ring
     tail.age = tails.age_of(tails.owner, tail.block)
-    if tails.returns != NULL:
+    if tails.search == BY_RETURN:
         tail.density = part_density(tails.returns, tails.turns, tail.part)
     else:
         ring = ring_of_tail(tail)
@@ -42,7 +41,7 @@ cdef void measure(Tails* tails, Tail* tail) noexcept:
         tail.density = tails.learned.table[0 if ring == AGAIN else ring][age_bin(tail.age + 1)]
 
 
-cdef void find_older(Tails* tails, int index, uint32_t part, uint32_t block) noexcept:
+cdef void find_older(Tails* tails, uint32_t index, uint32_t part, uint32_t block) noexcept:
     """Let the tail that goes to younger parts stand at the first block from this one on."""
     cdef Tail* tail = tails.items + index
     cdef Tail* other = tail + 1
@@ -62,9 +61,11 @@ cdef void find_older(Tails* tails, int index, uint32_t part, uint32_t block) noe
     if part and part == other.part:
         tail.is_last = True
         other.part = 0
+        if tails.heap_sizes[0]:
+            remove(tails, 0, other.positions[0])
 
 
-cdef void find_younger(Tails* tails, int index, uint32_t part, uint32_t block) noexcept:
+cdef void find_younger(Tails* tails, uint32_t index, uint32_t part, uint32_t block) noexcept:
     """Let the tail that goes to older parts stand at the first block from this one on."""
     cdef Tail* tail = tails.items + index
     cdef Tail* other = tail - 1
@@ -81,9 +82,19 @@ cdef void find_younger(Tails* tails, int index, uint32_t part, uint32_t block) n
     measure(tails, tail)
 
 
-cdef void tails_begin(Tails* tails, bint one_end) noexcept:
+cdef uint32_t place_of(const Tail* tail) noexcept:
+    """Return the place of a ring's tail among those of its class and of others."""
+    cdef uint32_t source = tail.key // (NUM_RINGS * NUM_HALF_OCTAVES)
+    cdef uint32_t half_octave = tail.key % NUM_HALF_OCTAVES
+    return (
+        PLACES * <uint32_t>PLACE_OF[ring_of_tail(tail)] + 1 + source * NUM_HALF_OCTAVES + half_octave
+    )
+
+
+cdef void tails_begin(Tails* tails, Search search) noexcept:
     cdef uint32_t ring, key, part
     cdef Tail* tail
+    tails.search = search
     tails.size = 0
     for ring in range(tails.turns.num_keys):
         key = tails.turns.keys[ring]
@@ -96,38 +107,118 @@ cdef void tails_begin(Tails* tails, bint one_end) noexcept:
         if tail.part == 0:
             continue
         part = tails.turns.rings[key].newest
-        if part != tail.part and not one_end:
-            find_younger(tails, tails.size + 1, part, tails.turns.parts[part].first)
+        if search == BY_RETURN:
+            tail.place = 2 * key
+            (tail + 1).place = 2 * key + 1
+            if part != tail.part:
+                find_younger(tails, tails.size + 1, part, tails.turns.parts[part].first)
+        else:
+            tail.place = place_of(tail)
         tails.size += 2
-    tails.least = NO_TAIL if one_end else find_least(tails)
-
-
-cdef void tails_advance(Tails* tails, int index) noexcept:
-    cdef Tail* tail = tails.items + index
-    cdef uint32_t block = tails.turns.members[tail.block].behind
-    if index % 2:
-        find_younger(tails, index, tail.part, block)
-    else:
-        find_older(tails, index, tail.part, block)
+    fill_heap(tails, 0)
+    fill_heap(tails, 1)
 
 
 cdef void tails_give(Tails* tails, int index) noexcept:
-    tails_advance(tails, index)
-    tails.least = find_least(tails)
+    cdef Tail* tail = tails.items + index
+    cdef uint32_t block = tails.turns.members[tail.block].behind
+    cdef int heap
+    if index % 2:
+        find_younger(tails, <uint32_t>index, tail.part, block)
+    else:
+        find_older(tails, <uint32_t>index, tail.part, block)
+    for heap in range(2):
+        if belongs(tails, heap, tail):
+            renew(tails, heap, tail.positions[heap])
 
 
-cdef int find_least(const Tails* tails) noexcept:
-    cdef int index, least = NO_TAIL
-    cdef const Tail* tail
-    cdef const Tail* best = NULL
-    for index in range(tails.size):
-        tail = tails.items + index
-        if tail.part and (
-            best == NULL
-            or tail.density < best.density
-            or tail.density == best.density
-            and (tail.age > best.age or tail.age == best.age and tail.key < best.key)
+# -- heaps -------------------------------------------------------------------------------------
+
+
+cdef inline bint belongs(const Tails* tails, int heap, const Tail* tail) noexcept:
+    """Return whether a heap is for such a tail."""
+    if tails.search == BY_LISTS:
+        return (ring_of_tail(tail) == 0) == (heap == 0)
+    return heap == 0 or tails.search == BY_DENSITY
+
+
+cdef inline bint gives_before(
+    const Tails* tails, int heap, const Tail* tail, const Tail* other
+) noexcept:
+    cdef bint by_density = tails.search == BY_RETURN or heap == 1 and tails.search == BY_DENSITY
+    if by_density and tail.density != other.density:
+        return tail.density < other.density
+    if heap == 0 or tails.search == BY_LISTS:
+        if tail.age != other.age:
+            return tail.age > other.age
+    return tail.place < other.place
+
+
+cdef inline void place(Tails* tails, int heap, uint32_t position, uint32_t index) noexcept:
+    tails.heaps[heap][position] = index
+    tails.items[index].positions[heap] = position
+
+
+cdef void sift_down(Tails* tails, int heap, uint32_t position) noexcept:
+    cdef uint32_t* order = tails.heaps[heap]
+    cdef uint32_t size = tails.heap_sizes[heap], child
+    cdef uint32_t moving = order[position]
+    while True:
+        child = 2 * position + 1
+        if child >= size:
+            break
+        if child + 1 < size and gives_before(
+            tails, heap, tails.items + order[child + 1], tails.items + order[child]
         ):
-            best = tail
-            least = index
-    return least
+            child += 1
+        if not gives_before(tails, heap, tails.items + order[child], tails.items + moving):
+            break
+        place(tails, heap, position, order[child])
+        position = child
+    place(tails, heap, position, moving)
+
+
+cdef void sift_up(Tails* tails, int heap, uint32_t position) noexcept:
+    cdef uint32_t* order = tails.heaps[heap]
+    cdef uint32_t moving = order[position], above
+    while position:
+        above = (position - 1) // 2
+        if not gives_before(tails, heap, tails.items + moving, tails.items + order[above]):
+            break
+        place(tails, heap, position, order[above])
+        position = above
+    place(tails, heap, position, moving)
+
+
+cdef void fill_heap(Tails* tails, int heap) noexcept:
+    cdef uint32_t index, size = 0
+    for index in range(tails.size):
+        if tails.items[index].part and belongs(tails, heap, tails.items + index):
+            place(tails, heap, size, index)
+            size += 1
+    tails.heap_sizes[heap] = size
+    index = size // 2
+    while index:
+        index -= 1
+        sift_down(tails, heap, index)
+
+
+cdef void renew(Tails* tails, int heap, uint32_t position) noexcept:
+    """Take a tail that has gone on to its place in a heap, or out where it gives no more."""
+    cdef uint32_t index = tails.heaps[heap][position]
+    if tails.items[index].part:
+        sift_up(tails, heap, position)
+        sift_down(tails, heap, tails.items[index].positions[heap])
+    else:
+        remove(tails, heap, position)
+
+
+cdef void remove(Tails* tails, int heap, uint32_t position) noexcept:
+    cdef uint32_t last
+    tails.heap_sizes[heap] -= 1
+    last = tails.heaps[heap][tails.heap_sizes[heap]]
+    if position == tails.heap_sizes[heap]:
+        return
+    place(tails, heap, position, last)
+    sift_up(tails, heap, position)
+    sift_down(tails, heap, tails.items[last].positions[heap])

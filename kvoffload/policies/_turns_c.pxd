@@ -22,6 +22,9 @@ cdef enum:
     MOST_SOURCES = 16       # that are told apart; one more stands for all others
     NUM_KEYS = (MOST_SOURCES + 1) * NUM_RINGS * NUM_HALF_OCTAVES
 
+# Places of the rings from the sparsest on, where densities tie.
+cdef int[NUM_RINGS] PLACE_OF
+
 cdef struct Turn:
     double begun            # in seconds, by the clock of the caller
     double said             # T, in seconds

@@ -4,6 +4,9 @@ from libc.string cimport memset
 
 from kvoffload._core.memory cimport extend, release, reserve
 
+# Longer gaps first, then fewer uses; the ring AGAIN is the last and behind class 0.
+PLACE_OF[:] = [0, 14, 12, 10, 8, 6, 4, 2, 15, 13, 11, 9, 7, 5, 3, 1]
+
 
 cdef inline uint64_t kept(uint32_t used) noexcept:
     """Return how many entries to keep of an array in which [0] is not used."""
