@@ -7,11 +7,12 @@ compares observations on the day it is registered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
-from kvoffload import BlockStatus, OffloadError
+from kvoffload import BlockStatus, HintGain, HintSource, OffloadError
 
 PARTS = ("policy", "backend")
 """Attributes of a manager that are observed in turn."""
@@ -48,6 +49,8 @@ def as_value(value: Any) -> Any:
         return stored, as_value(value.store_spec), evicted
     if hasattr(value, "block_ids"):
         return type(value).__name__, value.medium(), as_value(value.block_ids)
+    if isinstance(value, HintSource | HintGain):
+        return astuple(value)
     if isinstance(value, Iterable) and isinstance(value, Sized):
         return [as_value(item) for item in value]
     return type(value).__name__

@@ -18,6 +18,16 @@ cdef struct Noted:
     uint64_t hashed             # of its first key
     uint32_t request            # in which it began
 
+# Fading sums over the requests that hit density has served with hints and without.
+cdef struct Gain:
+    uint64_t requests
+    double blocks
+    double hits
+    double plain
+    double squares              # by the squares of the weights: of d * d, d * a, a * a
+    double products
+    double squared_blocks
+
 cdef struct Guard:
     bint on
     int rule                    # the trial that is followed
@@ -32,6 +42,7 @@ cdef struct Guard:
     Noted noted[MOST_NOTED]
     Trials trials
     Trials* plain               # hit density without hints; NULL before any
+    Gain gain                   # since there is one
 
 # Return s where one block in 2**s is sampled for a cache of so many blocks.
 cdef int sample_shift(int64_t capacity) noexcept
@@ -64,6 +75,8 @@ cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept
 cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept
 # Go on with two trials of hit density: one with hints, and one without, in `plain`.
 cdef void guard_divide(Guard* guard, Trials* plain) noexcept
+# Return what hints of returns bring, None where it is not known.
+cdef object guard_gain(const Guard* guard)
 # Return the size that T1 should have in the guarded cache.
 cdef double guard_target(const Guard* guard) noexcept
 cdef const char* guard_check(Guard* guard) noexcept

@@ -1,6 +1,7 @@
 """The guard of hit density, compiled; see ``_guard_py``."""
 
 from libc.stdint cimport uint8_t
+from libc.math cimport sqrt
 from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport item_key, item_length
@@ -27,10 +28,14 @@ from kvoffload.policies._trials_c cimport (
 )
 from kvoffload.policies._turns_c cimport turns_begin, turns_settle
 
+from kvoffload.types import HintGain
+
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 cdef double FADE = 0.9988454217380301
 # The leader must be ahead by this many requests' blocks.
 cdef double LEAD = 1.0
+cdef double STANDARD_ERRORS = 2.5
+cdef double TRIAL_BIAS = 0.17
 
 # The trials in the order in which they are compared.
 cdef int[NUM_RULES] ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
@@ -39,6 +44,7 @@ cdef enum:
     # A trial has from this many blocks on, while at least one block in four is sampled ...
     LEAST_TRIAL_BLOCKS = 64
     MOST_SHIFT = 2
+    LEAST_COMPARED = 256
 
 
 cdef int sample_shift(int64_t capacity) noexcept:
@@ -77,6 +83,7 @@ cdef void guard_clear(Guard* guard) noexcept:
     guard.store_begins = False
     memset(guard.hits, 0, sizeof(guard.hits))
     guard.plain = NULL
+    memset(&guard.gain, 0, sizeof(Gain))
     if guard.on:
         trials_clear(&guard.trials)
 
@@ -145,11 +152,12 @@ cdef void guard_serve(
     bint ends,
 ) noexcept:
     cdef uint32_t found[NUM_RULES]
-    cdef uint32_t most_hits
+    cdef uint32_t most_hits, num_sampled
     cdef int index, trial, best
     guard.request += 1
     measure_lag(guard, table)
     most_hits = take_sample(guard, table, batch, num_stored)
+    num_sampled = guard.trials.batch_size
     memset(found, 0, sizeof(found))
     trials_complete(&guard.trials, guard.request, guard.lag)
     if guard.plain != NULL:
@@ -160,6 +168,13 @@ cdef void guard_serve(
         end_turn(&guard.trials)
         if guard.plain != NULL:
             found[PLAIN] = trials_serve_density(guard.plain, plain, now, guard.request, ends)
+    if guard.plain != NULL:
+        add_gain(
+            &guard.gain,
+            <double>num_sampled,
+            <double>min(found[HIT_DENSITY], most_hits),
+            <double>min(found[PLAIN], most_hits),
+        )
     best = guard.rule
     for trial in range(NUM_RULES):
         guard.hits[trial] = guard.hits[trial] * FADE + <double>min(found[trial], most_hits)
@@ -236,6 +251,35 @@ cdef void guard_divide(Guard* guard, Trials* plain) noexcept:
     trials_copy_density(plain, &guard.trials)
     guard.plain = plain
     guard.hits[PLAIN] = guard.hits[HIT_DENSITY]
+
+
+cdef void add_gain(Gain* gain, double blocks, double hits, double plain) noexcept:
+    """Count a request."""
+    cdef double gained = hits - plain
+    gain.requests += 1
+    gain.blocks = gain.blocks * FADE + blocks
+    gain.hits = gain.hits * FADE + hits
+    gain.plain = gain.plain * FADE + plain
+    gain.squares = gain.squares * (FADE * FADE) + gained * gained
+    gain.products = gain.products * (FADE * FADE) + gained * blocks
+    gain.squared_blocks = gain.squared_blocks * (FADE * FADE) + blocks * blocks
+
+
+cdef object guard_gain(const Guard* guard):
+    cdef const Gain* sums = &guard.gain
+    cdef double hit_ratio, plain, gain, squares, variance, error
+    if sums.requests < LEAST_COMPARED or sums.blocks <= 0.0:
+        return None
+    hit_ratio = sums.hits / sums.blocks
+    plain = sums.plain / sums.blocks
+    gain = hit_ratio - plain
+    squares = sums.squares - 2.0 * gain * sums.products + gain * gain * sums.squared_blocks
+    variance = max(0.0, squares) / (sums.blocks * sums.blocks)
+    error = sqrt(
+        STANDARD_ERRORS * STANDARD_ERRORS * variance
+        + TRIAL_BIAS * TRIAL_BIAS / <double>guard.trials.capacity
+    )
+    return HintGain(hit_ratio, plain, error, guard.rule == HIT_DENSITY)
 
 
 cdef double guard_target(const Guard* guard) noexcept:

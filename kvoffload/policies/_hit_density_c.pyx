@@ -75,6 +75,7 @@ from kvoffload.policies._guard_c cimport (
     guard_close,
     guard_divide,
     guard_ensure_release,
+    guard_gain,
     guard_note_store,
     guard_open,
     guard_release,
@@ -99,6 +100,7 @@ from kvoffload.policies._returns_c cimport (
     returns_compute,
     returns_ensure,
     said_seconds,
+    seen_of_source,
     stored_part_density,
 )
 from kvoffload.policies._trials_c cimport (
@@ -145,6 +147,7 @@ from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
+from kvoffload.types import HintSource
 
 cdef enum:
     NONE = -1
@@ -311,6 +314,30 @@ cdef class _HitDensity(Records):
         }
 
     @property
+    def hint_sources(self):
+        """What is known of each source that says when sessions return, the first heard first.
+
+        16 are told apart; the one behind them, without a name, is all others.
+        """
+        cdef int source
+        self.require_ready()
+        if self.hinted == NULL:
+            return ()
+        names = [*self.source_names[: self.num_sources], None]
+        return tuple(
+            [
+                HintSource(names[source], *seen_of_source(&self.hinted.returns, source))
+                for source in range(self.hinted.returns.num_sources)
+            ]
+        )
+
+    @property
+    def hint_gain(self):
+        """What hints of returns bring; None without a guard, a hint, or enough requests since."""
+        self.require_ready()
+        return guard_gain(&self.protector) if self.protector.on else None
+
+    @property
     def num_requests(self):
         """Number of requests that were seen: ages are counted in these."""
         self.require_ready()
@@ -463,6 +490,7 @@ cdef class _HitDensity(Records):
 
     cdef uint32_t new_turn(self, double now) noexcept:
         """Begin the turn that the hints at work say."""
+        self.hinted.returns.sources[self.source].hints += 1
         return turns_begin(
             &self.hinted.turns,
             now,

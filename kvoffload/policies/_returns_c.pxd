@@ -1,21 +1,24 @@
 """When sessions return, as their clients say, compiled; see ``_returns_py``."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload.policies._densities_c cimport NUM_BINS, NUM_CLASSES
 from kvoffload.policies._turns_c cimport MOST_SOURCES, Part, Turns
 
-# Fading sums over returns: of 1, x, y, x * x and x * y; x was said and y came, as ln s.
+# Fading sums over returns: of 1, x, y, xx, xy and yy; x was said and y came, as ln s.
 cdef struct Moments:
     double n
     double x
     double y
     double xx
     double xy
+    double yy
 
 # What one source has said, and the densities over age in units of T'.
 cdef struct Source:
     Moments moments
+    uint64_t hints              # turns that it began
+    uint64_t returns
     double reused[NUM_CLASSES][NUM_BINS]
     double dropped[NUM_CLASSES][NUM_BINS]
     double table[NUM_CLASSES][NUM_BINS]
@@ -40,6 +43,8 @@ cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noex
 cdef double said_seconds(double expect_s) noexcept
 # Calibrate what a source says; return the half octave of T'.
 cdef int expected_half_octave(const Returns* returns, double said, int source) noexcept
+# Return what is known of a source: hints, returns, slope and spread, or None for both.
+cdef tuple seen_of_source(const Returns* returns, int source)
 # Count an age of a part that ended in a use, or unknown: the block was forgotten.
 cdef void count_part_reuse(Returns* returns, const Turns* turns, uint32_t part) noexcept
 cdef void count_part_drop(Returns* returns, const Turns* turns, uint32_t part) noexcept

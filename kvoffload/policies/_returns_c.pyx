@@ -3,7 +3,7 @@
 Every sum is taken in the order of the Python twin, so that both compute the same bits.
 """
 
-from libc.math cimport exp, floor, log, log2, pow
+from libc.math cimport exp, floor, log, log2, pow, sqrt
 from libc.string cimport memcpy, memset
 
 from kvoffload._core.memory cimport discard, resize
@@ -13,6 +13,8 @@ from kvoffload.policies._densities_c cimport (
     best_densities,
 )
 from kvoffload.policies._turns_c cimport AGAIN, NUM_HALF_OCTAVES, Turn
+
+from kvoffload.policies._returns_py import LEAST_RETURNS
 
 cdef double LEAST_SECONDS = 1.0
 cdef double MOST_SECONDS = 2147483648.0
@@ -118,6 +120,7 @@ cdef void add_return(Moments* moments, double x, double y, double fade) noexcept
     moments.y = moments.y * fade + y
     moments.xx = moments.xx * fade + x * x
     moments.xy = moments.xy * fade + x * y
+    moments.yy = moments.yy * fade + y * y
 
 
 cdef Line fit(const Moments* moments, Line leans_on) noexcept:
@@ -139,12 +142,42 @@ cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noex
     cdef const Turn* said = turns.turns + turn
     cdef double x = log(said.said)
     cdef double y = log(max(LEAST_SECONDS, passed(returns.now, said.begun)))
+    returns.sources[said.source].returns += 1
     add_return(&returns.sources[said.source].moments, x, y, SOURCE_FADE)
     add_return(&returns.all, x, y, ALL_FADE)
 
 
+cdef inline Line line_of(const Returns* returns, int source) noexcept:
+    """Return the line by which what a source says is calibrated."""
+    return fit(&returns.sources[source].moments, fit(&returns.all, FIRST_LINE))
+
+
+cdef tuple seen_of_source(const Returns* returns, int source):
+    cdef const Source* known = returns.sources[source]
+    cdef Line line
+    if known.returns < <uint64_t>LEAST_RETURNS:
+        return known.hints, known.returns, None, None
+    line = line_of(returns, source)
+    return known.hints, known.returns, line.slope, spread(&known.moments, line)
+
+
+cdef double spread(const Moments* m, Line line) noexcept:
+    """Return the standard deviation of y around a line; there are returns."""
+    cdef double slope = line.slope
+    cdef double offset = line.y - slope * line.x
+    cdef double squares = (
+        m.yy
+        - 2.0 * slope * m.xy
+        - 2.0 * offset * m.y
+        + slope * slope * m.xx
+        + 2.0 * slope * offset * m.x
+        + m.n * offset * offset
+    )
+    return sqrt(max(0.0, squares) / m.n)
+
+
 cdef int expected_half_octave(const Returns* returns, double said, int source) noexcept:
-    cdef Line line = fit(&returns.sources[source].moments, fit(&returns.all, FIRST_LINE))
+    cdef Line line = line_of(returns, source)
     cdef double seconds = line.y + line.slope * (log(said) - line.x)
     cdef double expected = max(LEAST_SECONDS, exp(min(seconds, MOST_LOG_SECONDS)))
     return <int>min(floor(2.0 * log2(expected) + 0.5), <double>(NUM_HALF_OCTAVES - 1))

@@ -117,17 +117,20 @@ def test_hints_are_forgotten_with_the_window_and_counters_go_on(twin: ModuleType
     assert manager.watch.counters()["hints"] == {("job", "ends"): 1, ("job", "expects"): 0}
 
 
-def test_the_twins_hear_the_same(twins: tuple[ModuleType, ModuleType], seed: int) -> None:
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_the_twins_hear_the_same(
+    twins: tuple[ModuleType, ModuleType], policy: str, seed: int
+) -> None:
     rng = random.Random(seed)
-    managers = [whole(twin, 16, clock=Clock()) for twin in twins]
-    for index in range(300):
+    managers = [whole(twin, 16, policy, clock=Clock()) for twin in twins]
+    for index in range(400):
         words = [
             rng.choice(
                 [
                     None,
                     Hints(
                         ends=rng.random() < 0.3,
-                        expect_s=rng.choice([None, 2.0]),
+                        expect_s=rng.choice([None, 2.0, 20.0]),
                         source=str(min(30, int(rng.expovariate(0.2)))),
                     ),
                 ]
@@ -135,8 +138,11 @@ def test_the_twins_hear_the_same(twins: tuple[ModuleType, ModuleType], seed: int
             for _ in range(2)
         ]
         for manager in managers:
-            request = manager.begin(block_hashes(index % 7, index % 11), hints=words[0])
+            hashes = block_hashes(index % 7, 10 + index % 11)
+            request = manager.begin(hashes, hints=words[0], now=float(index))
             request.lookup()
+            request.prepare_store()
+            request.complete_store()
             request.finish(hints=words[1])
     require_equal(*map(seen, managers), what="what the watch holds")
     require_equal(*(manager.watch.report() for manager in managers), what="the report")
