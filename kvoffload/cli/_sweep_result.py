@@ -106,8 +106,12 @@ def print_grid(grid: Grid) -> None:
             ("first token, 95 % within, s", "ttft_p95"),
         ):
             click.echo()
-            seconds = operator.attrgetter(f"loop.{name}")
-            _print_matrix([heading], grid, lambda found, of=seconds: seconds_text(of(found)))
+            _print_matrix([heading], grid, _seconds_of(operator.attrgetter(f"loop.{name}")))
+
+
+def _seconds_of(time: Callable[[ReplayResult], float]) -> Callable[[ReplayResult], str]:
+    """Return the text of a time of a closed loop."""
+    return lambda found: seconds_text(time(found))
 
 
 def _print_shares_of_tokens(grid: Grid) -> None:
@@ -152,8 +156,11 @@ def _object(grid: Grid, given: str, cell: Cell, counts: ReplayResult) -> dict[st
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
     if counts.loop is not None:
-        times = times_object(counts.loop)
-        values.update({f"ttft_{name}": value for name, value in times.pop("ttft").items()} | times)
+        for name, value in times_object(counts.loop).items():
+            if isinstance(value, dict):
+                values.update({f"{name}_{part}": seconds for part, seconds in value.items()})
+            else:
+                values[name] = value
     return values
 
 

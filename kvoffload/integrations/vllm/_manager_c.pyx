@@ -360,6 +360,10 @@ cdef class RequestManagerCore:
             raise
         except Exception:  # of a context of others
             num_ignored = 1
+        if hints is not None and self.watching is not None:
+            self.watching.note_hints(
+                str(hints.source), hints.ends is True, hints.expect_s is not None
+            )
         access.hints = hints
         access.ends = hints is not None and hints.ends
         access.num_ignored = num_ignored
