@@ -32,6 +32,7 @@ def policies(*, as_json: bool) -> None:
                     {
                         "name": entry.name,
                         "summary": entry.summary,
+                        "ranks_by_return": entry.ranks_by_return,
                         "options": [
                             {
                                 "name": option.name,
@@ -55,6 +56,12 @@ def policies(*, as_json: bool) -> None:
             bounds = f"{option.minimum:g} to {option.maximum:g}"
             text = f"?{option.name}={option.default}  {option.summary}, {bounds}"
             print_prose(f"{'':15}{text}", " " * 17)
+    ranking = ", ".join(entry.name for entry in entries if entry.ranks_by_return)
+    click.echo()
+    print_prose(
+        f"hints: {ranking} ranks blocks by when clients say that their session returns; the others "
+        "ignore that. All let the blocks of a session that ends leave first."
+    )
     click.echo("\nceilings:")
     for name in CEILINGS:
         print_prose(f"{name:12} {summary(name)}", " " * 13)

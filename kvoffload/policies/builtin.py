@@ -88,6 +88,7 @@ _ENTRIES = (
             _Option("guard", 1, 0, 1, "1: follow LRU or ARC while a sample does better under it"),
         ),
         learns_by_request=True,
+        ranks_by_return=True,
         warm_up_blocks=2048,  # it learns at the end of epochs of 1,024, however small the cache is
     ),
 )

@@ -79,6 +79,9 @@ class Entry:
         Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
         Whether it learns from whole requests, and declines stores by what it has learned.
+    ranks_by_return : bool
+        Whether it ranks blocks by when clients say that their session returns; every policy lets
+        those of sessions that end leave first.
     tail_first : str
         Whether the blocks of a prompt leave before those that they continue: ``"always"``,
         ``"in each list"`` of several, or ``"never"``.
@@ -95,6 +98,7 @@ class Entry:
     explained_by: str
     options: tuple[Option, ...] = ()
     learns_by_request: bool = False
+    ranks_by_return: bool = False
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
     warm_up_blocks: int = 0
