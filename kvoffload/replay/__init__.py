@@ -11,29 +11,36 @@ from . import results as _results
 from . import results_file as _results_file
 from . import serving as _serving
 from . import simulate as _simulate
+from .closed_loop import ClosedLoop, replay_closed
 from .device import DeviceCache, device_hits, device_hits_and_junctions
+from .fleet.arrivals import Arrivals
 from .groups import Group, GroupChunks, GroupLayout
-from .hints import HintOptions, TraceHints
+from .hints import HintOptions, Told, TraceHints
 from .offline import stack_distances
 from .requests import DecodedTrace, Selection
-from .results import ReplayResult
+from .results import LoopTimes, ReplayResult
 from .simulate import replay, simulate
 from .tiers import TierCounts, simulate_tiers
 
 __all__ = [
+    "Arrivals",
+    "ClosedLoop",
     "DecodedTrace",
     "DeviceCache",
     "Group",
     "GroupChunks",
     "GroupLayout",
     "HintOptions",
+    "LoopTimes",
     "ReplayResult",
     "Selection",
     "TierCounts",
+    "Told",
     "TraceHints",
     "device_hits",
     "device_hits_and_junctions",
     "replay",
+    "replay_closed",
     "simulate",
     "simulate_tiers",
     "stack_distances",
