@@ -6,8 +6,9 @@ published with it. Timestamps are in milliseconds. What sessions have beside (`s
 that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and the wait before a request is
 `delay` or `delay_ms`, and `tool_wait_ms` on top. A request without a timestamp comes so long after
 the end of those that `wait_for` names by their `request_id`, else of the one before in the session.
-What cannot be followed is counted; any other field is ignored, and of a field given twice the last
-counts.
+As in Dynamo, `input_tokens`, `output_tokens` and `created_time` are other names of the lengths and
+the timestamp; the format's own name counts where both are there. What cannot be followed is
+counted; any other field is ignored, and of a field given twice the last counts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 from .base import Format, Parser, field, integer, integer_ids, json_object, number
 
 ANSWER_MS = 20  # of a token, where it is not recorded when a request ended
+ALIASES = {
+    "timestamp": "created_time",
+    "input_length": "input_tokens",
+    "output_length": "output_tokens",
+}
 UNHEEDED = ("branches", "prefix_reset", "tool_events")
 MAX_WAIT_MS = 2**53  # of a wait or an end: two of them together are a time that can be had
 REMEMBERED = 2**18  # ends of sessions and of requests, each
@@ -64,6 +70,11 @@ class MooncakeParser(Parser):
         try:
             row = self._decode_more(line)
         except self._faults:
+            return _checked(line)
+        for name, alias in ALIASES.items():
+            if getattr(row, name) is None:
+                setattr(row, name, getattr(row, alias))
+        if row.input_length is None or row.output_length is None:
             return _checked(line)
         if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
             return _checked(line)
@@ -170,7 +181,9 @@ def _row_types(msgspec: Any) -> tuple[Any, Any]:
         ("expect", wait, None),
     ]
     others = [
-        ("timestamp", time | None, None),
+        *((name, time | None, None) for name in ("timestamp", ALIASES["timestamp"])),
+        *((name, tokens | None, None) for name, _ in lengths),
+        *((ALIASES[name], tokens | None, None) for name, _ in lengths),
         ("session_id", name, None),
         ("delay", wait, None),
         ("delay_ms", wait, None),
@@ -182,16 +195,18 @@ def _row_types(msgspec: Any) -> tuple[Any, Any]:
     own = [("timestamp", time), *lengths, ids, *sessions]
     return (
         msgspec.defstruct("Row", own, gc=False, forbid_unknown_fields=True),
-        msgspec.defstruct("OtherRow", [*lengths, ids, *sessions, *others], gc=False),
+        msgspec.defstruct("OtherRow", [ids, *sessions, *others], gc=False),
     )
 
 
 def _checked(line: bytes) -> Request:
     """Parse a line field by field, to report the rule that it breaks and the value."""
     row = json_object(line)
-    timestamp = number(field(row, "timestamp"), "timestamp", MAX_MILLISECONDS)
-    input_length = integer(field(row, "input_length"), "input_length")
-    output_length = integer(field(row, "output_length"), "output_length")
+    given = {name: _name_given(row, name) for name in ALIASES}
+    time_name, input_name, output_name = given.values()
+    timestamp = number(field(row, time_name), time_name, MAX_MILLISECONDS)
+    input_length = integer(field(row, input_name), input_name)
+    output_length = integer(field(row, output_name), output_name)
     hash_ids = integer_ids(row)
     for name in ("session", "parent", "session_id", "request_id"):
         if (value := row.get(name)) is not None and type(value) not in (int, str):
@@ -211,6 +226,11 @@ def _checked(line: bytes) -> Request:
     session = row.get("session", row.get("session_id"))
     session = None if session is None else str(session)
     return Request(timestamp, input_length, output_length, hash_ids, session)
+
+
+def _name_given(row: dict[str, Any], name: str) -> str:
+    """Return the name under which a row has a field: its own, or the alias where only that is."""
+    return ALIASES[name] if row.get(name) is None and ALIASES[name] in row else name
 
 
 MOONCAKE = Format(
