@@ -204,6 +204,7 @@ def reading_options_of(
 
     The command is called with `reading`.
     """
+    names = list(formats)
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -220,9 +221,10 @@ def reading_options_of(
             click.option(
                 "--format",
                 "format",
-                type=click.Choice(list(formats)),
-                help="Format of the trace; recognised if not given: oracle-general by the file's "
-                "name, the others by their first line.",
+                metavar="NAME",
+                type=click.Choice(names),
+                help=f"Format of the trace: {', '.join(names)}. Recognised if not given: "
+                "oracle-general by the file's name, the others by their first line.",
             ),
             click.option(
                 "--model-name",

@@ -8,9 +8,10 @@ import click
 
 from kvoffload.replay import Selection
 from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey
-from kvoffload.traces.formats import PROMPT_FORMATS
+from kvoffload.traces.formats import NAMED_FORMATS, PROMPT_FORMATS
 from kvoffload.traces.formats.comma_separated import COMMA_SEPARATED
 from kvoffload.traces.formats.mooncake import MOONCAKE
+from kvoffload.traces.formats.mooncake_delta import MOONCAKE_DELTA
 from kvoffload.traces.formats.weka import WEKA
 from kvoffload.traces.oracle_general import ORACLE_GENERAL, write_oracle_general
 from kvoffload.traces.prompt_blocks import COLUMNS, MAX_BYTES_PER_TOKEN
@@ -26,7 +27,7 @@ from ._terminal import note, note_bad_lines
 MOST_SECONDS = 10**9
 WRITERS = {MOONCAKE.name: write_requests, ORACLE_GENERAL: write_oracle_general}
 MOST_TOKENS = 2**31 - 1  # per block
-FULL_BLOCKS = ("lmcache", WEKA.name, *PROMPT_FORMATS)  # whose requests have full blocks only
+FULL_BLOCKS = ("lmcache", WEKA.name, *NAMED_FORMATS)  # whose requests have full blocks only
 COLUMNS_FORM = "time=COLUMN,prompt=COLUMN"
 
 
@@ -98,7 +99,7 @@ def read_salt(text: str) -> str:
     "--block-tokens",
     type=click.IntRange(1, MOST_TOKENS),
     help="Tokens per block: a multiple of that of the sessions (weka); for prompts (openai, csv) "
-    "any number, 16 by default.",
+    "any number, 16 by default; what an id of mooncake-delta stands for.",
 )
 @click.option(
     "--shared-prompts",
@@ -131,7 +132,7 @@ def read_salt(text: str) -> str:
     help="The columns of a table (csv): time=COLUMN,prompt=COLUMN and optionally model=COLUMN, "
     "output=COLUMN (tokens of the answer), session=COLUMN.",
 )
-@reading_options_of((*FORMAT_NAMES, *PROMPT_FORMATS))
+@reading_options_of((*FORMAT_NAMES, *NAMED_FORMATS))
 def convert(
     traces: tuple[str, ...],
     *,
@@ -155,7 +156,8 @@ def convert(
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
     traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's oracleGeneral
     or plain text with a request's hexadecimal hashes on each line; several files, folders or
-    patterns are merged by time. With --format openai it is a log of chat requests, with --format
+    patterns are merged by time. With --format mooncake-delta its rows hold only what is new in a
+    session. With --format openai it is a log of chat requests, with --format
     csv a table of prompts: only keyed hashes of their text are written.
     """
     has_prompts = reading.format in PROMPT_FORMATS
@@ -168,6 +170,9 @@ def convert(
             "--columns": columns,
         },
     )
+    has_deltas = reading.format == MOONCAKE_DELTA.name
+    if has_deltas and block_tokens is None:
+        raise click.UsageError(f"--format {reading.format} needs --block-tokens, got none")
     check_output_option(traces, output, to)
     sessions = SessionOptions(
         starts_s=starts_s or 0.0,
@@ -188,7 +193,7 @@ def convert(
         "--starts": starts_s,
         "--seed": seed,
         "--until": until_s,
-        "--block-tokens": sessions.block_tokens,
+        "--block-tokens": None if has_deltas else sessions.block_tokens,
         "--shared-prompts": shared_prompts or None,
     }
     option = next((name for name, value in given.items() if value is not None), None)

@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, MODEL_FORMATS, PROMPT_FORMATS, Format, Parser, recognise
+from .formats import (
+    FORMATS,
+    MODEL_FORMATS,
+    NAMED_FORMATS,
+    PROMPT_FORMATS,
+    Format,
+    Parser,
+    recognise,
+)
 from .formats.comma_separated import COMMA_SEPARATED, Rows
+from .formats.mooncake_delta import MOONCAKE_DELTA, MooncakeDeltaParser
 from .formats.openai import OpenAIParser
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
@@ -38,8 +47,9 @@ class Trace:
         ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"dynamo"``, ``"hex"`` or
         ``"oracle-general"``; by default the last for a file with the name of libCacheSim's traces,
         such as ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"``
-        come in the order of time. Logs of prompts, ``"openai"`` and ``"csv"``, are read only if
-        named; their times are Unix times, milliseconds.
+        come in the order of time. Read only if named: ``"mooncake-delta"``, rows with only what is
+        new in a session, and logs of prompts, ``"openai"`` and ``"csv"``, whose times are Unix
+        times, milliseconds.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is an error all the same.
@@ -48,7 +58,8 @@ class Trace:
     max_line_bytes : int
         Longest line that is accepted, bytes.
     sessions : SessionOptions, optional
-        What to make of sessions that were published without their starts: of ``"weka"``.
+        What to make of sessions that were published without their starts: of ``"weka"``. Of
+        ``"mooncake-delta"`` its `block_tokens` alone counts, the tokens that an id stands for.
     prompts : PromptOptions, optional
         How blocks are made of prompts: of ``"openai"`` and ``"csv"``, which needs its columns.
 
@@ -78,7 +89,8 @@ class Trace:
     Raises
     ------
     ValueError
-        If there is no format of that name, or columns are not given for ``"csv"``.
+        If there is no format of that name, or columns are not given for ``"csv"``, or tokens of a
+        block for ``"mooncake-delta"``.
     TraceError
         From iteration: the file cannot be opened or read to its end, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
@@ -115,11 +127,13 @@ class Trace:
         self._model_name = model_name
         self._given_format = format
         self._max_line_bytes = max_line_bytes
-        known = (*FORMAT_NAMES, *PROMPT_FORMATS)
+        known = (*FORMAT_NAMES, *NAMED_FORMATS)
         if format is not None and format not in known:
             raise ValueError(f"format must be one of {', '.join(known)}, got {format!r}")
         if format == COMMA_SEPARATED.name and self._prompts.columns is None:
             raise ValueError("prompts must name the columns of csv, got none")
+        if format == MOONCAKE_DELTA.name and self._sessions.block_tokens is None:
+            raise ValueError(f"sessions must give the block_tokens of {format}, got none")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
@@ -132,7 +146,7 @@ class Trace:
         if self.format == ORACLE_GENERAL:
             yield from self._object_requests()
             return
-        found_format = {**FORMATS, **PROMPT_FORMATS}[self.format or next(iter(FORMATS))]
+        found_format = {**FORMATS, **NAMED_FORMATS}[self.format or next(iter(FORMATS))]
         parse = self._new_parser(found_format)
         requests = 0
         is_settled = False  # whether a good line has shown the format
@@ -203,6 +217,8 @@ class Trace:
     def _new_parser(self, format: Format) -> Parser:
         if format.name in PROMPT_FORMATS:
             return OpenAIParser(self._prompts)
+        if format is MOONCAKE_DELTA:
+            return MooncakeDeltaParser(self._sessions.block_tokens)
         return format.new_parser()
 
     def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:

@@ -42,7 +42,8 @@ class SessionOptions:
         Requests that come later than so many seconds are left out.
     block_tokens : int or None
         Tokens of the blocks to make, a multiple of the sessions' own; None: as they are. Tokens
-        that fill no block are dropped, and requests without a block are left out.
+        that fill no block are dropped, and requests without a block are left out. Of
+        ``"mooncake-delta"``: the tokens that an id stands for.
     shared_prompts : bool
         Whether tools and system prompt are the same in all sessions that have as many tokens of
         both; the ids do not say what sessions share.

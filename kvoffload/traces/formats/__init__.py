@@ -14,17 +14,29 @@ from .dynamo import DYNAMO, SCHEMA
 from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
+from .mooncake_delta import MOONCAKE_DELTA
 from .openai import OPENAI, request_of
 from .weka import WEKA
 
-__all__ = ["FORMATS", "MODEL_FORMATS", "PROMPT_FORMATS", "Format", "Parser", "recognise"]
+__all__ = [
+    "FORMATS",
+    "MODEL_FORMATS",
+    "NAMED_FORMATS",
+    "PROMPT_FORMATS",
+    "Format",
+    "Parser",
+    "recognise",
+]
 
 FORMATS: dict[str, Format] = {
     found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO)
 }
 
 PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COMMA_SEPARATED)}
-"""Formats that hold prompts instead of ids; they are read where they are asked for only."""
+"""Formats that hold prompts instead of ids."""
+
+NAMED_FORMATS: dict[str, Format] = {MOONCAKE_DELTA.name: MOONCAKE_DELTA, **PROMPT_FORMATS}
+"""Formats that are read where they are asked for only."""
 
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""

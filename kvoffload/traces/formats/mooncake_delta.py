@@ -1,0 +1,118 @@
+"""Mooncake's rows that hold only what is new against the session's row before.
+
+Source: NVIDIA Dynamo 1.4, DynoSim's trace format ``mooncake-delta``, whose prompts are those that
+AIPerf 0.13 makes of Mooncake's rows with sessions. Nothing in a row tells that it is one, so the
+format has to be named. A row without a session is a whole prompt. Else the prompt is that of the
+session's row before, its answer of `output_length` tokens, and the row's own tokens. An id stands
+for as many tokens as a block has, the last one perhaps for fewer.
+
+Answers fill blocks only in part, so ids cannot be put together as they are: blocks are cut anew,
+and the id of one is a hash of what it holds and of the block before. An answer is like no other.
+Only full blocks have an id.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.request import Request
+
+from .base import Format
+from .mooncake import MooncakeParser
+
+MOST_BLOCKS = 2**19  # of a session's prompt
+MOST_HELD = 2**24  # of all sessions, each counted as SESSION_BLOCKS more: some 128 MiB
+SESSION_BLOCKS = 128
+
+_ID_BYTES = 8
+_SESSION_BYTES = 16
+_ANSWER = 1 << 64  # beside the number of a turn: no id
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """The prompt of a session so far: its full blocks, and a digest of what follows them."""
+
+    session: bytes  # digest of its name
+    ids: array[int] = field(default_factory=lambda: array("Q"))
+    rest: blake2b = field(default_factory=lambda: blake2b(digest_size=_ID_BYTES))
+    tokens: int = 0
+    turns: int = 0
+    answer: int = 0  # tokens of the answer to the latest row
+
+
+class MooncakeDeltaParser(MooncakeParser):
+    """A parser of lines in this format: `block_tokens` is what an id stands for, tokens."""
+
+    def __init__(self, block_tokens: int | None = None) -> None:
+        super().__init__()
+        if block_tokens is None:
+            raise ValueError("block_tokens must be given for mooncake-delta, got None")
+        self.block_tokens: int = check_int("block_tokens", block_tokens, 1, 2**31 - 1)
+        self._prompts: dict[bytes, _Prompt] = {}
+        self._held = 0
+
+    def __call__(self, line: bytes) -> Request:
+        """Parse a line."""
+        request = super().__call__(line)
+        size = self.block_tokens
+        wanted = -(-request.input_length // size)
+        if len(request.hash_ids) != wanted:
+            rule = (
+                f"hash_ids must be {wanted}, one for each {size} tokens of {request.input_length}"
+            )
+            raise BadLineError(f"{rule}, got {len(request.hash_ids)}")
+        name = "" if request.session is None else request.session
+        session = blake2b(name.encode(), digest_size=_SESSION_BYTES).digest()
+        prompt = self._prompts.get(session) if request.session is not None else None
+        prompt = prompt or _Prompt(session)
+        tokens = prompt.tokens + prompt.answer + request.input_length
+        blocks = tokens // size
+        if blocks > MOST_BLOCKS:
+            rule = f"a prompt must have at most {MOST_BLOCKS} blocks"
+            raise BadLineError(f"{rule}, got {blocks} in session {describe(request.session)}")
+        held = self._held + blocks - len(prompt.ids) + (0 if prompt.turns else SESSION_BLOCKS)
+        if request.session is not None and held > MOST_HELD:
+            rule = f"sessions without a row that `ends` must hold at most {MOST_HELD} blocks"
+            raise BadLineError(f"{rule}, got {held}")
+        self._add(prompt, _ANSWER | prompt.turns, prompt.answer)
+        for start, hash_id in zip(
+            range(0, request.input_length, size), request.hash_ids, strict=True
+        ):
+            self._add(prompt, hash_id, min(size, request.input_length - start))
+        prompt.turns += 1
+        prompt.answer = request.output_length
+        if request.session is not None:
+            self._held = held
+            self._prompts[session] = prompt
+            if request.ends:
+                self._held -= blocks + SESSION_BLOCKS
+                del self._prompts[session]
+        return replace(request, input_length=tokens, hash_ids=tuple(prompt.ids))
+
+    def _add(self, prompt: _Prompt, what: int, tokens: int) -> None:
+        """Add tokens of an id, or of an answer, from its first on."""
+        start = 0
+        while start < tokens:
+            free = self.block_tokens - prompt.tokens % self.block_tokens
+            end = min(tokens, start + free)
+            whose = prompt.session if what & _ANSWER else b""
+            prompt.rest.update(b"%d:%d:%d:%b;" % (what, start, end, whose))
+            prompt.tokens += end - start
+            start = end
+            if prompt.tokens % self.block_tokens == 0:
+                digest = prompt.rest.digest()
+                prompt.ids.append(int.from_bytes(digest, "big") >> 1)
+                prompt.rest = blake2b(digest, digest_size=_ID_BYTES)
+
+
+MOONCAKE_DELTA = Format(
+    "mooncake-delta",
+    "Mooncake's rows with only what is new in a session, as Dynamo and AIPerf replay them",
+    MooncakeDeltaParser,
+)
