@@ -194,6 +194,7 @@ class ManagerModel:
     policy_class: type[RecencyModel | AdaptiveModel]
     pool: CountingPool
     events_on: bool
+    releases: bool = True  # whether its policy lets released blocks leave first
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -222,7 +223,7 @@ class ManagerModel:
         return RequestModel(self, list(batch), ends)
 
     def release(self, batch: list[BlockHash]) -> None:
-        for block in reversed(batch):
+        for block in reversed(batch) if self.releases else ():
             if block in self and block not in self.released:
                 self.released.append(block)
 

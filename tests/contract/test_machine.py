@@ -91,7 +91,8 @@ class ManagerMachine(ManagerRules):
         own_pool = self.kind.endswith("user-backend")
         pool = LowestFirstPool(num_blocks) if own_pool else CountingPool(num_blocks)
         policy = AdaptiveModel if self.kind in ARC_KINDS else RecencyModel
-        self.model = ManagerModel(policy, pool, events_on)
+        releases = not self.kind.startswith("user-")
+        self.model = ManagerModel(policy, pool, events_on, releases)
         self.driven = Modelled(self.manager, self.model)
         self.fill(batch[:num_blocks])
 
