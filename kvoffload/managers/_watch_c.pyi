@@ -4,6 +4,8 @@ from typing_extensions import Self
 
 from kvoffload.managers._watching import SampledRequest, Watching, WatchPlan
 
+OTHERS: str
+
 class WatchCore:
     due: bool
     next_due: int
