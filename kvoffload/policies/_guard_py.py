@@ -191,7 +191,7 @@ class Gain:
 
 
 class DensityTrial(PythonPolicy):
-    """What the guard asks of the policy that the trial of hit density runs."""
+    """The calls of the guard on the policy of the trial of hit density."""
 
     __slots__ = ()
 
@@ -265,7 +265,7 @@ class Guard:
 
     @property
     def gain(self) -> HintGain | None:
-        """What hints of returns bring to the trial that heeds them, of late."""
+        """Gain by hints of returns in the trial that heeds them, of late."""
         return self._gain.seen(self._arc.cache_capacity, followed=self._rule == HIT_DENSITY)
 
     def set_declining(self, allowed: bool) -> None:

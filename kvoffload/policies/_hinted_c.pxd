@@ -1,4 +1,4 @@
-"""What a policy of hit density knows from the first hint of a return on, compiled.
+"""The state of hit density from the first hint of a return on, compiled.
 
 Without hints nothing of it exists; a *record* is what is known of a block, resident or ghost.
 """

@@ -1,4 +1,4 @@
-"""What the client of a request says of its session, in the places where vLLM carries it.
+"""The hints of the client of a request, read from the places where vLLM carries it.
 
 Places, in the order read; the last that says anything counts
     ``kv_transfer_params["agent_hint"]["lease_until"]``
