@@ -64,8 +64,10 @@ from kvoffload.policies._densities_c cimport (
     age_bin,
     class_after,
     densities_copy,
+    end_age,
     end_request,
     prior_of,
+    start_age,
 )
 from kvoffload.policies._guard_c cimport (
     PLAIN,
@@ -244,6 +246,7 @@ cdef class _HitDensity(Records):
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
     cdef double t1_target
+    cdef bint has_hints             # of returns or ends: else all is counted, and of no turn
     cdef list source_names          # of hints, by number, None where there is none yet
     cdef str new_source             # the last that `c_source` was asked for, if unknown
     cdef int num_sources            # that have names
@@ -271,6 +274,7 @@ cdef class _HitDensity(Records):
         self.declines = True
         self.source_names = [None] * MOST_SOURCES
         self.num_sources = 0
+        self.has_hints = False
         guard_close(&self.protector)
         guard_clear(&self.protector)
         if guard and capacity:
@@ -471,6 +475,7 @@ cdef class _HitDensity(Records):
             return
         if self.hinted == NULL:
             self.hinted = prepared
+            self.has_hints = True
             densities_copy(&prepared.plain, &self.learned)
             if self.protector.on:
                 guard_divide(&self.protector, &prepared.plain_trial)
@@ -782,6 +787,7 @@ cdef class _HitDensity(Records):
         cdef int use_class = NONE, reuse_class
         cdef Py_ssize_t index, num_stored = batch.size
         cdef Hinted* hinted = self.hinted
+        cdef bint is_plain = not self.has_hints and not finishes
         cdef uint8_t note
         cdef uint8_t* flags
         cdef Node* node
@@ -819,6 +825,16 @@ cdef class _HitDensity(Records):
             if use_class == NONE or age <= least_age:
                 least_age = age
                 use_class = reuse_class
+            if node != NULL and is_plain and node.block.ref_cnt >= 0:
+                # Nearly all blocks where clients say nothing: what follows, with most left out.
+                self.last[node_id] = now
+                end_age(&self.learned, reuse_class, last, now)
+                self.learned.reused[reuse_class][age_bin(age)] += 1.0
+                reuse_class = class_after(least_age, use_class)
+                start_age(&self.learned, reuse_class, now, now)
+                ring_remove(self.table, &self.rings[node.ring - 1], node)
+                ring_append(self.table, &self.rings[reuse_class], node_id, node)
+                continue
             flags = &node.note if node != NULL else &ghost.flags
             part = 0
             if hinted != NULL:
@@ -915,6 +931,21 @@ cdef class _HitDensity(Records):
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node
+        if self.has_hints:
+            self.renew_with_hints(batch)
+            return
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                node = node_at(self.table, node_id)
+                ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
+            else:
+                self.renew_ghost(batch.indexes[index])
+
+    cdef void renew_with_hints(self, Batch* batch) noexcept:
+        """Do as `renew` where blocks may be released, or belong to turns."""
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
             if node_id != NIL:
@@ -981,23 +1012,26 @@ cdef class _HitDensity(Records):
         return admitted, self.let_go()
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
-        cdef uint32_t position = ghosts_find(&self.memory, hash_node(self.table, node))
-        cdef Ghost* ghost
-        cdef int reuse_class = 0
-        cdef uint32_t part = 0
+        cdef uint64_t hashed = hash_node(self.table, node)
+        cdef uint32_t position = ghosts_find(&self.memory, hashed)
         if position == NIL:
             self.last[node_id] = self.request
             start_record(&self.learned, self.hinted, 0, self.request, self.request, 0)
+            ring_append(self.table, &self.rings[0], node_id, node)
         else:
-            ghost = self.memory.items + position
-            reuse_class = ghost.kind - 1
-            self.last[node_id] = ghost.last
-            node.note = ghost.flags & <uint8_t>(UNCOUNTED | SHARED)
-            part = self.part_of_ghost(position)
-            ghosts_remove(&self.memory, position)
-        put(self, node_id, node, reuse_class, part)
+            self.take_in(node_id, node, position)
         if self.protector.store_begins:
-            guard_note_store(&self.protector, hash_node(self.table, node))
+            guard_note_store(&self.protector, hashed)
+
+    cdef void take_in(self, uint32_t node_id, Node* node, uint32_t position) noexcept:
+        """Make a block of a ghost."""
+        cdef Ghost* ghost = self.memory.items + position
+        cdef int reuse_class = ghost.kind - 1
+        cdef uint32_t part = self.part_of_ghost(position)
+        self.last[node_id] = ghost.last
+        node.note = ghost.flags & <uint8_t>(UNCOUNTED | SHARED)
+        ghosts_remove(&self.memory, position)
+        put(self, node_id, node, reuse_class, part)
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         cdef uint32_t part = part_of(self, node_id, node)
@@ -1026,6 +1060,7 @@ cdef class _HitDensity(Records):
         cdef uint32_t node_id, position
         cdef Node* node
         CompiledPolicy.c_release(self, batch)
+        self.has_hints = True
         for index in range(batch.size):
             node_id = batch.node_ids[index]
             if node_id != NIL:
@@ -1398,6 +1433,7 @@ cdef class _HitDensity(Records):
         self.clear_records()
         self.offered = NULL
         self.num_sources = 0
+        self.has_hints = False
         guard_clear(&self.protector)
 
     cdef const char* c_check(self) noexcept:

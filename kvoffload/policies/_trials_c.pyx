@@ -297,7 +297,7 @@ cdef void trials_serve(
     found[LRU] = serve_lru(trials, request, ends)
     found[HIT_DENSITY] = serve_density(trials, learned, now, request, ends)
     found[ARC] = serve_arc(trials, request, ends)
-    trials_end_batch(trials)
+    end_batch(trials)
 
 
 cdef uint32_t trials_serve_density(
@@ -321,7 +321,10 @@ cdef void take_back(Trials* trials) noexcept:
 
 
 cdef void trials_end_batch(Trials* trials) noexcept:
-    """End the request at work."""
+    end_batch(trials)
+
+
+cdef inline void end_batch(Trials* trials) noexcept:
     cdef uint32_t index
     for index in range(trials.batch_size):
         trials.entries[trials.batch[index]].flags &= <uint8_t>(~IN_BATCH & 0xFF)
@@ -663,25 +666,29 @@ cdef inline void renew_dense(Trials* trials, uint16_t entry_id) noexcept:
         )
 
 
-cdef inline void join_turn(Trials* trials, uint16_t entry_id, int reuse_class) noexcept:
-    """Let a block that is on no ring belong to the turn of the request at work, or to none."""
-    cdef uint32_t part = part_of(trials, entry_id)
+cdef inline void leave_turn(Trials* trials, uint16_t entry_id) noexcept:
+    """Let a block that is on no ring belong to no turn."""
+    cdef uint32_t part = trials.turns.members[entry_id].part
     if part:
         trials.turns.members[entry_id].part = 0
         turns_leave(trials.turns, part)
+
+
+cdef inline void join_turn(Trials* trials, uint16_t entry_id, int reuse_class) noexcept:
+    """Let a block that is on no ring belong to the turn of the request at work, or to none."""
+    if trials.turns == NULL:
+        return
+    leave_turn(trials, entry_id)
     if trials.turn and not trials.extras[entry_id].is_shared:
         trials.turns.members[entry_id].part = turns_join(trials.turns, trials.turn, reuse_class)
 
 
 cdef inline void forget_dense(Trials* trials, uint16_t entry_id) noexcept:
     """Forget a ghost."""
-    cdef uint32_t part = part_of(trials, entry_id)
     trials.entries[entry_id].kind = 0
     if trials.turns != NULL:
         trials.extras[entry_id].is_shared = False
-    if part:
-        trials.turns.members[entry_id].part = 0
-        turns_leave(trials.turns, part)
+        leave_turn(trials, entry_id)
     leave_unknown(trials, entry_id)
 
 
@@ -806,6 +813,11 @@ cdef void touch_density(Trials* trials, uint32_t now) noexcept:
             join_turn(trials, entry_id, entry.kind - 1)
             put_dense(trials, entry_id)
         elif entry.flags & DENSE:
+            if trials.turns == NULL:
+                take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, entry_id)
+                append(entries, &trials.rings[reuse_class], HIT_DENSITY, entry_id)
+                entry.kind = <uint8_t>(reuse_class + 1)
+                continue
             take_dense(trials, entry_id)
             join_turn(trials, entry_id, reuse_class)
             entry.kind = <uint8_t>(reuse_class + 1)
