@@ -3,12 +3,12 @@
 Structure
     One ring for each class of blocks and one more for class 0, beside the records of
     ``_records_c``, the guard and, from the first hint of a return on, what ``_hinted_c`` has: rings
-    of the blocks that belong to turns, which a search does not park. See ``_hit_density_py`` for the Python twin and for where both
-    differ from the paper.
+    of the blocks that belong to turns, which a search does not park. See ``_hit_density_py`` for
+    the Python twin and for where both differ from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), whatever is pinned,
-    with the 16 rings for a constant. With hints a search looks at each ring of turns that is in use,
-    and passes over the blocks at their ends that are in use.
+    with the 16 rings for a constant. With hints a search looks at each ring of turns that holds
+    blocks, and passes over those at its ends that may not leave.
 """
 
 from libc.math cimport NAN, isnan
@@ -90,7 +90,6 @@ from kvoffload.policies._hinted_c cimport (
     Hinted,
     count_reuse,
     end_record,
-    hinted_ensure,
     hinted_open,
     start_record,
 )
@@ -105,13 +104,7 @@ from kvoffload.policies._returns_c cimport (
     seen_of_source,
     stored_part_density,
 )
-from kvoffload.policies._trials_c cimport (
-    ARC,
-    HIT_DENSITY,
-    LRU,
-    trials_ensure_release,
-    trials_heed,
-)
+from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, LRU, trials_heed
 from kvoffload.policies._turn_tails_c cimport (
     BY_DENSITY,
     BY_LISTS,
@@ -523,9 +516,9 @@ cdef class _HitDensity(Records):
         return 0
 
     cdef void note_own(self, Batch* batch) noexcept:
-        """Put 1 into ``indexes`` for each block of a request, and 0 for those used after the deepest.
+        """Put 1 into ``indexes`` for each block of a request that is its own.
 
-        The deepest known one, that is.
+        And 0 for those that were used after the deepest known one.
         """
         cdef uint32_t last = 0, part = 0, used = 0
         cdef Py_ssize_t index

@@ -30,7 +30,6 @@ from kvoffload.policies._densities_c cimport (
     densities_open,
 )
 from kvoffload.policies._hinted_c cimport (
-    Hinted,
     count_drop,
     end_record,
     hinted_close,

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload.policies._densities_c cimport NUM_BINS, NUM_CLASSES
-from kvoffload.policies._turns_c cimport MOST_SOURCES, Part, Turns
+from kvoffload.policies._turns_c cimport MOST_SOURCES, Turns
 
 # Fading sums over returns: of 1, x, y, xx, xy and yy; x was said and y came, as ln s.
 cdef struct Moments:

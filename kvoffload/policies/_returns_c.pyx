@@ -12,7 +12,7 @@ from kvoffload.policies._densities_c cimport (
     add_neighbours,
     best_densities,
 )
-from kvoffload.policies._turns_c cimport AGAIN, NUM_HALF_OCTAVES, Turn
+from kvoffload.policies._turns_c cimport AGAIN, NUM_HALF_OCTAVES, Part, Turn
 
 from kvoffload.policies._returns_py import LEAST_RETURNS
 

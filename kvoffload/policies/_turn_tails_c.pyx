@@ -86,9 +86,8 @@ cdef uint32_t place_of(const Tail* tail) noexcept:
     """Return the place of a ring's tail among those of its class and of others."""
     cdef uint32_t source = tail.key // (NUM_RINGS * NUM_HALF_OCTAVES)
     cdef uint32_t half_octave = tail.key % NUM_HALF_OCTAVES
-    return (
-        PLACES * <uint32_t>PLACE_OF[ring_of_tail(tail)] + 1 + source * NUM_HALF_OCTAVES + half_octave
-    )
+    cdef uint32_t place_of_class = PLACES * <uint32_t>PLACE_OF[ring_of_tail(tail)]
+    return place_of_class + 1 + source * NUM_HALF_OCTAVES + half_octave
 
 
 cdef void tails_begin(Tails* tails, Search search) noexcept:

@@ -2,9 +2,9 @@
 
 Structure
     Ids of turns and parts count from 1, and are given again. A block is a number that the owner of
-    the turns has for it: the id of a node, or of a trial's entry. What is known of a block, resident
-    or not, is its *record*; a part lasts as long as a record belongs to it, a turn as long as it
-    has parts. The heads of the rings stand by key.
+    the turns has for it: the id of a node, or of a trial's entry. What is known of a block,
+    resident or not, is its *record*; a part lasts as long as a record belongs to it, a turn as long
+    as it has parts. The heads of the rings stand by key.
 Cost
     O(1) per block, with the parts of a turn, of one per ring, for a constant. 12 bytes for each
     block and 72 for each part and its turn, touched as they are first used.

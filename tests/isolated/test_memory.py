@@ -69,7 +69,16 @@ def released():
     return built
 
 
+def hinted():
+    built = manager()
+    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]], hints=RETURNS, now=1.0)
+    built.complete_store(KEYS)
+    return built
+
+
 ENDS = Hints(ends=True)
+RETURNS = Hints(expect_s=2.5, source="one")
+OTHERS = Hints(expect_s=9.0, source="other")
 CALLS = {
     "begin": (manager, lambda m: m.begin(MANY)),
     "request load": (requested, lambda m: m.served.prepare_load(0, 3)),
@@ -81,6 +90,14 @@ CALLS = {
     "request finished": (requested, lambda m: m.served.finish()),
     "request ended": (requested, lambda m: m.served.finish(hints=ENDS)),
     "last store": (lambda: requested(ends=True), lambda m: m.served.prepare_store()),
+    "begin with a hint": (manager, lambda m: m.begin(MANY, hints=RETURNS, now=1.0)),
+    "request finished with a hint": (requested, lambda m: m.served.finish(hints=RETURNS)),
+    "begin of another source": (hinted, lambda m: m.begin(KEYS[:4], hints=OTHERS, now=3.0)),
+    "hinted load": (hinted, lambda m: m.served.prepare_load(0, 3)),
+    "hinted store": (hinted, lambda m: m.served.prepare_store()),
+    "hinted finished": (hinted, lambda m: m.served.finish(hints=OTHERS, now=4.0)),
+    "store behind hints": (hinted, lambda m: m.prepare_store(KEYS[8:12])),
+    "release of hinted": (hinted, lambda m: m.release(KEYS)),
     "release": (manager, lambda m: m.release(KEYS[:6] + MANY)),
     "store for released": (released, lambda m: m.prepare_store(KEYS[6:9])),
     "touch of released": (released, lambda m: m.touch(KEYS)),
@@ -102,6 +119,8 @@ CALLS = {
     "policy evict": (policy, lambda p: p.evict(3, KEYS[:2])),
     "policy touch": (policy, lambda p: p.touch(MANY)),
     "policy make_room": (policy, lambda p: p.make_room(KEYS[6:8], 0, KEYS[:1])),
+    "policy begun": (policy, lambda p: p.begun(MANY, RETURNS)),
+    "policy finished": (policy, lambda p: p.finished(KEYS, RETURNS)),
     "policy release": (policy, lambda p: p.release(KEYS)),
     "policy clear": (policy, lambda p: p.clear()),
 }
