@@ -29,7 +29,8 @@ def _read_rate(text: str) -> int | None:
     if text == RECORDED:
         return None
     digits = text.replace(",", "").replace("_", "")
-    if not (digits.isascii() and digits.isdigit() and 1 <= int(digits[:14]) <= MOST_RATE):
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
+    if not is_number or not 1 <= int(digits) <= MOST_RATE:
         rule = f"must be {RECORDED} or an integer 1 ... {MOST_RATE}"
         raise ValueError(f"{rule}, got {describe(text)}")
     return int(digits)
@@ -158,9 +159,9 @@ def loop_text(loop: ClosedLoop) -> str:
     return f"closed loop: {loop.rate:,} tokens of prompts per second, {answer}"
 
 
-def seconds_text(seconds: float) -> str:
-    """Return simulated seconds with three significant digits, at most whole ones from 100 on."""
-    for digits, limit in ((3, 1), (2, 10), (1, 100)):
-        if seconds < limit:
-            return f"{seconds:.{digits}f}"
-    return f"{seconds:,.0f}"
+def duration_text(duration: float) -> str:
+    """Return a duration with three significant digits, of its whole units all."""
+    for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
+        if duration < limit:
+            return f"{duration:.{digits}f}"
+    return f"{duration:,.0f}"

@@ -12,7 +12,7 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 from kvoffload.replay.results import LoopTimes
 
-from ._loop_options import seconds_text, times_object
+from ._loop_options import duration_text, times_object
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_tables
 
@@ -42,11 +42,7 @@ class Field:
 
 def milliseconds(nanoseconds: int) -> str:
     """Return a duration in milliseconds with three significant digits."""
-    value = nanoseconds / 1e6
-    for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
-        if value < limit:
-            return f"{value:.{digits}f}"
-    return f"{value:,.0f}"
+    return duration_text(nanoseconds / 1e6)
 
 
 def timed(text: Callable[[LoopTimes], str]) -> Callable[[Cell], str]:
@@ -96,10 +92,10 @@ TIME = [
     Field("blocks/s", known(lambda result: f"{result.blocks_per_second:,.0f}")),
 ]
 LOOP = [
-    Field("first token\np50 s", timed(lambda times: seconds_text(times.ttft_p50))),
-    Field("p95\ns", timed(lambda times: seconds_text(times.ttft_p95))),
-    Field("mean\ns", timed(lambda times: seconds_text(times.ttft_mean))),
-    Field("whole\nmean s", timed(lambda times: seconds_text(times.latency_mean))),
+    Field("first token\np50 s", timed(lambda times: duration_text(times.ttft_p50))),
+    Field("p95\ns", timed(lambda times: duration_text(times.ttft_p95))),
+    Field("mean\ns", timed(lambda times: duration_text(times.ttft_mean))),
+    Field("whole\nmean s", timed(lambda times: duration_text(times.latency_mean))),
     Field("requests\n/s", timed(lambda times: f"{times.requests_per_second:.3g}")),
     Field("tokens\n/s", timed(lambda times: f"{times.tokens_per_second:,.0f}")),
     Field("busy", timed(lambda times: percent_text(times.busy))),

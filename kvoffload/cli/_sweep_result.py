@@ -20,7 +20,7 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 
 from ._hint_options import hints_object, hints_text
-from ._loop_options import loop_object, loop_text, seconds_text, times_object
+from ._loop_options import duration_text, loop_object, loop_text, times_object
 from ._model_options import groups_object
 from ._replay_result import steps_text
 from ._sources import BlockTokens, Source
@@ -111,7 +111,7 @@ def print_grid(grid: Grid) -> None:
 
 def _seconds_of(time: Callable[[ReplayResult], float]) -> Callable[[ReplayResult], str]:
     """Return the text of a time of a closed loop."""
-    return lambda found: seconds_text(time(found))
+    return lambda found: duration_text(time(found))
 
 
 def _print_shares_of_tokens(grid: Grid) -> None:

@@ -162,11 +162,12 @@ def replay(
         def demand() -> Demand:  # decoded when the first ceiling is asked for
             return Demand.of(DecodedTrace.of(requests), groups, device_blocks)
 
-        looping = None
+        looping, largest = None, 0
         if loop is not None:
             with sessions_of_trace():
                 decoded = DecodedTrace.of(requests, arrivals=True)
             check_times(loop, decoded)
+            largest = decoded.unique_blocks
             looping = functools.partial(
                 replay_closed,
                 replace(decoded, hints=told),
@@ -183,7 +184,7 @@ def replay(
                     cells.append(Cell(policy, asked.text, num_blocks, result))
                     continue
                 if policy == INFINITE:
-                    manager = manager_of("lru", survey.unique_blocks or num_blocks, unit)
+                    manager = manager_of("lru", largest, unit)
                 else:
                     manager = manager_of(policy, num_blocks, unit, block_tokens)
                 description = f"{policy}, {num_blocks:,} {unit}s"

@@ -111,6 +111,15 @@ def test_replay_and_sweep_find_the_same(kvoffload, trace):
     assert "first token" in kvoffload("replay", str(trace), *SIZES, *loop).out
 
 
+def test_the_ceiling_has_no_bounds_whatever_the_capacity(kvoffload, trace):
+    loop = ("--policy", "infinite", "--capacity", "3", "--quiet", "--closed-loop", "9000")
+    replayed, swept = (read(kvoffload, name, str(trace), *loop) for name in ("replay", "sweep"))
+    opened = read(kvoffload, "replay", str(trace), *loop[:-2])
+    hits = [found["results"][0]["hits"] for found in (replayed, swept, opened)]
+    assert hits[0] == hits[1]
+    assert hits[0] == pytest.approx(hits[2], rel=0.01)
+
+
 def test_recorded_finds_the_hits_of_the_open_replay_and_no_times(kvoffload, trace):
     opened = read(kvoffload, "replay", str(trace), *SIZES)
     looped = read(kvoffload, "replay", str(trace), *SIZES, "--closed-loop", "recorded")
