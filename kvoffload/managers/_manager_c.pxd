@@ -101,8 +101,6 @@ cdef class CompiledSteps(Steps):
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
     cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1
-    # Return what was said, in `hint`, or NULL if nothing was; this may run Python code.
-    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
     # Return the source of hints that the watch is to count, None where there is nothing to count;
     # this may run Python code. And let it, before the call changes anything.
     cdef str source_of(self, object hints)

@@ -17,7 +17,6 @@ from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.math cimport NAN
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -232,7 +231,7 @@ cdef class CompiledSteps(Steps):
         cdef list batch
         cdef int collecting
         cdef Hint said
-        cdef const Hint* hint = self.hint_of(hints, now, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef str source = self.source_of(hints)
         self.tick()
         batch = hashes if type(hashes) is list else as_batch(hashes)
@@ -271,18 +270,6 @@ cdef class CompiledSteps(Steps):
             raise MemoryError()
         self._policy.c_release(&self.batch)
 
-    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
-        if hints is None and now is None:
-            return NULL
-        memset(hint, 0, sizeof(Hint))
-        hint.now = NAN if now is None else now
-        if hints is not None:
-            hint.ends = hints.ends is True
-            if hints.expect_s is not None:
-                hint.expect_s = hints.expect_s
-                hint.source = self._policy.c_source(str(hints.source))
-        return hint
-
     cdef str source_of(self, object hints):
         return None if hints is None or self._watch is None else str(hints.source)
 
@@ -308,7 +295,7 @@ cdef class CompiledSteps(Steps):
 
     def _begun(self, hashes, hints, now):
         cdef Hint said
-        cdef const Hint* hint = self.hint_of(hints, now, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
         self._policy.begin_request(&self.batch, hint)
@@ -320,7 +307,7 @@ cdef class CompiledSteps(Steps):
 
     def _finished(self, hashes, hints, now):
         cdef Hint said
-        cdef const Hint* hint = self.hint_of(hints, now, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
         self.finish_batch(&self.batch, hint, None)
 
@@ -1090,7 +1077,7 @@ cdef class CompiledRequest:
         cdef str source = None
         check_now(now)
         check_hints(hints)
-        hint = self.steps.hint_of(
+        hint = self.steps._policy.hint_of(
             self.hints if hints is None else hints, self.now if now is None else now, &said
         )
         if hints is not None and hints != self.hints:

@@ -1,4 +1,4 @@
-"""What a policy of hit density knows from the first hint on; see ``_hinted_c.pxd``."""
+"""The state of hit density from the first hint on; see ``_hinted_c.pxd``."""
 
 from libc.string cimport memset
 

@@ -11,7 +11,7 @@ Cost
     blocks, and passes over those at its ends that may not leave.
 """
 
-from libc.math cimport NAN, isnan
+from libc.math cimport isnan
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -312,7 +312,7 @@ cdef class _HitDensity(Records):
 
     @property
     def hint_sources(self):
-        """What is known of each source that says when sessions return, the first heard first.
+        """Facts on each source that says when sessions return, the first heard first.
 
         16 are told apart; the one behind them, without a name, is all others.
         """
@@ -330,7 +330,7 @@ cdef class _HitDensity(Records):
 
     @property
     def hint_gain(self):
-        """What hints of returns bring; None without a guard, a hint, or enough requests since."""
+        """Gain by hints of returns; None without a guard, a hint, or enough requests since."""
         self.require_ready()
         return guard_gain(&self.protector) if self.protector.on else None
 
@@ -361,14 +361,16 @@ cdef class _HitDensity(Records):
     def begun(self, hashes, hints=None):
         """Hear that a request begins, with what its client says of the session's return."""
         cdef Hint said
+        cdef const Hint* hint
         cdef list batch
         if type(self).touch is not CompiledPolicy.touch:  # a subclass's own
             CachePolicy.begun(self, hashes, hints)
             return
+        self.require_ready()
+        hint = self.hint_of(hints, None, &said)  # before the batch: it may run Python code
         batch = self.open_batch(hashes, "hashes", "begun")
-        self.hint_of(hints, &said)
         find_all(self.table, &self.batch)
-        self.begin_request(&self.batch, NULL if hints is None else &said)
+        self.begin_request(&self.batch, hint)
 
     def _ring_length(self, int ring_index):
         """Return the number of keys on a ring, from 0, and on those of turns of its class."""
@@ -420,20 +422,13 @@ cdef class _HitDensity(Records):
     def finished(self, hashes, hints=None):
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
         cdef Hint said
-        cdef list batch = self.open_batch(hashes, "hashes", "finished")
-        self.hint_of(hints, &said)
+        cdef const Hint* hint
+        cdef list batch
+        self.require_ready()
+        hint = self.hint_of(hints, None, &said)  # before the batch: it may run Python code
+        batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)
-        self.finish_request(&self.batch, NULL if hints is None else &said)
-
-    cdef int hint_of(self, object hints, Hint* hint) except -1:
-        memset(hint, 0, sizeof(Hint))
-        hint.now = NAN
-        if hints is not None:
-            hint.ends = hints.ends is True
-            if hints.expect_s is not None:
-                hint.expect_s = hints.expect_s
-                hint.source = self.c_source(hints.source)
-        return 0
+        self.finish_request(&self.batch, hint)
 
     # -- hints -------------------------------------------------------------------------------
 
@@ -1324,7 +1319,7 @@ cdef class _HitDensity(Records):
         return NUM_RINGS + first
 
     cdef void offer_of(self, int index, Offer* offer) noexcept:
-        """Say what a candidate offers."""
+        """Return the offer of a candidate."""
         cdef const Tail* tail
         offer.index = index
         if index < NUM_RINGS:

@@ -190,7 +190,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def hint_sources(self) -> tuple[HintSource, ...]:
-        """What is known of each source that says when sessions return, the first heard first.
+        """Facts on each source that says when sessions return, the first heard first.
 
         16 are told apart; the one behind them, without a name, is all others.
         """
@@ -199,7 +199,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def hint_gain(self) -> HintGain | None:
-        """What hints of returns bring; None without a guard, a hint, or enough requests since."""
+        """Gain by hints of returns; None without a guard, a hint, or enough requests since."""
         return self._guard.gain if self._guard is not None else None
 
     @property

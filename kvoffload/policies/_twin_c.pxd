@@ -93,6 +93,8 @@ cdef class CompiledPolicy:
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept
     # Touch what a request begins with; `hint` is NULL where nothing was said.
     cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept
+    # Return what was said, in `hint`, or NULL if nothing was; this may run Python code.
+    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
     # Return the number by which the policy knows a source of hints.
     cdef int c_source(self, str source) except -1
     # Let the batch's blocks leave before all others, last first; room was made.

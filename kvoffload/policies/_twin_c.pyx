@@ -5,6 +5,7 @@ See ``_twin_py`` for the Python twin, ``_core`` for the structures.
 
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.math cimport NAN
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
@@ -532,6 +533,18 @@ cdef class CompiledPolicy:
 
     cdef int c_source(self, str source) except -1:
         return 0
+
+    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
+        if hints is None and now is None:
+            return NULL
+        memset(hint, 0, sizeof(Hint))
+        hint.now = NAN if now is None else now
+        if hints is not None:
+            hint.ends = hints.ends is True
+            if hints.expect_s is not None:
+                hint.expect_s = hints.expect_s
+                hint.source = self.c_source(str(hints.source))
+        return hint
 
     # -- released blocks ---------------------------------------------------------------------
 

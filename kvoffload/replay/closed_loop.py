@@ -168,7 +168,7 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Found:
-    """What a run has found: times of each request, nanoseconds."""
+    """Times of each request of a run, nanoseconds."""
 
     first_tokens: list[int]  # from its arrival to the end of its prefill
     latencies: list[int]  # from its arrival to its end

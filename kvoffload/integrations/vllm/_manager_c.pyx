@@ -324,7 +324,7 @@ cdef class RequestManagerCore:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
-            self.hint = self.steps.hint_of(access.hints, None, &self.said)
+            self.hint = self.policy.hint_of(access.hints, None, &self.said)
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
             raise MemoryError()
         return <int64_t>num_new
@@ -975,7 +975,7 @@ cdef class RequestManagerCore:
             released = self.chain_of(positions)
             if not self.policy.ensure_release(len(released)):
                 raise MemoryError()
-        self.hint = self.steps.hint_of(access.hints, None, &self.said)
+        self.hint = self.policy.hint_of(access.hints, None, &self.said)
         self.contexts.attach(req_context, new_access, None)
         self.count_ignored(access)
         access.asked_only = False

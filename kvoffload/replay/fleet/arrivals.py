@@ -1,4 +1,4 @@
-"""When the requests of a trace come: as recorded, or each after the one before in its session."""
+"""Arrivals of a trace's requests: as recorded, or each after the one before in its session."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Arrivals:
 
 
 class ArrivalsCollector:
-    """What a pass over a trace finds for `Arrivals`."""
+    """A pass over a trace that finds its `Arrivals`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}  # of the sessions

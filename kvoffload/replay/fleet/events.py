@@ -1,4 +1,4 @@
-"""What happens when: events in whole nanoseconds, in an order that nothing leaves to chance."""
+"""Events in simulated time, whole nanoseconds, in one fixed order."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class DynamoParser(Parser):
 
     @property
     def remarks(self) -> list[str]:
-        """What the lines so far have and was not read, in words."""
+        """Contents of the lines so far that were not read, in words."""
         found = []
         if self._without_hashes:
             found.append(
