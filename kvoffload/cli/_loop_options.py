@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from kvoffload.errors import describe
 from kvoffload.replay import DecodedTrace, GroupChunks
 from kvoffload.replay.closed_loop import DECODE_NS, ClosedLoop
-from kvoffload.replay.fleet.arrivals import NoSessionsError
+from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.offline import BELADY
 from kvoffload.replay.results import LoopTimes
 
@@ -104,18 +103,15 @@ def check_loop(
         )
 
 
-@contextlib.contextmanager
-def sessions_of_trace() -> Iterator[None]:
-    """Refuse, within it, a closed loop over a trace that has no sessions."""
+def check_arrivals(loop: ClosedLoop, trace: DecodedTrace) -> None:
+    """Refuse a closed loop over a trace without sessions, and a rate where no request has a time."""
+    if trace.arrivals is None:
+        raise ValueError("trace must have arrivals, got none")
     try:
-        yield
+        trace.arrivals.check_sessions()
     except NoSessionsError as error:
         raise click.UsageError(f"--closed-loop: {error}") from None
-
-
-def check_times(loop: ClosedLoop, trace: DecodedTrace) -> None:
-    """Refuse a rate where no request has a time."""
-    if loop.rate is not None and trace.arrivals is not None and not trace.arrivals.recorded.any():
+    if loop.rate is not None and not trace.arrivals.recorded.any():
         raise click.UsageError(
             "--closed-loop needs times of arrival, got timestamp 0 in all requests"
         )

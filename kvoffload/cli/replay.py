@@ -20,11 +20,10 @@ from kvoffload.traces import Survey
 from ._hint_options import hint_options, hints_object, hints_text, told_by_trace
 from ._loop_options import (
     check_loop,
-    check_times,
+    check_arrivals,
     loop_object,
     loop_options,
     loop_text,
-    sessions_of_trace,
     without_belady,
 )
 from ._model_options import (
@@ -164,9 +163,8 @@ def replay(
 
         looping, largest = None, 0
         if loop is not None:
-            with sessions_of_trace():
-                decoded = DecodedTrace.of(requests, arrivals=True)
-            check_times(loop, decoded)
+            decoded = DecodedTrace.of(requests, arrivals=True)
+            check_arrivals(loop, decoded)
             largest = decoded.unique_blocks
             looping = functools.partial(
                 replay_closed,

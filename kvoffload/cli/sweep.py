@@ -22,10 +22,9 @@ from kvoffload.traces.outputs import open_output
 
 from ._hint_options import hint_options, told_by_trace
 from ._loop_options import (
+    check_arrivals,
     check_loop,
-    check_times,
     loop_options,
-    sessions_of_trace,
     without_belady,
 )
 from ._model_options import (
@@ -202,7 +201,7 @@ def sweep(
     policies = without_unknown_ceilings(policies, groups, quiet=quiet)
     check_loop(loop, groups, known.count, step_tokens=step_tokens, pending=pending, results=results)
     if loop is not None:
-        check_times(loop, decoded)
+        check_arrivals(loop, decoded)
         policies = without_belady(policies, quiet=quiet)
     cells = [
         Cell(policy, size, device_blocks, pending)
@@ -296,11 +295,7 @@ def _read(
         requests = known.full_blocks(source.requests, quiet=quiet)
     else:
         requests = survey.counting(source.requests)
-    with (
-        progress_bar("reading", limit, quiet=quiet) as progress,
-        told_by_trace(),
-        sessions_of_trace(),
-    ):
+    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
         decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
     return decoded, BlockTokens.of(source, survey, block_tokens), survey
 

@@ -13,7 +13,7 @@ from . import serving as _serving
 from . import simulate as _simulate
 from .closed_loop import ClosedLoop, replay_closed
 from .device import DeviceCache, device_hits, device_hits_and_junctions
-from .fleet.arrivals import Arrivals
+from .arrivals import Arrivals
 from .groups import Group, GroupChunks, GroupLayout
 from .hints import HintOptions, Told, TraceHints
 from .offline import stack_distances

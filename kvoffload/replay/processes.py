@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvoffload.traces.scratch import scratch_file
 
-from .fleet.arrivals import Arrivals
+from .arrivals import Arrivals
 from .hints import TraceHints
 from .requests import DecodedTrace
 

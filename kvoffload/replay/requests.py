@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvoffload import BlockHash
 from kvoffload.traces import Request
 
-from .fleet.arrivals import Arrivals, ArrivalsCollector
+from .arrivals import Arrivals, ArrivalsCollector
 from .hints import HintCollector, HintOptions, TraceHints
 
 __all__ = ["BlockKeys", "DecodedTrace", "Selection", "digest_of"]

@@ -7,8 +7,7 @@ without a slot it is a miss. So host memory declines nothing, whatever its polic
 the disk of blocks and make it unreadable.
 
 A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
-become the most recent of host memory once more, last block first. What clients say, host memory
-hears.
+become the most recent of both once more, last block first. What clients say, host memory hears.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def simulate_tiers(
             served = host.begin(request)
         else:
             served = host.begin(request, hints=said.at_begin, now=said.now_s)
-        disk.touch(request)
+        behind = disk.begin(request)
         from_host, from_disk = _read(host, disk, missing)
         host_hits += from_host
         disk_hits += from_disk
@@ -113,10 +112,13 @@ def simulate_tiers(
             if stored:
                 in_flight.append(stored)
         served.finish(hints=None if said is None else said.at_finish)
-        while len(in_flight) > pending:
-            stored = in_flight.popleft()
+        ended = [in_flight.popleft() for _ in range(len(in_flight) - pending)]
+        to_disk = []
+        for stored in ended:
             host.complete_store(stored)
-            disk.complete_store(_offer(disk, stored))
+            to_disk += _offer(disk, stored)
+        behind.finish()
+        disk.complete_store(to_disk)
     return TierCounts(
         asked, host_hits, disk_hits, host.stats()["stored_blocks"], disk.stats()["stored_blocks"]
     )
@@ -125,35 +127,33 @@ def simulate_tiers(
 def _read(
     host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash]
 ) -> tuple[int, int]:
-    """Read the leading blocks that either has; return how many came from each."""
+    """Read the leading blocks that either has; return how many came from each.
+
+    What the disk has is offered to host memory: a block that host memory has already comes from
+    there, and one that gets no slot ends the read.
+    """
     pinned: list[BlockHash] = []
     from_host = from_disk = 0
     while True:
         rest = blocks[len(pinned) :]
         here = rest[: host.lookup(rest)]
         host.prepare_load(here)  # or room would be made of them
+        pinned += here
+        from_host += len(here)
         rest = rest[len(here) :]
         on_disk = rest[: disk.lookup(rest)]
-        promoted = on_disk[: _promote(host, on_disk)]
-        host.prepare_load(promoted)
-        pinned += here + promoted
-        from_host += len(here)
-        from_disk += len(promoted)
-        if not on_disk or len(promoted) < len(on_disk):
+        promoted = _offer(host, on_disk)
+        host.complete_store(promoted)
+        came = on_disk[: host.lookup(on_disk)]
+        host.prepare_load(came)
+        pinned += came
+        new = len(set(came).intersection(promoted))
+        from_disk += new
+        from_host += len(came) - new
+        if not on_disk or len(came) < len(on_disk):
             break
     host.complete_load(pinned)
     return from_host, from_disk
-
-
-def _promote(host: OffloadingManager, blocks: list[BlockHash]) -> int:
-    """Give blocks that come from the disk slots of host memory; return how many are there then."""
-    while blocks:
-        output = host.prepare_store(blocks)
-        if output is not None:
-            host.complete_store(output.block_hashes_to_store)
-            return host.lookup(blocks)
-        blocks = blocks[: len(blocks) // 2]  # a shorter prefix is better than none
-    return 0
 
 
 def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:

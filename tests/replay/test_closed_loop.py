@@ -14,8 +14,8 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload import BlockHash, CPUOffloadingManager, Hints, LRUCachePolicy
 from kvoffload.replay import DecodedTrace, DeviceCache, GroupChunks, HintOptions, replay
 from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
-from kvoffload.replay.fleet.arrivals import Arrivals, NoSessionsError
-from kvoffload.replay.fleet.events import ARRIVAL, FINISH, PREFILL_END, Events, duration
+from kvoffload.replay.arrivals import Arrivals, NoSessionsError
+from kvoffload.replay.fleet.events import ARRIVAL, FINISH, INDEX_HEARS, PREFILL_END, Events, duration
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.policies import new_manager
 from kvoffload.traces import Request
@@ -190,23 +190,32 @@ def test_recorded_times_are_those_of_arrival_and_service() -> None:
     assert arrivals.wait.tolist() == [0, 7 * MS, 0, 4 * MS]
     assert arrivals.service.tolist() == [10 * MS, 3 * MS, 0, 0]
     assert arrivals.following.tolist() == [1, -1, 3, -1]
-    assert arrivals.first() == [0, 2]
+    assert arrivals.session_names() == [b"a", b"b"]
 
 
 def test_order_and_rounding_of_times() -> None:
     events = Events()
-    for event in [(5, ARRIVAL, 0), (5, FINISH, 9), (5, PREFILL_END, 3), (4, ARRIVAL, 7)]:
+    for event in [
+        (5, ARRIVAL, 0, 0),
+        (5, FINISH, 0, 9),
+        (5, PREFILL_END, 0, 3),
+        (4, ARRIVAL, 0, 7),
+        (5, FINISH, 1, 2),
+        (5, INDEX_HEARS, 0, 1),
+    ]:
         events.push(*event)
-    events.push(5, ARRIVAL, 1)
+    events.push(5, ARRIVAL, 0, 1)
     taken = []
     while events:
         taken.append(events.pop())
     assert taken == [
-        (4, ARRIVAL, 7),
-        (5, FINISH, 9),
-        (5, PREFILL_END, 3),
-        (5, ARRIVAL, 0),
-        (5, ARRIVAL, 1),
+        (4, ARRIVAL, 0, 7),
+        (5, FINISH, 0, 9),
+        (5, FINISH, 1, 2),
+        (5, PREFILL_END, 0, 3),
+        (5, INDEX_HEARS, 0, 1),
+        (5, ARRIVAL, 0, 0),
+        (5, ARRIVAL, 0, 1),
     ]
     assert duration(1, 3) == 333333334
     assert duration(10**18, 10**9) == 10**18
@@ -219,7 +228,7 @@ def test_order_and_rounding_of_times() -> None:
 
 def test_a_trace_without_sessions_is_refused() -> None:
     with pytest.raises(NoSessionsError, match="must have sessions of several requests, got 2"):
-        Arrivals.of([Request(0, 1, 0, (), "a"), Request(1, 1, 0, ())])
+        closed([Request(0, 1, 0, (), "a"), Request(1, 1, 0, ())], loop=ClosedLoop(5))
     with pytest.raises(ValueError, match="times must be below"):
         Arrivals.of([Request(2**62, 1, 0, (), "a"), Request(2**62, 1, 0, (), "a")])
     trace = DecodedTrace.of([Request(0, 1, 0, (1,), "a")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ class NoSessionsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When each request of a trace comes, and what it waits for: 40 bytes per request.
+    """When each request of a trace comes, and what it waits for: 48 bytes per request.
 
     Attributes
     ----------
@@ -44,6 +45,12 @@ class Arrivals:
     following : (requests,) int64
         The next request of its session; -1 if there is none. In a session, requests follow each
         other by arrival, then by their place in the trace.
+    sessions : (requests,) int64
+        Number of its session, from 0 in the order in which they are seen; -1 for none.
+    names : (n,) uint8
+        The names of all sessions in UTF-8, one after the other.
+    name_starts : (sessions + 1,) int64
+        Where each begins in `names`, then the length of that.
     """
 
     recorded: Times
@@ -51,6 +58,9 @@ class Arrivals:
     service: Times
     answers: Times
     following: Times
+    sessions: Times
+    names: npt.NDArray[np.uint8]
+    name_starts: Times
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Arrivals:
@@ -59,7 +69,7 @@ class Arrivals:
         Raises
         ------
         ValueError
-            If a time is 2**62 ns or later, or no session has two requests.
+            If a time is 2**62 ns or later.
         TraceError
             As the trace does.
         """
@@ -73,11 +83,18 @@ class Arrivals:
         """Number of requests."""
         return len(self.recorded)
 
-    def first(self) -> list[int]:
-        """Return the requests that wait for none."""
-        waiting = np.zeros(self.num_requests, dtype=np.bool_)
-        waiting[self.following[self.following != NONE]] = True
-        return [int(row) for row in np.flatnonzero(~waiting)]
+    def check_sessions(self) -> None:
+        """Raise `NoSessionsError` if no session has two requests."""
+        if (self.following == NONE).all():
+            raise NoSessionsError(
+                f"the trace must have sessions of several requests, got {self.num_requests:,} "
+                "requests without"
+            )
+
+    def session_names(self) -> list[bytes]:
+        """Return the name of each session, by its number."""
+        names = self.names.tobytes()
+        return [names[start:end] for start, end in itertools.pairwise(self.name_starts.tolist())]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``Arrivals(**arrivals.arrays())`` equals them."""
@@ -110,18 +127,13 @@ class ArrivalsCollector:
             yield request
 
     def arrivals(self) -> Arrivals:
-        """Return when they come; `NoSessionsError` if no session has two requests."""
+        """Return when they come."""
         sessions = np.array(self._sessions, dtype=np.int64)
         recorded, service = _nanoseconds(self._times), _nanoseconds(self._service)
         order = np.lexsort((recorded, sessions))  # stable: by place where times are equal
         before, after = order[:-1], order[1:]
         follows = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
         before, after = before[follows], after[follows]
-        if not len(after):
-            raise NoSessionsError(
-                f"the trace must have sessions of several requests, got {len(sessions):,} requests "
-                "without"
-            )
         following, wait = np.full(len(sessions), NONE), np.zeros(len(sessions), dtype=np.int64)
         following[before] = after
         wait[after] = recorded[after] - recorded[before]
@@ -129,7 +141,17 @@ class ArrivalsCollector:
         known = after[~np.isnan(think[after])]
         wait[known] = _nanoseconds(think[known])
         answers = np.array(self._answers, dtype=np.int64)
-        return Arrivals(recorded, wait, service, answers, following)
+        names = [name.encode("utf-8", "surrogatepass") for name in self._numbers]
+        return Arrivals(
+            recorded,
+            wait,
+            service,
+            answers,
+            following,
+            sessions,
+            np.frombuffer(b"".join(names), dtype=np.uint8),
+            np.cumsum([0, *map(len, names)], dtype=np.int64),
+        )
 
 
 def _nanoseconds(milliseconds: Any) -> Times:

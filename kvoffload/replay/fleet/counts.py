@@ -1,0 +1,224 @@
+"""What a fleet did: per request as it goes, and in sum."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .engine import Hits
+from .events import NANOSECONDS
+
+__all__ = ["EngineCounts", "FleetResult", "Log", "nearest_rank"]
+
+_PLACEMENT_DIGITS = 12
+
+
+def nearest_rank(ordered: Sequence[int], percent: int) -> int:
+    """Return a percentile of ascending values by nearest rank; 0 of none."""
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else 0
+
+
+class Log:
+    """What became of each row of a fleet; times are whole nanoseconds.
+
+    Attributes
+    ----------
+    engines : array of int
+        The engine that each row was sent to.
+    device, host, tier : array of int
+        Leading blocks found, by where they were.
+    missed : array of int
+        Tokens computed.
+    prefill : array of int
+        Time in which the row's prompt was read and computed.
+    first_tokens, latencies : array of int
+        From its arrival to the end of its prefill, and to its end.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.engines, self.missed, self.prefill = (array("q", bytes(8 * num_rows)) for _ in "...")
+        self.device, self.host, self.tier = (array("q", bytes(8 * num_rows)) for _ in "...")
+        self.arrived, self.first_tokens, self.latencies = (
+            array("q", bytes(8 * num_rows)) for _ in "..."
+        )
+        self.ended = 0  # the last finish
+
+    def begins(self, row: int, hits: Hits, missed: int, prefill: int) -> None:
+        """Note what a row found, and how long its prefill takes."""
+        self.device[row], self.host[row], self.tier[row] = hits
+        self.missed[row], self.prefill[row] = missed, prefill
+
+    @property
+    def span(self) -> int:
+        """Nanoseconds from the first arrival to the last finish."""
+        return self.ended - min(self.arrived, default=0)
+
+    def placement(self) -> str:
+        """Return a digest of each row's engine: 12 hex digits."""
+        engines = np.array(self.engines, dtype="<u2").tobytes()
+        return hashlib.sha256(engines).hexdigest()[:_PLACEMENT_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """The counts of one engine; attributes are those of `FleetResult`."""
+
+    requests: int
+    device_hits: int
+    host_hits: int
+    tier_hits: int
+    missed_tokens: int
+    host_stored: int
+    tier_stored: int
+    ttft_p95: float | None
+    busy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """The result of a fleet; times rank designs and predict no milliseconds.
+
+    Attributes
+    ----------
+    requests, blocks, tokens : int
+        What came: requests, blocks and tokens of prompts.
+    device_hits, host_hits, tier_hits : int
+        Blocks found, by where they were.
+    hit_tokens, missed_tokens : int
+        Tokens of prompts that were found, and that were computed.
+    host_stored, tier_stored : int
+        Blocks written to host memory, those that came from the tier included, and to the tier.
+    saved : float or None
+        Share of the time in prefill that caches spared; None without a rate.
+    ttft_p50, ttft_p95, ttft_mean : float or None
+        Seconds from a request's arrival to the end of its prefill; percentiles by nearest rank.
+    ttft_p95_ns : int
+        That percentile, exact.
+    latency_mean : float or None
+        Seconds from its arrival to its end.
+    busy : float or None
+        Share of the engines' time in which prompts were computed.
+    imbalance : float
+        Most tokens that one engine computed, over the mean; 1 where none was.
+    placement : str
+        A digest of which request went where: equal for equal decisions.
+    engines : tuple of EngineCounts
+        The same by engine.
+    """
+
+    requests: int
+    blocks: int
+    tokens: int
+    device_hits: int
+    host_hits: int
+    tier_hits: int
+    hit_tokens: int
+    missed_tokens: int
+    host_stored: int
+    tier_stored: int
+    saved: float | None
+    ttft_p50: float | None
+    ttft_p95: float | None
+    ttft_mean: float | None
+    ttft_p95_ns: int
+    latency_mean: float | None
+    busy: float | None
+    imbalance: float
+    placement: str
+    engines: tuple[EngineCounts, ...]
+
+    @property
+    def token_hit_ratio(self) -> float:
+        """Share of the tokens that were found; 0 if there are none."""
+        return self.hit_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks that were found; 0 if there are none."""
+        found = self.device_hits + self.host_hits + self.tier_hits
+        return found / self.blocks if self.blocks else 0.0
+
+    @classmethod
+    def of(
+        cls,
+        log: Log,
+        lengths: Sequence[int],
+        blocks: int,
+        stored: Sequence[tuple[int, int]],
+        *,
+        uncached_ns: int | None,
+    ) -> FleetResult:
+        """Sum up a log.
+
+        Parameters
+        ----------
+        log : Log
+            Of all rows.
+        lengths : sequence of int
+            Tokens of each row's prompt.
+        blocks : int
+            Blocks of all rows.
+        stored : sequence of (int, int)
+            Blocks that each engine stored in host memory and in a tier.
+        uncached_ns : int or None
+            Time in prefill without caches; None without a rate.
+        """
+        engine_of, columns = np.array(log.engines), _columns(log)
+        by_engine = []
+        for engine, (host_stored, tier_stored) in enumerate(stored):
+            own = {name: column[engine_of == engine] for name, column in columns.items()}
+            by_engine.append(
+                EngineCounts(
+                    len(own["missed"]),
+                    *(int(own[name].sum()) for name in ("device", "host", "tier", "missed")),
+                    host_stored,
+                    tier_stored,
+                    _seconds(nearest_rank(np.sort(own["first_tokens"]).tolist(), 95), uncached_ns),
+                    _busy(int(own["prefill"].sum()), log.span, uncached_ns),
+                )
+            )
+        first_tokens = np.sort(columns["first_tokens"]).tolist()
+        prefill, missed = int(columns["prefill"].sum()), int(columns["missed"].sum())
+        rows, tokens = max(1, len(first_tokens)), sum(lengths)
+        p50, p95 = nearest_rank(first_tokens, 50), nearest_rank(first_tokens, 95)
+        most = max(one.missed_tokens for one in by_engine)
+        return cls(
+            requests=len(first_tokens),
+            blocks=blocks,
+            tokens=tokens,
+            device_hits=int(columns["device"].sum()),
+            host_hits=int(columns["host"].sum()),
+            tier_hits=int(columns["tier"].sum()),
+            hit_tokens=tokens - missed,
+            missed_tokens=missed,
+            host_stored=sum(host for host, _ in stored),
+            tier_stored=sum(tier for _, tier in stored),
+            saved=1 - prefill / uncached_ns if uncached_ns else None,
+            ttft_p50=_seconds(p50, uncached_ns),
+            ttft_p95=_seconds(p95, uncached_ns),
+            ttft_mean=_seconds(sum(first_tokens) / rows, uncached_ns),
+            ttft_p95_ns=p95,
+            latency_mean=_seconds(sum(log.latencies) / rows, uncached_ns),
+            busy=_busy(prefill, log.span * len(stored), uncached_ns),
+            imbalance=most * len(stored) / missed if missed else 1.0,
+            placement=log.placement(),
+            engines=tuple(by_engine),
+        )
+
+
+def _columns(log: Log) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    names = ("device", "host", "tier", "missed", "prefill", "first_tokens")
+    return {name: np.array(getattr(log, name), dtype=np.int64) for name in names}
+
+
+def _seconds(nanoseconds: float, uncached_ns: int | None) -> float | None:
+    return None if uncached_ns is None else nanoseconds / NANOSECONDS
+
+
+def _busy(prefill: int, span: int, uncached_ns: int | None) -> float | None:
+    return None if uncached_ns is None or not span else prefill / span

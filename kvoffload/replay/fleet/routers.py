@@ -1,0 +1,629 @@
+"""Routers: which engine a request goes to.
+
+A router knows how many requests each engine has and, where its rule needs one, an index of where
+blocks are. What it weighs compares exactly, in whole numbers or fractions.
+
+The rules are those of the routers that engines are deployed with, as far as their documentation
+and sources say: each class names its model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+
+from kvoffload import BlockHash
+from kvoffload.errors import describe
+from kvoffload.policies.entries import Option
+
+from .engine import DEVICE, HOST, TIER, Change
+from .events import duration
+from .index import EventIndex, History, Leads
+from .rows import FleetRows
+
+__all__ = ["ROUTERS", "Costs", "Router", "RouterSpec", "new_router", "parse_router"]
+
+PLACES = {"device": DEVICE, "host": HOST, "tier": TIER}
+_PERCENT = 100
+_X_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What it takes an engine to compute and to read.
+
+    Attributes
+    ----------
+    rate : int or None
+        Tokens of prompts that an engine computes per second; None: no time passes.
+    link, tier_link : int or None
+        Bytes per second from host memory, and from the tier. None: at once.
+    block_bytes : int
+        Bytes of a block.
+    """
+
+    rate: int | None
+    link: int | None
+    tier_link: int | None
+    block_bytes: int
+
+    def prefill_ns(self, missed: int, from_host: int, from_tier: int) -> int:
+        """Return how long a prompt takes, nanoseconds: of tokens, and blocks that are read."""
+        if self.rate is None:
+            return 0
+        return (
+            duration(missed, self.rate)
+            + duration(from_host * self.block_bytes, self.link)
+            + duration(from_tier * self.block_bytes, self.tier_link)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option that is one of some words."""
+
+    name: str
+    default: str
+    words: tuple[str, ...]
+    summary: str
+
+    def check(self, value: str) -> str:
+        """Return the word; ValueError if it is another."""
+        if value not in self.words:
+            raise ValueError(
+                f"{self.name} must be one of {', '.join(self.words)}, got {describe(value)}"
+            )
+        return value
+
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """A router with the options that were given.
+
+    Attributes
+    ----------
+    name : str
+        The router.
+    given : mapping
+        Options that were given, checked.
+    """
+
+    name: str
+    given: Mapping[str, Value] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = "&".join(f"{name}={value}" for name, value in self.given.items())
+        return f"{self.name}?{options}" if options else self.name
+
+    @property
+    def router(self) -> type[Router]:
+        """Its class."""
+        return ROUTERS[self.name]
+
+    @property
+    def options(self) -> dict[str, Value]:
+        """All options by name, defaults included."""
+        return {one.name: one.default for one in self.router.options} | dict(self.given)
+
+    @property
+    def sees(self) -> int | None:
+        """The furthest place that its index hears of; None if it hears of none."""
+        return PLACES[str(self.options["sees"])] if "sees" in self.options else None
+
+
+def parse_router(text: str, argument: str = "router") -> RouterSpec:
+    """Read a router: ``name`` or ``name?option=value&option=value``.
+
+    Raises
+    ------
+    ValueError
+        If the router or an option is unknown, given twice, malformed or out of bounds; the message
+        names those that are known.
+    """
+    name, question, rest = text.partition("?")
+    if name not in ROUTERS:
+        near = difflib.get_close_matches(name.casefold(), ROUTERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(ROUTERS)
+        raise ValueError(f"{argument} must be one of {known}, got {describe(name)}{hint}")
+    known_options = {one.name: one for one in ROUTERS[name].options}
+    given: dict[str, Value] = {}
+    for part in rest.split("&") if question else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(
+                f"{argument} options must read option=value, got {describe(part)} "
+                f"in {describe(text)}"
+            )
+        if key not in known_options:
+            names = ", ".join(known_options) or "none"
+            raise ValueError(f"{argument} {name} takes the options {names}, got {describe(key)}")
+        if key in given:
+            raise ValueError(f"{argument} option {key!r} must be given once, got {describe(text)}")
+        try:
+            given[key] = known_options[key].check(value)
+        except ValueError as error:
+            raise ValueError(f"{argument}: {error}") from None
+    return RouterSpec(name, given)
+
+
+def _hashed(text: bytes) -> int:
+    """Return the first eight bytes of SHA-256 as a number."""
+    return int.from_bytes(sha256(text).digest()[:_X_BYTES], "big")
+
+
+class Router:
+    """Chooses an engine for each request that arrives.
+
+    Parameters
+    ----------
+    rows : FleetRows
+        The requests.
+    num_engines : int
+        Engines.
+    options : mapping
+        All options of the class by name.
+    costs : Costs
+        What computing and reading take.
+    seed : int
+        Of draws.
+    shared_tier : bool
+        Whether the engines reach one tier.
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option | Choice, ...] = ()
+
+    def __init__(
+        self,
+        rows: FleetRows,
+        num_engines: int,
+        options: Mapping[str, Value],
+        *,
+        costs: Costs,
+        seed: int = 0,
+        shared_tier: bool = False,
+    ) -> None:
+        self.num_engines = num_engines
+        self.open = [0] * num_engines
+        """Requests of each engine that were sent and have not finished."""
+        self.waiting = [0] * num_engines
+        """Requests of each engine whose prefill has not begun."""
+        self.sent = [0] * num_engines
+        """Requests that were sent to each engine so far."""
+        self.arrived = 0
+        """Requests that have come before this one."""
+        self._rows = rows
+        self._given = options
+        self._costs = costs
+        self._seed = seed
+        self._shared_tier = shared_tier
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make what the rule needs, from the options."""
+
+    def _number(self, name: str) -> int:
+        return int(self._given[name])
+
+    def _fraction(self, name: str) -> Fraction:
+        return Fraction(str(self._given[name]))  # as it was written
+
+    def route(self, row: int) -> int:
+        """Choose the engine of a row that arrives, and count it there."""
+        engine = self.choose(row)
+        self.arrived += 1
+        self.open[engine] += 1
+        self.waiting[engine] += 1
+        self.sent[engine] += 1
+        self._note(row, engine)
+        return engine
+
+    @abstractmethod
+    def choose(self, row: int) -> int:
+        """Return the engine for a row."""
+
+    def _note(self, row: int, engine: int) -> None:
+        """Learn that a row was sent to an engine."""
+
+    def begins(self, engine: int) -> None:
+        """Learn that the prefill of a row begins."""
+        self.waiting[engine] -= 1
+
+    def prefilled(self, row: int, engine: int) -> None:
+        """Learn that the prefill of a row has ended."""
+
+    def finishes(self, row: int, engine: int) -> None:
+        """Learn that a row has finished."""
+        self.open[engine] -= 1
+
+    def hear(self, row: int, engine: int, changes: Sequence[Change]) -> None:
+        """Learn what a row made enter and leave an engine's caches."""
+
+    def _least(self, cost: Callable[[int], int | Fraction]) -> int:
+        """Return the engine that costs least; of several that with fewest rows, then the lowest."""
+        sent = self.sent
+        return min(range(self.num_engines), key=lambda engine: (cost(engine), sent[engine], engine))
+
+    def _key(self, row: int, blocks: int) -> bytes:
+        """Return what tells a row's session apart: its name, else the key of a leading block."""
+        session = self._rows.sessions[row]
+        if session >= 0:
+            return self._rows.names[session]
+        hashes = self._rows.hashes_of(row)
+        return hashes[min(blocks, len(hashes)) - 1].hex().encode() if hashes else b""
+
+
+class RoundRobin(Router):
+    """Each engine in turn."""
+
+    name = "round-robin"
+    summary = "each engine in turn"
+
+    def choose(self, row: int) -> int:
+        """Return the engine whose turn it is."""
+        return self.arrived % self.num_engines
+
+
+class RandomRouter(Router):
+    """Any engine, by a seeded draw."""
+
+    name = "random"
+    summary = "any engine, drawn with --seed"
+
+    def choose(self, row: int) -> int:
+        """Draw an engine."""
+        return _hashed(b"%d:%d" % (self._seed, self.arrived)) % self.num_engines
+
+
+class LeastLoaded(Router):
+    """The engine with the fewest open requests, as vLLM and AIBrix have it."""
+
+    name = "least-loaded"
+    summary = "the engine with the fewest open requests"
+
+    def choose(self, row: int) -> int:
+        """Return the engine with the fewest open requests."""
+        return self._least(self.open.__getitem__)
+
+
+_BLOCKS = Option("blocks", 4, 1, 2**31, "the block that stands for a session without a name")
+
+
+class Session(Router):
+    """The same engine for each session, by consistent hashing, as vLLM's production-stack has it.
+
+    Rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
+    """
+
+    name = "session"
+    summary = "each session to one engine, by hashing its name"
+    options = (_BLOCKS,)
+
+    def _set_up(self) -> None:
+        self._blocks = self._number("blocks")
+        self._homes: dict[int, int] = {}
+
+    def choose(self, row: int) -> int:
+        """Return the session's engine."""
+        session = self._rows.sessions[row]
+        if session in self._homes:
+            return self._homes[session]
+        key = self._key(row, self._blocks)
+        home = max(
+            range(self.num_engines), key=lambda engine: (_hashed(b"%b:%d" % (key, engine)), -engine)
+        )
+        if session >= 0:
+            self._homes[session] = home
+        return home
+
+
+class Sticky(Router):
+    """The least loaded engine for a session's first request, then always that, as in llm-d."""
+
+    name = "sticky"
+    summary = "each session to the engine that was least loaded when it came"
+    options = (_BLOCKS,)
+
+    def _set_up(self) -> None:
+        self._blocks = self._number("blocks")
+        self._homes: dict[bytes, int] = {}
+
+    def choose(self, row: int) -> int:
+        """Return the session's engine."""
+        key = self._key(row, self._blocks)
+        home = self._homes.get(key)
+        if home is None:
+            home = self._homes[key] = self._least(self.open.__getitem__)
+        return home
+
+
+class Prefix(Router):
+    """The engine that was last sent the longest known prefix, as SGLang's router has it.
+
+    Newer releases of that have the defaults 64, 1.5 and .3.
+    """
+
+    name = "prefix"
+    summary = "the engine that was last sent most of the prompt, unless load differs much"
+    options = (
+        Option("abs", 32, 0, 2**31, "open requests by which engines must differ to go by load"),
+        Option("rel", 1.1, 0.0, 2.0**31, "and the factor by which they must differ"),
+        Option("threshold", 0.5, 0.0, 1.0, "share of the prompt above which to go by prefix"),
+        Option("index_blocks", 0, 0, 2**31, "blocks remembered of each engine; 0: all"),
+    )
+
+    def _set_up(self) -> None:
+        self._abs = self._number("abs")
+        self._rel = float(self._given["rel"])
+        self._threshold = float(self._given["threshold"])
+        self._history = History(self.num_engines, self._number("index_blocks"))
+
+    def choose(self, row: int) -> int:
+        """Return the engine by load, by prefix, or that with the fewest blocks."""
+        least, most = min(self.open), max(self.open)
+        if most - least > self._abs and most > least * self._rel:
+            return self.open.index(least)
+        hashes = self._rows.hashes_of(row)
+        if hashes:
+            lead, engine = self._history.lead_and_engine(hashes)
+            if lead / len(hashes) > self._threshold:
+                return engine
+        sizes = self._history.sizes
+        return sizes.index(min(sizes))
+
+    def _note(self, row: int, engine: int) -> None:
+        self._history.add(engine, self._rows.hashes_of(row))
+
+
+class _Scoring(Router):
+    """A router that weighs what an engine has of the prompt against how many requests wait."""
+
+    def _score(self, shares: Sequence[int], whole: int) -> int:
+        """Return the engine with most of the prompt and fewest waiting, as weighted.
+
+        `shares` are what each has, and `whole` is what it would be of the whole prompt.
+        """
+        least, most = min(self.waiting), max(self.waiting)
+        span = most - least or 1
+        prefix, queue = self._weights
+        waiting, by_share, by_wait = self.waiting, prefix * span, queue * whole
+        if most == least:
+            by_wait = 0
+        return self._least(
+            lambda engine: -(by_share * shares[engine] + by_wait * (most - waiting[engine]))
+        )
+
+    def _set_up(self) -> None:
+        weights = [self._fraction("prefix"), self._fraction("queue")]
+        whole = weights[0].denominator * weights[1].denominator
+        self._weights = [int(weight * whole) for weight in weights]
+
+
+def _weight(name: str, default: float, summary: str) -> Option:
+    return Option(name, default, 0.0, 1e6, summary)
+
+
+class Scored(_Scoring):
+    """The engine with the best score of history and queue, as in llm-d without engines' events."""
+
+    name = "scored"
+    summary = "the best of what was sent to each engine and of its queue"
+    options = (
+        _weight("prefix", 3.0, "weight of what was sent to the engine"),
+        _weight("queue", 2.0, "weight of a short queue"),
+        Option("index_blocks", 31_250, 0, 2**31, "blocks remembered of each engine; 0: all"),
+        Option("match_blocks", 0, 0, 2**31, "leading blocks that are looked at; 0: all"),
+    )
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._history = History(self.num_engines, self._number("index_blocks"))
+        self._match = self._number("match_blocks")
+
+    def _hashes(self, row: int) -> list[BlockHash]:
+        hashes = self._rows.hashes_of(row)
+        return hashes[: self._match] if self._match else hashes
+
+    def choose(self, row: int) -> int:
+        """Return the engine with the best score."""
+        hashes = self._hashes(row)
+        return self._score(self._history.leads(hashes), len(hashes) or 1)
+
+    def _note(self, row: int, engine: int) -> None:
+        self._history.add(engine, self._hashes(row))
+
+
+def _hearing(sees: str, ahead: int, *, host: float | None, tier: float | None) -> tuple[
+    Option | Choice, ...
+]:
+    """Return the options of a router that hears events, with these defaults."""
+    credits = () if host is None or tier is None else (
+        Option("host", host, 0.0, 100.0, "worth of a block in host memory, of 100"),
+        Option("tier", tier, 0.0, 100.0, "worth of a block in the tier, of 100"),
+    )
+    return (
+        *credits,
+        Choice("sees", sees, tuple(PLACES), "the furthest place that engines tell of"),
+        Option("ahead", ahead, 0, 1, "1: count what is under way as on the device"),
+        Option("lag_ms", 0.0, 0.0, 1e9, "milliseconds until an event is heard"),
+    )
+
+
+class _Hearing(Router):
+    """A router that hears which blocks enter and leave the caches of each engine."""
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        sees = PLACES[str(self._given["sees"])]
+        self._index = EventIndex(self.num_engines, sees, shared_tier=self._shared_tier)
+        self._has_ahead = bool(self._number("ahead"))
+        if "host" in self._given:
+            worth = [self._fraction("host"), self._fraction("tier")]
+            whole = worth[0].denominator * worth[1].denominator
+            self._worth = [int(one * whole) for one in worth]
+            self._unit = _PERCENT * whole  # the worth of a block on the device
+
+    def _leads(self, row: int) -> tuple[int, Leads]:
+        """Return the blocks of a row, and how many each engine has."""
+        hashes = self._rows.hashes_of(row)
+        return len(hashes), self._index.leads(hashes)
+
+    def _credits(self, leads: Leads) -> list[int]:
+        """Return what each engine's blocks are worth, in parts of `_unit` of a block."""
+        host, tier = self._worth
+        return [
+            self._unit * near + host * (in_host - near) + tier * (far - in_host)
+            for near, in_host, far in zip(*leads, strict=True)
+        ]
+
+    def _note(self, row: int, engine: int) -> None:
+        if self._has_ahead:
+            self._index.send(engine, self._rows.hashes_of(row))
+
+    def hear(self, row: int, engine: int, changes: Sequence[Change]) -> None:
+        """Learn what a row made enter and leave."""
+        self._index.hear(engine, changes)
+        if self._has_ahead:
+            self._index.arrive(engine, self._rows.hashes_of(row))
+
+
+class Events(_Hearing, _Scoring):
+    """The engine with the best score of its caches and queue, as in llm-d with engines' events."""
+
+    name = "events"
+    summary = "the best of what each engine has, as it tells, and of its queue"
+    options = (
+        _weight("prefix", 2.0, "weight of what the engine has"),
+        _weight("queue", 1.0, "weight of a short queue"),
+        *_hearing("host", 1, host=80.0, tier=80.0),
+    )
+
+    def choose(self, row: int) -> int:
+        """Return the engine with the best score."""
+        blocks, leads = self._leads(row)
+        return self._score(self._credits(leads), self._unit * (blocks or 1))
+
+
+class Cost(_Hearing):
+    """The engine with the least to compute and to hold, as in Dynamo at temperature 0."""
+
+    name = "cost"
+    summary = "the least to compute, as engines tell what they have, and to hold"
+    options = (
+        _weight("weight", 1.0, "weight of what is to be computed against what is held"),
+        *_hearing("host", 0, host=75.0, tier=25.0),
+    )
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._promised = [0] * self.num_engines  # tokens, in parts of `_unit`
+        self._blocks = [0] * self.num_engines  # of open rows
+        self._share: dict[int, int] = {}  # of each row whose prefill has not ended
+        self._weight = self._fraction("weight")
+        self._new: list[int] = []  # of the row that is being routed, by engine
+
+    def choose(self, row: int) -> int:
+        """Return the engine that costs least."""
+        _, leads = self._leads(row)
+        length, size = self._rows.lengths[row], self._rows.block_tokens
+        whole = length * self._unit
+        self._new = [max(0, whole - credit * size) for credit in self._credits(leads)]
+        weight, held = self._weight.numerator, self._weight.denominator * self._unit * size
+        return self._least(
+            lambda engine: (
+                weight * (self._promised[engine] + self._new[engine]) + held * self._blocks[engine]
+            )
+        )
+
+    def _note(self, row: int, engine: int) -> None:
+        super()._note(row, engine)
+        self._share[row] = self._new[engine]
+        self._promised[engine] += self._new[engine]
+        self._blocks[engine] += len(self._rows.hashes_of(row))
+
+    def prefilled(self, row: int, engine: int) -> None:
+        """Take off what was promised."""
+        self._promised[engine] -= self._share.pop(row)
+
+    def finishes(self, row: int, engine: int) -> None:
+        """Take off what was held."""
+        super().finishes(row, engine)
+        self._blocks[engine] -= len(self._rows.hashes_of(row))
+
+
+class Earliest(_Hearing):
+    """The engine that is expected to end the prefill first, as in Mooncake; a reference.
+
+    Qin et al., "Mooncake", FAST 2025, section 6.
+    """
+
+    name = "earliest"
+    summary = "the engine expected to end the prefill first; a reference"
+    options = _hearing("host", 0, host=None, tier=None)
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._expected = [0] * self.num_engines
+        self._share: dict[int, int] = {}  # of each row whose prefill has not ended
+        self._new: list[int] = []
+
+    def choose(self, row: int) -> int:
+        """Return the engine that is expected to end the prefill first."""
+        _, leads = self._leads(row)
+        length, size = self._rows.lengths[row], self._rows.block_tokens
+        self._new = [
+            self._costs.prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
+            for near, in_host, far in zip(*leads, strict=True)
+        ]
+        return self._least(lambda engine: self._expected[engine] + self._new[engine])
+
+    def _note(self, row: int, engine: int) -> None:
+        super()._note(row, engine)
+        self._share[row] = self._new[engine]
+        self._expected[engine] += self._new[engine]
+
+    def prefilled(self, row: int, engine: int) -> None:
+        """Take off what was expected."""
+        self._expected[engine] -= self._share.pop(row)
+
+
+ROUTERS: dict[str, type[Router]] = {
+    router.name: router
+    for router in (
+        RoundRobin,
+        RandomRouter,
+        LeastLoaded,
+        Session,
+        Sticky,
+        Prefix,
+        Scored,
+        Events,
+        Cost,
+        Earliest,
+    )
+}
+"""The routers by name, in the order of the documentation."""
+
+
+def new_router(
+    spec: RouterSpec,
+    rows: FleetRows,
+    num_engines: int,
+    *,
+    costs: Costs,
+    seed: int = 0,
+    shared_tier: bool = False,
+) -> Router:
+    """Return a router that has sent nothing yet; the arguments are those of `Router`."""
+    return spec.router(
+        rows, num_engines, spec.options, costs=costs, seed=seed, shared_tier=shared_tier
+    )

@@ -1,0 +1,87 @@
+"""The requests of a trace in the order of a fleet: by arrival, then by place in the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvoffload import BlockHash
+from kvoffload.replay.requests import DecodedTrace
+
+from kvoffload.replay.arrivals import NONE, Arrivals
+
+__all__ = ["FleetRows"]
+
+
+class FleetRows:
+    """The requests of a trace, numbered from 0 by arrival, then by place in the trace.
+
+    Parameters
+    ----------
+    trace : DecodedTrace
+        The requests, with their `arrivals`.
+    keys : list of BlockHash
+        ``trace.keys()``.
+    block_tokens : int
+        Tokens of a block: a prompt of unknown length is as long as its blocks.
+
+    Attributes
+    ----------
+    order : (requests,) int64
+        The place of each row in the trace.
+    hashes_of : callable
+        Returns the block hashes of a row, first block first.
+    lengths : list of int
+        Tokens of each row's prompt.
+
+    Raises
+    ------
+    ValueError
+        If the trace has no arrivals.
+    """
+
+    def __init__(self, trace: DecodedTrace, keys: list[BlockHash], block_tokens: int) -> None:
+        if trace.arrivals is None:
+            raise ValueError("trace must have arrivals, got none")
+        arrivals: Arrivals = trace.arrivals
+        self.order = np.argsort(arrivals.recorded, kind="stable")
+        numbers = np.empty_like(self.order)
+        numbers[self.order] = np.arange(len(self.order))
+        self.recorded, self.wait, self.service, self.answers, self.sessions = (
+            column[self.order].tolist()
+            for column in (
+                arrivals.recorded,
+                arrivals.wait,
+                arrivals.service,
+                arrivals.answers,
+                arrivals.sessions,
+            )
+        )
+        following = arrivals.following[self.order]
+        has_next = following != NONE
+        following[has_next] = numbers[following[has_next]]
+        self.following = following.tolist()
+        self.names = arrivals.session_names()
+        starts, ends = trace.starts[:-1][self.order], trace.starts[1:][self.order]
+        lengths = trace.lengths[self.order]
+        lengths = np.where(lengths == 0, (ends - starts) * block_tokens, lengths)
+        self.lengths: list[int] = lengths.tolist()
+        self.block_tokens = block_tokens
+        self.hashes_of = _hashes_of(trace, keys, starts.tolist(), ends.tolist())
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lengths)
+
+
+def _hashes_of(
+    trace: DecodedTrace, keys: list[BlockHash], starts: list[int], ends: list[int]
+) -> Callable[[int], list[BlockHash]]:
+    hashes, blocks = np.array(keys, dtype=object), trace.blocks
+
+    def of(row: int) -> list[BlockHash]:
+        found: list[BlockHash] = hashes[blocks[starts[row] : ends[row]]].tolist()
+        return found
+
+    return of

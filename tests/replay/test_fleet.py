@@ -1,0 +1,393 @@
+"""Fleets: against a second, naive program, published cells, and what bounds them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.replay import DecodedTrace, device_hits, simulate, simulate_tiers
+from kvoffload.replay.arrivals import NoSessionsError
+from kvoffload.replay.fleet import ROUTERS, Fleet, Tier, parse_router, replay_fleet
+from kvoffload.replay.groups import GroupChunks
+from kvoffload.traces import Request, Trace
+
+from . import naive_fleet
+from .naive_fleet import NaiveFleet
+
+TOKENS = 16
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
+MS = 10**6
+
+rows = st.lists(
+    st.builds(
+        Request,
+        st.sampled_from([0, 0, 1, 1, 2.5, 10, 40, 41, 300]),
+        st.sampled_from([0, 0, 1, 40, 95]),
+        st.integers(0, 9),
+        st.lists(st.integers(0, 14), max_size=7, unique=True).map(tuple),
+        st.sampled_from([None, "a", "b", "c", "d"]),
+        think=st.sampled_from([None, None, 0, 7, 2.5]),
+        service=st.sampled_from([None, 0, 30]),
+    ),
+    min_size=1,
+    max_size=16,
+).map(
+    lambda some: [*some, Request(3, 20, 1, (1,), "e"), Request(9, 40, 2, (1, 2), "e")],
+)
+routers = st.sampled_from(
+    [
+        *ROUTERS,
+        "session?blocks=1",
+        "sticky?blocks=2",
+        "prefix?abs=1&rel=1",
+        "prefix?abs=0&rel=1.5&threshold=.3&index_blocks=4",
+        "prefix?threshold=0&index_blocks=2",
+        "scored?prefix=.7&queue=1&index_blocks=3",
+        "scored?match_blocks=2",
+        "events?lag_ms=3&host=50&tier=10",
+        "events?sees=device&ahead=0",
+        "events?sees=tier&prefix=1.5",
+        "cost?sees=tier&weight=.3",
+        "cost?ahead=1&lag_ms=20",
+        "earliest?sees=tier",
+        "earliest?sees=device&ahead=1&lag_ms=1",
+    ]
+)
+fleets = st.builds(
+    Fleet,
+    engines=st.integers(1, 5),
+    router=st.just("round-robin"),
+    policy=st.sampled_from(["lru", "arc", "lru", "hit-density"]),
+    host_blocks=st.integers(1, 12),
+    device_blocks=st.sampled_from([0, 0, 2, 6]),
+    tier=st.none()
+    | st.builds(
+        Tier,
+        st.sampled_from(["shared", "private"]),
+        st.integers(1, 20),
+        st.sampled_from(["lru", "arc", "hit-density"]),
+    ),
+    rate=st.sampled_from([None, 100, 3000, 10**6]),
+    link=st.sampled_from([None, 10**6, 10**9]),
+    tier_link=st.sampled_from([None, 10**5]),
+    block_bytes=st.just(1000),
+    block_tokens=st.just(TOKENS),
+    decode_ns=st.sampled_from([0, MS]),
+    slots=st.sampled_from([0, 0, 1, 2]),
+    loop=st.sampled_from(["open", "open", "closed", "recorded"]),
+    seed=st.integers(0, 3),
+)
+
+
+def is_possible(router, fleet):
+    """Return whether a fleet can have a router."""
+    options = parse_router(router).options
+    sees_nothing = options.get("sees") == "tier" and fleet.tier is None
+    return not sees_nothing and not (options.get("lag_ms") and fleet.rate is None)
+
+
+def replayed(requests, fleet):
+    """Replay requests through a fleet."""
+    trace = DecodedTrace.of(requests, arrivals=True)
+    return replay_fleet(trace, trace.keys(), fleet)
+
+
+def naively(requests, fleet):
+    """Replay requests through the naive fleet."""
+    tier = fleet.tier or Tier("shared", 0)
+    return naive_fleet.run(
+        [
+            (
+                one.timestamp,
+                one.input_length,
+                one.output_length,
+                list(one.hash_ids),
+                one.session,
+                one.think,
+                one.service,
+            )
+            for one in requests
+        ],
+        NaiveFleet(
+            **{
+                name: getattr(fleet, name)
+                for name in (
+                    "engines router policy host_blocks device_blocks rate link tier_link "
+                    "block_bytes block_tokens decode_ns slots seed"
+                ).split()
+            },
+            tier=None if fleet.tier is None else fleet.tier.kind,
+            tier_blocks=tier.blocks,
+            tier_policy=tier.policy,
+            closed={"open": False, "closed": True, "recorded": "recorded"}[fleet.loop],
+        ),
+    )
+
+
+@settings(max_examples=500, deadline=None)
+@given(requests=rows, fleet=fleets, router=routers)
+def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
+    assume(is_possible(router, fleet))
+    fleet = replace(fleet, router=router)
+    found, naive = replayed(requests, fleet), naively(requests, fleet)
+    assert found.placement == naive.placement
+    for name in (
+        "device_hits host_hits tier_hits tokens hit_tokens missed_tokens host_stored tier_stored "
+        "imbalance"
+    ).split():
+        assert getattr(found, name) == getattr(naive, name), name
+    assert found.ttft_p95_ns == naive_fleet.nearest_rank(naive.ttft, 95)
+    if fleet.rate is not None:
+        assert found.saved == pytest.approx(naive.saved)
+        assert found.busy == (None if naive.busy is None else pytest.approx(naive.busy))
+        assert found.latency_mean == pytest.approx(sum(naive.latencies) / len(requests) / 1e9)
+    for one, other in zip(found.engines, naive.per_engine, strict=True):
+        for name in (
+            "requests device_hits host_hits tier_hits missed_tokens host_stored tier_stored"
+        ).split():
+            assert getattr(one, name) == getattr(other, name), name
+
+
+@given(requests=rows, fleet=fleets, router=routers, device=st.sampled_from([0, 5]))
+def test_one_engine_is_a_replay(requests, fleet, router, device) -> None:
+    fleet = replace(fleet, engines=1, device_blocks=device, loop="open")
+    assume(is_possible(router, fleet))
+    requests = sorted(requests, key=lambda one: one.timestamp)
+    trace = DecodedTrace.of(requests, arrivals=True)
+    keys, on_device = trace.keys(), device_hits(trace, device)
+    found = replay_fleet(trace, keys, replace(fleet, router=router))
+    assert found.device_hits == on_device.sum()
+    if fleet.tier is None:
+        alone = simulate(
+            trace,
+            keys,
+            fleet.policy,
+            fleet.host_blocks,
+            device_hits=on_device,
+            groups=GroupChunks.of_blocks(TOKENS),
+        )
+        assert (found.host_hits, found.host_stored) == (alone.hit_blocks, alone.stored_slots)
+    else:
+        tiers = simulate_tiers(
+            trace,
+            keys,
+            policy=fleet.policy,
+            capacity=fleet.host_blocks,
+            disk_policy=fleet.tier.policy,
+            disk_capacity=fleet.tier.blocks,
+            device_hits=on_device,
+        )
+        assert (found.host_hits, found.tier_hits) == (tiers.host_hits, tiers.disk_hits)
+        assert (found.host_stored, found.tier_stored) == (tiers.host_stored, tiers.disk_stored)
+
+
+@given(requests=rows, fleet=fleets, copies=st.integers(2, 4))
+def test_engines_that_share_nothing_are_each_one_alone(requests, fleet, copies) -> None:
+    private = None if fleet.tier is None else replace(fleet.tier, kind="private")
+    fleet = replace(fleet, engines=1, tier=private, loop="open")
+    requests = sorted(requests, key=lambda one: one.timestamp)
+    alone = replayed(requests, fleet)
+    every = replayed([one for one in requests for _ in range(copies)], replace(fleet, engines=copies))
+    assert every.engines == alone.engines * copies
+    assert every.ttft_p95_ns == alone.ttft_p95_ns
+
+
+@given(requests=rows, fleet=fleets, router=routers)
+def test_what_bounds_hits(requests, fleet, router) -> None:
+    assume(is_possible(router, fleet))
+    requests = sorted(requests, key=lambda one: one.timestamp)
+    fleet = replace(fleet, loop="open", rate=None, router=parse_router(router).name)
+    assume(is_possible(fleet.router, fleet))
+    trace = DecodedTrace.of(requests, arrivals=True)
+    found = replay_fleet(trace, trace.keys(), fleet)
+    assert found.hit_tokens + found.missed_tokens == found.tokens
+    total = found.device_hits + found.host_hits + found.tier_hits
+    nothing = device_hits(trace, 0)
+
+    def ceiling(policy, capacity):
+        return simulate(trace, None, policy, capacity, device_hits=nothing).hit_blocks
+
+    assert total <= ceiling("infinite", 1)
+    if fleet.tier is None:
+        capacity = fleet.engines * (fleet.host_blocks + fleet.device_blocks)
+        assert total <= ceiling("belady", capacity)
+    elif fleet.policy != "hit-density":
+        longest = max(len(one.hash_ids) for one in requests)
+        everything = Tier("shared", max(1, trace.unique_blocks))
+        fleet = replace(
+            fleet, host_blocks=max(1, longest), device_blocks=0, rate=None, tier=everything
+        )
+        found = replay_fleet(trace, trace.keys(), fleet)
+        assert found.host_hits + found.tier_hits == ceiling("infinite", 1)
+
+
+@given(requests=rows, fleet=fleets, router=routers)
+def test_recorded_without_waits_is_the_open_loop(requests, fleet, router) -> None:
+    assume(is_possible(router, fleet))
+    requests = [replace(one, think=None, service=None) for one in requests]
+    fleet = replace(fleet, router=router)
+    found = [replayed(requests, replace(fleet, loop=loop)) for loop in ("open", "recorded")]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engines": 0}, "engines must be 1 ... 256, got 0"),
+        ({"engines": 257}, "engines must be 1 ... 256, got 257"),
+        ({"router": "round"}, "router must be one of round-robin, random, .*, got 'round'"),
+        ({"router": "sticky?block=2"}, "router sticky takes the options blocks, got 'block'"),
+        ({"router": "random?a=2"}, "router random takes the options none, got 'a'"),
+        ({"router": "sticky?blocks"}, "router options must read option=value, got 'blocks'"),
+        ({"router": "sticky?blocks=2&blocks=3"}, "option 'blocks' must be given once"),
+        ({"router": "sticky?blocks=0"}, "blocks must be in 1 ... "),
+        ({"router": "events?host=nan"}, "host must be in 0.0 ... 100.0, got 'nan'"),
+        ({"router": "events?sees=disk"}, "sees must be one of device, host, tier, got 'disk'"),
+        ({"router": "events?sees=tier"}, "must have a tier to see, got none"),
+        ({"router": "events?lag_ms=5"}, "must have a rate for its lag, got none"),
+    ],
+)
+def test_bad_fleets_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fleet(**{"engines": 2, "host_blocks": 4} | options)
+
+
+def test_bad_traces_are_refused() -> None:
+    fleet = Fleet(engines=2, host_blocks=4)
+    still = [Request(0, 20, 1, (1,), "a"), Request(0, 20, 1, (1,), "b")]
+    trace = DecodedTrace.of(still)
+    with pytest.raises(ValueError, match="trace must have arrivals, got none"):
+        replay_fleet(trace, trace.keys(), fleet)
+    with pytest.raises(ValueError, match="must have times of arrival with a rate, got 0 in all"):
+        replayed(still, replace(fleet, rate=5))
+    with pytest.raises(NoSessionsError, match="must have sessions of several requests, got 2"):
+        replayed(still, replace(fleet, loop="closed"))
+    assert replayed([], fleet).requests == 0
+
+
+def _cell(engines, router, policy, host, **more):
+    return Fleet(
+        engines=engines,
+        router=router,
+        policy=policy,
+        host_blocks=host,
+        link=50 * 10**9,
+        tier_link=10**10,
+        **more,
+    )
+
+
+# of public traces: the fleet; hits on device, in host memory and in the tier; blocks stored in host
+# memory and in the tier; tokens missed; first token, 95 % within, ns; placement
+CELLS = {
+    "lmcache_agents_64c": [
+        (
+            _cell(1, "events", "lru", 2413, rate=3000),
+            (0, 206465, 0, 36354, 0, 589986, 10569748314, "132d1ad5b8ce"),
+        ),
+        (
+            _cell(8, "round-robin", "hit-density", 603, device_blocks=128, rate=500),
+            (24484, 51626, 0, 105405, 0, 2675666, 172946775700, "8ab6db3ee4c7"),
+        ),
+        (
+            _cell(8, "session", "arc", 603, rate=500, loop="closed"),
+            (0, 136524, 0, 32510, 0, 1709042, 22159097154, "55d5a656d4a7"),
+        ),
+        (
+            _cell(8, "prefix", "lru", 603, rate=500),
+            (0, 152313, 0, 22572, 0, 1456418, 122070194308, "fa54617d9feb"),
+        ),
+        (
+            _cell(4, "events?lag_ms=1000", "lru", 1206, device_blocks=256, rate=1000),
+            (84464, 108621, 0, 25267, 0, 804066, 12340291929, "b3ebbc39c10c"),
+        ),
+        (
+            _cell(4, "cost?sees=tier", "arc", 603, tier=Tier("shared", 4826), rate=1000),
+            (0, 97811, 57843, 78309, 17634, 1402962, 49067127057, "ea042f6c461a"),
+        ),
+    ],
+    "mooncake_conversation": [
+        (
+            _cell(8, "session", "lru", 4569, rate=5000),
+            (0, 98324, 0, 190176, 0, 94475728, 29263824513, "688d668f720a"),
+        ),
+        (
+            _cell(8, "cost", "lru", 4569, device_blocks=512, rate=5000),
+            (17710, 37558, 0, 233232, 0, 116503281, 12773800000, "ed11480a1e87"),
+        ),
+        (
+            _cell(8, "scored", "arc", 1142, tier=Tier("shared", 36558), rate=5000),
+            (0, 58088, 41679, 230412, 188728, 93736649, 13197084355, "c757f95bd37a"),
+        ),
+        (
+            _cell(
+                4,
+                "earliest?sees=tier&ahead=1",
+                "lru",
+                1142,
+                tier=Tier("private", 9139, "hit-density"),
+                rate=10000,
+            ),
+            (0, 22916, 51708, 265584, 213876, 106599600, 8855980393, "104994aa596b"),
+        ),
+        (
+            _cell(
+                16, "least-loaded", "lru", 571, tier=Tier("shared", 18279), rate=2500, slots=16
+            ),
+            (0, 14732, 66034, 273768, 206968, 103461658, 29678737420, "3019e6aea3bb"),
+        ),
+    ],
+    "weka_cc_a": [
+        (
+            _cell(8, "round-robin", "lru", 1047, rate=10000),
+            (0, 1134797, 0, 3248010, 0, 1772022069, 153783655602, "afc80f632564"),
+        ),
+        (
+            _cell(8, "events", "hit-density", 1047, device_blocks=256, rate=10000),
+            (1676075, 2232965, 0, 472004, 0, 351609653, 33075032376, "d0a9a6e48adf"),
+        ),
+        (
+            _cell(8, "sticky", "lru", 1047, rate=10000, loop="closed"),
+            (0, 3258173, 0, 1127390, 0, 684853557, 57802130637, "53d5429a7648"),
+        ),
+        (
+            _cell(2, "random", "arc", 4190),
+            (0, 3145373, 0, 1422448, 0, 742607157, 0, "7760ef2d5928"),
+        ),
+        (
+            _cell(8, "session", "lru", 1047, tier=Tier("private", 4190), rate=10000, slots=8),
+            (0, 3790611, 472277, 638004, 165727, 170439477, 18773326153, "b73929594794"),
+        ),
+    ],
+}
+BLOCK_TOKENS = {"lmcache_agents_64c": 16, "mooncake_conversation": 512, "weka_cc_a": 512}
+TOKEN_BYTES = 262_144
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_published_cells_are_met(name) -> None:
+    path = FOLDER / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
+    trace = DecodedTrace.of(Trace(path), arrivals=True)
+    keys, size = trace.keys(), BLOCK_TOKENS[name]
+    for cell, expected in CELLS[name]:
+        fleet = replace(cell, block_tokens=size, block_bytes=size * TOKEN_BYTES)
+        found = replay_fleet(trace, keys, fleet)
+        assert (
+            found.device_hits,
+            found.host_hits,
+            found.tier_hits,
+            found.host_stored,
+            found.tier_stored,
+            found.missed_tokens,
+            found.ttft_p95_ns,
+            found.placement,
+        ) == expected, fleet
