@@ -26,6 +26,7 @@ from .advise import advise
 from .convert import convert
 from .dashboard import dashboard
 from .demo import demo
+from .fleet import fleet
 from .generate import generate
 from .info import info
 from .policies import policies
@@ -58,6 +59,7 @@ def root(ctx: click.Context) -> None:
 for command in (
     replay,
     sweep,
+    fleet,
     advise,
     policies,
     info,

@@ -10,8 +10,9 @@ import click
 
 from kvoffload.errors import describe
 from kvoffload.replay import DecodedTrace, GroupChunks
-from kvoffload.replay.closed_loop import DECODE_NS, ClosedLoop
 from kvoffload.replay.arrivals import NoSessionsError
+from kvoffload.replay.closed_loop import ClosedLoop
+from kvoffload.replay.fleet.fleet import DECODE_NS
 from kvoffload.replay.offline import BELADY
 from kvoffload.replay.results import LoopTimes
 
@@ -104,7 +105,7 @@ def check_loop(
 
 
 def check_arrivals(loop: ClosedLoop, trace: DecodedTrace) -> None:
-    """Refuse a closed loop over a trace without sessions, and a rate where no request has a time."""
+    """Refuse a loop over a trace without sessions, and a rate where no request has a time."""
     if trace.arrivals is None:
         raise ValueError("trace must have arrivals, got none")
     try:

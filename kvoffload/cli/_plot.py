@@ -19,6 +19,7 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces.outputs import open_output
 from kvoffload.traces.returns import KeptCounter
 
+from ._fleet_result import FleetGrid
 from ._sweep_result import Grid
 
 # Okabe & Ito's colours, which stay apart for colour-blind readers and in print, without the yellow
@@ -113,6 +114,48 @@ def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
         axes.set_xlabel("minutes for which a block is kept after its last use")
         _set_ratios(axes, max(kept.ratios))
         title = "\n".join(textwrap.wrap(printable(Path(name).name), TITLE_CHARACTERS))
+        axes.set_title(title, loc="left", fontsize=FONT_POINTS, parse_math=False)
+        _save(figure, picture, form)
+    with open_output(path) as file:
+        file.write(picture.getvalue())
+
+
+def draw_fleets(grid: FleetGrid, path: str) -> None:
+    """Draw the tokens that fleets hit over the memory of all their engines, a line per router."""
+    form = path.rpartition(".")[2].lower()
+    lines: dict[str, list[tuple[int, float]]] = {}
+    several = {
+        name: len({getattr(cell.fleet, name) for cell in grid.cells}) > 1
+        for name in ("router", "policy", "tier")
+    }
+    for cell, found in grid.rows():
+        words = [cell.fleet.router if several["router"] or not several["policy"] else ""]
+        words += [cell.fleet.policy if several["policy"] else ""]
+        words += [(cell.tier or "no tier") if several["tier"] else ""]
+        point = cell.fleet.engines * cell.fleet.host_blocks, found.token_hit_ratio
+        lines.setdefault(" ".join(filter(None, words)), []).append(point)
+    picture = io.BytesIO()
+    with warnings.catch_warnings(), mpl.rc_context(_SETTINGS):
+        warnings.simplefilter("ignore")
+        figure = Figure(figsize=FIGURE_INCHES)
+        axes = figure.add_axes(AXES)
+        ends = []
+        for index, (name, points) in enumerate(lines.items()):
+            x, y = zip(*sorted(points), strict=True)
+            style: dict[str, Any] = {**look(index), "markersize": 4.5}
+            axes.plot(x, y, linewidth=1.4, **style)
+            ends.append((name, y[-1], style))
+        sizes = sorted({point[0] for points in lines.values() for point in points})
+        axes.set_xscale("log")
+        axes.set_xlim(*_ends(sizes))
+        axes.set_xlabel("host memory of all engines, blocks")
+        _set_ratios(axes, max(point[1] for points in lines.values() for point in points))
+        axes.set_ylabel("share of prompt tokens hit")
+        _set_ticks(axes.xaxis, sizes, lambda value: f"{value:,.0f}")
+        _label_ends(axes, ends)
+        engines = ", ".join(f"{one}" for one in sorted({c.fleet.engines for c in grid.cells}))
+        title = f"{printable(Path(grid.source.name).name)}; engines: {engines}"
+        title = "\n".join(textwrap.wrap(title, TITLE_CHARACTERS))
         axes.set_title(title, loc="left", fontsize=FONT_POINTS, parse_math=False)
         _save(figure, picture, form)
     with open_output(path) as file:

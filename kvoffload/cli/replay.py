@@ -19,8 +19,8 @@ from kvoffload.traces import Survey
 
 from ._hint_options import hint_options, hints_object, hints_text, told_by_trace
 from ._loop_options import (
-    check_loop,
     check_arrivals,
+    check_loop,
     loop_object,
     loop_options,
     loop_text,

@@ -11,16 +11,16 @@ from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult
+from kvoffload.replay import HintOptions, ReplayResult
 from kvoffload.replay.closed_loop import ClosedLoop
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
-from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output
 
-from ._hint_options import hint_options, told_by_trace
+from ._decoding import decode
+from ._hint_options import hint_options
 from ._loop_options import (
     check_arrivals,
     check_loop,
@@ -57,7 +57,7 @@ from ._options import (
     value_of,
 )
 from ._output import STDOUT, check_outputs
-from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
+from ._sources import Reading, note_order, open_source, order_object
 from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -178,7 +178,7 @@ def sweep(
             logging.getLogger("matplotlib").setLevel(logging.ERROR)
         require("matplotlib", "--plot", "plot")
     with open_source(traces, reading) as source:
-        decoded, known, survey = _read(
+        decoded, known, survey = decode(
             source,
             block_tokens,
             reading.limit,
@@ -269,35 +269,6 @@ def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
             file.write(csv_text(grid).encode())
     except OSError as error:
         faults.append(error)
-
-
-def _read(
-    source: Source,
-    block_tokens: int | None,
-    limit: int | None,
-    hints: HintOptions | None,
-    *,
-    full_blocks: bool,
-    arrivals: bool,
-    quiet: bool,
-) -> tuple[DecodedTrace, BlockTokens, Survey]:
-    """Decode the trace and determine its block size, which full blocks have to be known for.
-
-    The survey is of the whole blocks and the partial ones.
-    """
-    survey = Survey.of((), unique=False, block_tokens=block_tokens)
-    if full_blocks:
-        with progress_bar("finding the block size", None, quiet=quiet) as progress:
-            survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
-            )
-        known = BlockTokens.of(source, survey, block_tokens)
-        requests = known.full_blocks(source.requests, quiet=quiet)
-    else:
-        requests = survey.counting(source.requests)
-    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
-        decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
-    return decoded, BlockTokens.of(source, survey, block_tokens), survey
 
 
 def _counts(

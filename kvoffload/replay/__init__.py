@@ -11,9 +11,9 @@ from . import results as _results
 from . import results_file as _results_file
 from . import serving as _serving
 from . import simulate as _simulate
+from .arrivals import Arrivals
 from .closed_loop import ClosedLoop, replay_closed
 from .device import DeviceCache, device_hits, device_hits_and_junctions
-from .arrivals import Arrivals
 from .groups import Group, GroupChunks, GroupLayout
 from .hints import HintOptions, Told, TraceHints
 from .offline import stack_distances

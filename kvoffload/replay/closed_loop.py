@@ -29,6 +29,7 @@ from .simulate import COUNTED, PROGRESS_REQUESTS, Demand, counted
 
 __all__ = ["ClosedLoop", "replay_closed"]
 
+
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
     """How fast the engine of a closed loop is.
@@ -102,7 +103,7 @@ def replay_closed(
     rows = FleetRows(trace, keys, groups.block_tokens)
     engine = Engine(DeviceCache(device_blocks, groups), manager)
     router = new_router(fleet.spec, rows, 1, costs=fleet.costs)
-    log = run_engines(trace, rows, fleet, [engine], router, _regularly(progress))
+    log = run_engines(trace, rows, fleet, [engine], router, progress=_regularly(progress))
     demand = Demand(trace, groups, *(np.zeros(len(rows), dtype=np.int64) for _ in range(2)))
     demand.device_hits[rows.order] = log.device
     hits = np.zeros(len(rows), dtype=np.int64)

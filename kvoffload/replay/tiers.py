@@ -81,7 +81,9 @@ def simulate_tiers(
         Number of stores that are in flight while a request is served, the last ones; an offer that
         stores nothing is none. The disk is offered a store's blocks when it completes.
     step_blocks : int, optional
-        Blocks that are offered to host memory at a time; by default all blocks of a request.
+        Blocks that are offered to host memory at a time, as an engine offers those of a scheduler
+        step; then a read that gets no slots takes as much as does. By default all blocks of a
+        request, as in a fleet.
 
     Returns
     -------
@@ -103,7 +105,7 @@ def simulate_tiers(
         else:
             served = host.begin(request, hints=said.at_begin, now=said.now_s)
         behind = disk.begin(request)
-        from_host, from_disk = _read(host, disk, missing)
+        from_host, from_disk = _read(host, disk, missing, in_parts=step_blocks is not None)
         host_hits += from_host
         disk_hits += from_disk
         step = step_blocks or max(1, len(request))
@@ -125,12 +127,13 @@ def simulate_tiers(
 
 
 def _read(
-    host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash]
+    host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash], *, in_parts: bool
 ) -> tuple[int, int]:
     """Read the leading blocks that either has; return how many came from each.
 
     What the disk has is offered to host memory: a block that host memory has already comes from
-    there, and one that gets no slot ends the read.
+    there, and one that gets no slot ends the read. `in_parts`: an offer that is refused is made
+    again of its first half.
     """
     pinned: list[BlockHash] = []
     from_host = from_disk = 0
@@ -141,8 +144,11 @@ def _read(
         pinned += here
         from_host += len(here)
         rest = rest[len(here) :]
-        on_disk = rest[: disk.lookup(rest)]
-        promoted = _offer(host, on_disk)
+        on_disk = offered = rest[: disk.lookup(rest)]
+        promoted = _offer(host, offered)
+        while in_parts and offered and not promoted:
+            offered = offered[: len(offered) // 2]
+            promoted = _offer(host, offered)
         host.complete_store(promoted)
         came = on_disk[: host.lookup(on_disk)]
         host.prepare_load(came)

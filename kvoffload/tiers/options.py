@@ -235,6 +235,27 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     ...     tier.capacity_bytes
     1048576
     """
+    kind, place, options = split_url(url)
+    kinds = _kinds(kind)
+    if kind not in kinds:
+        known = ", ".join(sorted(kinds))
+        shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
+        raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
+    opener = kinds[kind].load()
+    try:
+        tier: Tier = opener(place, namespace, **options)
+        return tier
+    except ValueError as error:
+        if str(error).startswith("url "):
+            raise
+        raise ValueError(f"url: {error}") from error
+
+
+def split_url(url: str) -> tuple[str, str, dict[str, str]]:
+    """Return the kind, the place and the options of a line of text that names a tier.
+
+    The kind is empty where there is no colon. TypeError or ValueError as of `open_tier`.
+    """
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {describe(url)}")
     kind, colon, rest = url.partition(":")
@@ -250,18 +271,11 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
         if option in options:
             raise ValueError(f"url: option {option!r} must be given once")
         options[option] = text
-    kinds = _BUILT_IN
-    if not colon or kind not in kinds:
-        kinds = {point.name: point for point in entry_points(group=ENTRY_POINTS)} | kinds
-    if not colon or kind not in kinds:
-        known = ", ".join(sorted(kinds))
-        shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
-        raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
-    opener = kinds[kind].load()
-    try:
-        tier: Tier = opener(place, namespace, **options)
-        return tier
-    except ValueError as error:
-        if str(error).startswith("url "):
-            raise
-        raise ValueError(f"url: {error}") from error
+    return kind if colon else "", place, options
+
+
+def _kinds(kind: str) -> dict[str, EntryPoint]:
+    """Return what opens tiers, by kind; plug-ins are looked for where the kind is not built in."""
+    if kind in _BUILT_IN:
+        return _BUILT_IN
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | _BUILT_IN

@@ -13,9 +13,16 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import BlockHash, CPUOffloadingManager, Hints, LRUCachePolicy
 from kvoffload.replay import DecodedTrace, DeviceCache, GroupChunks, HintOptions, replay
-from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
 from kvoffload.replay.arrivals import Arrivals, NoSessionsError
-from kvoffload.replay.fleet.events import ARRIVAL, FINISH, INDEX_HEARS, PREFILL_END, Events, duration
+from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
+from kvoffload.replay.fleet.events import (
+    ARRIVAL,
+    FINISH,
+    INDEX_HEARS,
+    PREFILL_END,
+    Events,
+    duration,
+)
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.policies import new_manager
 from kvoffload.traces import Request

@@ -24,6 +24,29 @@ from .naive_fleet import NaiveFleet
 TOKENS = 16
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 MS = 10**6
+SETTINGS = (
+    "engines",
+    "router",
+    "policy",
+    "host_blocks",
+    "device_blocks",
+    "rate",
+    "link",
+    "tier_link",
+    "block_bytes",
+    "block_tokens",
+    "decode_ns",
+    "slots",
+    "seed",
+)
+COUNTS = (
+    "device_hits",
+    "host_hits",
+    "tier_hits",
+    "missed_tokens",
+    "host_stored",
+    "tier_stored",
+)
 
 rows = st.lists(
     st.builds(
@@ -118,10 +141,21 @@ def naively(requests, fleet):
         NaiveFleet(
             **{
                 name: getattr(fleet, name)
-                for name in (
-                    "engines router policy host_blocks device_blocks rate link tier_link "
-                    "block_bytes block_tokens decode_ns slots seed"
-                ).split()
+                for name in [
+                    "engines",
+                    "router",
+                    "policy",
+                    "host_blocks",
+                    "device_blocks",
+                    "rate",
+                    "link",
+                    "tier_link",
+                    "block_bytes",
+                    "block_tokens",
+                    "decode_ns",
+                    "slots",
+                    "seed",
+                ]
             },
             tier=None if fleet.tier is None else fleet.tier.kind,
             tier_blocks=tier.blocks,
@@ -138,10 +172,17 @@ def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
     fleet = replace(fleet, router=router)
     found, naive = replayed(requests, fleet), naively(requests, fleet)
     assert found.placement == naive.placement
-    for name in (
-        "device_hits host_hits tier_hits tokens hit_tokens missed_tokens host_stored tier_stored "
-        "imbalance"
-    ).split():
+    for name in [
+        "device_hits",
+        "host_hits",
+        "tier_hits",
+        "tokens",
+        "hit_tokens",
+        "missed_tokens",
+        "host_stored",
+        "tier_stored",
+        "imbalance",
+    ]:
         assert getattr(found, name) == getattr(naive, name), name
     assert found.ttft_p95_ns == naive_fleet.nearest_rank(naive.ttft, 95)
     if fleet.rate is not None:
@@ -149,9 +190,15 @@ def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
         assert found.busy == (None if naive.busy is None else pytest.approx(naive.busy))
         assert found.latency_mean == pytest.approx(sum(naive.latencies) / len(requests) / 1e9)
     for one, other in zip(found.engines, naive.per_engine, strict=True):
-        for name in (
-            "requests device_hits host_hits tier_hits missed_tokens host_stored tier_stored"
-        ).split():
+        for name in [
+            "requests",
+            "device_hits",
+            "host_hits",
+            "tier_hits",
+            "missed_tokens",
+            "host_stored",
+            "tier_stored",
+        ]:
             assert getattr(one, name) == getattr(other, name), name
 
 
@@ -194,7 +241,9 @@ def test_engines_that_share_nothing_are_each_one_alone(requests, fleet, copies) 
     fleet = replace(fleet, engines=1, tier=private, loop="open")
     requests = sorted(requests, key=lambda one: one.timestamp)
     alone = replayed(requests, fleet)
-    every = replayed([one for one in requests for _ in range(copies)], replace(fleet, engines=copies))
+    every = replayed(
+        [one for one in requests for _ in range(copies)], replace(fleet, engines=copies)
+    )
     assert every.engines == alone.engines * copies
     assert every.ttft_p95_ns == alone.ttft_p95_ns
 
@@ -338,9 +387,7 @@ CELLS = {
             (0, 22916, 51708, 265584, 213876, 106599600, 8855980393, "104994aa596b"),
         ),
         (
-            _cell(
-                16, "least-loaded", "lru", 571, tier=Tier("shared", 18279), rate=2500, slots=16
-            ),
+            _cell(16, "least-loaded", "lru", 571, tier=Tier("shared", 18279), rate=2500, slots=16),
             (0, 14732, 66034, 273768, 206968, 103461658, 29678737420, "3019e6aea3bb"),
         ),
     ],

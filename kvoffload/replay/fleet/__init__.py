@@ -1,6 +1,7 @@
 """Fleets in simulated time: engines behind a router, with shared or private tiers."""
 
 from kvoffload.replay.arrivals import Arrivals, NoSessionsError
+
 from .counts import EngineCounts, FleetResult
 from .fleet import Fleet, Tier, replay_fleet
 from .routers import ROUTERS, RouterSpec, parse_router

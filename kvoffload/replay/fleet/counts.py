@@ -174,12 +174,17 @@ class FleetResult:
             own = {name: column[engine_of == engine] for name, column in columns.items()}
             by_engine.append(
                 EngineCounts(
-                    len(own["missed"]),
-                    *(int(own[name].sum()) for name in ("device", "host", "tier", "missed")),
-                    host_stored,
-                    tier_stored,
-                    _seconds(nearest_rank(np.sort(own["first_tokens"]).tolist(), 95), uncached_ns),
-                    _busy(int(own["prefill"].sum()), log.span, uncached_ns),
+                    requests=len(own["missed"]),
+                    device_hits=int(own["device"].sum()),
+                    host_hits=int(own["host"].sum()),
+                    tier_hits=int(own["tier"].sum()),
+                    missed_tokens=int(own["missed"].sum()),
+                    host_stored=host_stored,
+                    tier_stored=tier_stored,
+                    ttft_p95=_seconds(
+                        nearest_rank(np.sort(own["first_tokens"]).tolist(), 95), uncached_ns
+                    ),
+                    busy=_busy(int(own["prefill"].sum()), log.span, uncached_ns),
                 )
             )
         first_tokens = np.sort(columns["first_tokens"]).tolist()

@@ -15,12 +15,12 @@ from typing import Literal
 
 from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.errors import describe
+from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.device import DeviceCache
 from kvoffload.replay.hints import Told
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import DecodedTrace
 
-from kvoffload.replay.arrivals import NONE
 from .counts import FleetResult, Log
 from .engine import Change, Engine, Hits
 from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events, duration
@@ -204,6 +204,7 @@ def run_engines(
     fleet: Fleet,
     engines: list[Engine],
     router: Router,
+    *,
     progress: Callable[[], object] | None = None,
 ) -> Log:
     """Let all rows arrive, be computed and finish; return what became of each.

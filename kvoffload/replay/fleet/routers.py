@@ -241,7 +241,7 @@ class Router:
     def prefilled(self, row: int, engine: int) -> None:
         """Learn that the prefill of a row has ended."""
 
-    def finishes(self, row: int, engine: int) -> None:
+    def finishes(self, row: int, engine: int) -> None:  # noqa: ARG002 - some want the row
         """Learn that a row has finished."""
         self.open[engine] -= 1
 
@@ -257,9 +257,10 @@ class Router:
         """Return what tells a row's session apart: its name, else the key of a leading block."""
         session = self._rows.sessions[row]
         if session >= 0:
-            return self._rows.names[session]
+            name: bytes = self._rows.names[session]
+            return name
         hashes = self._rows.hashes_of(row)
-        return hashes[min(blocks, len(hashes)) - 1].hex().encode() if hashes else b""
+        return bytes(hashes[min(blocks, len(hashes)) - 1]).hex().encode() if hashes else b""
 
 
 class RoundRobin(Router):
@@ -268,7 +269,7 @@ class RoundRobin(Router):
     name = "round-robin"
     summary = "each engine in turn"
 
-    def choose(self, row: int) -> int:
+    def choose(self, row: int) -> int:  # noqa: ARG002
         """Return the engine whose turn it is."""
         return self.arrived % self.num_engines
 
@@ -279,7 +280,7 @@ class RandomRouter(Router):
     name = "random"
     summary = "any engine, drawn with --seed"
 
-    def choose(self, row: int) -> int:
+    def choose(self, row: int) -> int:  # noqa: ARG002
         """Draw an engine."""
         return _hashed(b"%d:%d" % (self._seed, self.arrived)) % self.num_engines
 
@@ -290,7 +291,7 @@ class LeastLoaded(Router):
     name = "least-loaded"
     summary = "the engine with the fewest open requests"
 
-    def choose(self, row: int) -> int:
+    def choose(self, row: int) -> int:  # noqa: ARG002
         """Return the engine with the fewest open requests."""
         return self._least(self.open.__getitem__)
 
@@ -442,16 +443,20 @@ class Scored(_Scoring):
         self._history.add(engine, self._hashes(row))
 
 
-def _hearing(sees: str, ahead: int, *, host: float | None, tier: float | None) -> tuple[
-    Option | Choice, ...
-]:
+def _hearing(
+    sees: str, ahead: int, *, host: float | None, tier: float | None
+) -> tuple[Option | Choice, ...]:
     """Return the options of a router that hears events, with these defaults."""
-    credits = () if host is None or tier is None else (
-        Option("host", host, 0.0, 100.0, "worth of a block in host memory, of 100"),
-        Option("tier", tier, 0.0, 100.0, "worth of a block in the tier, of 100"),
+    worth = (
+        ()
+        if host is None or tier is None
+        else (
+            Option("host", host, 0.0, 100.0, "worth of a block in host memory, of 100"),
+            Option("tier", tier, 0.0, 100.0, "worth of a block in the tier, of 100"),
+        )
     )
     return (
-        *credits,
+        *worth,
         Choice("sees", sees, tuple(PLACES), "the furthest place that engines tell of"),
         Option("ahead", ahead, 0, 1, "1: count what is under way as on the device"),
         Option("lag_ms", 0.0, 0.0, 1e9, "milliseconds until an event is heard"),

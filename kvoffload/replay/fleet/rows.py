@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kvoffload import BlockHash
-from kvoffload.replay.requests import DecodedTrace
-
 from kvoffload.replay.arrivals import NONE, Arrivals
+from kvoffload.replay.requests import DecodedTrace
 
 __all__ = ["FleetRows"]
 
@@ -62,7 +61,7 @@ class FleetRows:
         has_next = following != NONE
         following[has_next] = numbers[following[has_next]]
         self.following = following.tolist()
-        self.names = arrivals.session_names()
+        self.names: list[bytes] = arrivals.session_names()
         starts, ends = trace.starts[:-1][self.order], trace.starts[1:][self.order]
         lengths = trace.lengths[self.order]
         lengths = np.where(lengths == 0, (ends - starts) * block_tokens, lengths)

@@ -1,0 +1,39 @@
+"""Reading a whole trace for many replays, with the size of its blocks."""
+
+from __future__ import annotations
+
+from kvoffload.replay import DecodedTrace, HintOptions
+from kvoffload.traces import Survey
+
+from ._hint_options import told_by_trace
+from ._sources import BlockTokens, Source
+from ._terminal import progress_bar
+
+
+def decode(
+    source: Source,
+    block_tokens: int | None,
+    limit: int | None,
+    hints: HintOptions | None,
+    *,
+    full_blocks: bool,
+    arrivals: bool,
+    quiet: bool,
+) -> tuple[DecodedTrace, BlockTokens, Survey]:
+    """Decode the trace and determine its block size, which full blocks have to be known for.
+
+    The survey is of the whole blocks and the partial ones.
+    """
+    survey = Survey.of((), unique=False, block_tokens=block_tokens)
+    if full_blocks:
+        with progress_bar("finding the block size", None, quiet=quiet) as progress:
+            survey = Survey.of(
+                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+            )
+        known = BlockTokens.of(source, survey, block_tokens)
+        requests = known.full_blocks(source.requests, quiet=quiet)
+    else:
+        requests = survey.counting(source.requests)
+    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
+        decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
+    return decoded, BlockTokens.of(source, survey, block_tokens), survey

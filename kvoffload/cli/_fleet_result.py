@@ -1,0 +1,284 @@
+"""The result of ``kvoffload fleet`` as a table, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.advise.units import percent_text
+from kvoffload.replay import DecodedTrace, HintOptions, TraceHints
+from kvoffload.replay.fleet import EngineCounts, Fleet, FleetResult
+from kvoffload.replay.fleet.grid import Pooled
+from kvoffload.replay.offline import BELADY, INFINITE
+
+from ._hint_options import hints_object, hints_text
+from ._loop_options import duration_text
+from ._sources import BlockTokens, Source
+from ._terminal import Column, print_json, print_prose, print_tables
+
+NOT_MODELLED = (
+    "Not modelled: an engine computes one prompt at a time, without chunks, batches, preemption or "
+    "slower decoding; requests that run take no memory of the device; links are not shared; "
+    "stores, routing, tokenizing and the network take no time; nothing fails, scales or fetches "
+    "from its peers. Times rank designs and predict no milliseconds; differences of .01 between "
+    "routers are noise."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCell:
+    """One fleet, and the words in which its sizes were given."""
+
+    fleet: Fleet
+    capacity: str
+    tier: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetGrid:
+    """All fleets that were compared."""
+
+    source: Source
+    trace: DecodedTrace
+    block_bytes: int | None
+    block_tokens: BlockTokens
+    cells: list[FleetCell]  # by engines, capacity, tier, policy, router
+    results: dict[Fleet | Pooled, FleetResult | int]
+    model: str | None
+    order: dict[str, object]
+    hints: HintOptions | None
+    told: TraceHints | None
+
+    def rows(self) -> Iterator[tuple[FleetCell, FleetResult]]:
+        """Yield each fleet with its result, in order."""
+        for cell in self.cells:
+            found = self.results[cell.fleet]
+            if isinstance(found, FleetResult):
+                yield cell, found
+
+    def ratio(self, pooled: Pooled) -> float:
+        """Return the share of the blocks that one cache hits."""
+        found = self.results[pooled]
+        is_count = isinstance(found, int) and self.trace.num_blocks
+        return found / self.trace.num_blocks if is_count else 0.0  # type: ignore[operator]
+
+
+def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Pooled]]:
+    """Return, by number of engines and capacity, the same memory as one cache, and its ceilings."""
+    totals: dict[tuple[int, str], list[Pooled]] = {}
+    for cell in cells:
+        fleet = cell.fleet
+        host, device = (
+            fleet.engines * blocks for blocks in (fleet.host_blocks, fleet.device_blocks)
+        )
+        pooled = totals.setdefault((fleet.engines, cell.capacity), [])
+        for one in (
+            Pooled(fleet.policy, host, device),
+            Pooled(BELADY, host + device),
+            Pooled(INFINITE, 1),
+        ):
+            if one not in pooled:
+                pooled.append(one)
+    return totals
+
+
+def print_fleets(grid: FleetGrid) -> None:
+    """Print what was compared, a row per fleet, the totals and what is not modelled."""
+    first = grid.cells[0].fleet
+    trace = grid.trace
+    ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
+    facts = [grid.source.name, *ids, f"{trace.num_requests:,} requests"]
+    facts += [f"{trace.num_blocks:,} blocks", f"{trace.unique_blocks:,} unique"]
+    facts.append(str(grid.block_tokens))
+    title = ["; ".join(facts)]
+    if grid.hints is not None and grid.told is not None:
+        title.append(hints_text(grid.hints, grid.told))
+    title += [grid.model] if grid.model else []
+    title.append(_engine_text(first))
+    has_tier = any(cell.fleet.tier is not None for cell in grid.cells)
+    has_device = any(cell.fleet.device_blocks for cell in grid.cells)
+    rows = list(grid.rows())
+
+    def column(
+        heading: str, text: Callable[[FleetCell, FleetResult], str], *, numeric: bool = True
+    ) -> Column:
+        return Column(heading, [text(*row) for row in rows], numeric=numeric)
+
+    def share(name: str) -> Callable[[FleetCell, FleetResult], str]:
+        return lambda _, found: percent_text(
+            getattr(found, name) / found.blocks if found.blocks else 0.0
+        )
+
+    leading = [
+        column("engines", lambda cell, _: f"{cell.fleet.engines}"),
+        column("capacity\nof each", lambda cell, _: cell.capacity, numeric=False),
+        *([column("tier", lambda cell, _: cell.tier or "-", numeric=False)] if has_tier else []),
+        column("policy", lambda cell, _: cell.fleet.policy, numeric=False),
+        column("router", lambda cell, _: cell.fleet.router, numeric=False),
+    ]
+    groups = [
+        [column("tokens\nhit", lambda _, found: percent_text(found.token_hit_ratio))],
+        *([[column("blocks on\ndevice", share("device_hits"))]] if has_device else []),
+        *([[column("blocks in\nhost", share("host_hits"))]] if has_device or has_tier else []),
+        *([[column("blocks in\ntier", share("tier_hits"))]] if has_tier else []),
+    ]
+    if first.rate is not None:
+        groups += [
+            [column("prefill\nsaved", lambda _, found: percent_text(found.saved))],
+            [
+                column("first token\np50, s", lambda _, found: _seconds(found.ttft_p50)),
+                column("\np95, s", lambda _, found: _seconds(found.ttft_p95)),
+            ],
+            [column("busy", lambda _, found: percent_text(found.busy))],
+        ]
+    groups.append([column("most of an\nengine/mean", lambda _, found: f"{found.imbalance:.2f}")])
+    print_tables(title, leading, groups)
+    click.echo()
+    _print_totals(grid)
+    click.echo()
+    print_prose(NOT_MODELLED)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration_text(value)
+
+
+def _engine_text(fleet: Fleet) -> str:
+    if fleet.rate is None:
+        text = "no rate: prompts take no time"
+    else:
+        text = f"{fleet.rate:,} tokens of prompts per second and engine"
+        text += f", {fleet.decode_ns / 1e6:g} ms for each token of an answer"
+        if fleet.slots:
+            text += f", {fleet.slots:,} requests of an engine at once"
+    loops = {"closed": "; each session waits for its answers", "recorded": "; recorded waits"}
+    return text + loops.get(fleet.loop, "")
+
+
+def _print_totals(grid: FleetGrid) -> None:
+    totals = totals_of(grid.cells)
+    policies = list(dict.fromkeys(pooled.policy for every in totals.values() for pooled in every))
+    by_policy = {
+        policy: [
+            percent_text(next(grid.ratio(one) for one in every if one.policy == policy))
+            for every in totals.values()
+        ]
+        for policy in policies
+    }
+    print_tables(
+        ["blocks hit if all engines had one host memory, without tiers"],
+        [
+            Column("engines", [f"{engines}" for engines, _ in totals]),
+            Column("capacity\nof each", [capacity for _, capacity in totals], numeric=False),
+        ],
+        [[Column(policy, texts)] for policy, texts in by_policy.items()],
+    )
+
+
+def _object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
+    """Return a fleet and its result as ``--json`` prints them."""
+    fleet, tier = cell.fleet, cell.fleet.tier
+    size = fleet.block_bytes or None
+
+    def in_bytes(blocks: int) -> int | None:
+        return None if size is None else blocks * size
+
+    return {
+        "engines": fleet.engines,
+        "capacity": cell.capacity,
+        "router": fleet.router,
+        "policy": fleet.policy,
+        "host_blocks": fleet.host_blocks,
+        "device_blocks": fleet.device_blocks,
+        "tier": None if tier is None else tier.kind,
+        "tier_blocks": 0 if tier is None else tier.blocks,
+        "tier_policy": None if tier is None else tier.policy,
+        "requests": found.requests,
+        "blocks": found.blocks,
+        "device_hits": found.device_hits,
+        "host_hits": found.host_hits,
+        "tier_hits": found.tier_hits,
+        "tokens": found.tokens,
+        "hit_tokens": found.hit_tokens,
+        "missed_tokens": found.missed_tokens,
+        "token_hit_ratio": found.token_hit_ratio,
+        "saved": found.saved,
+        "host_stored": found.host_stored,
+        "tier_stored": found.tier_stored,
+        "bytes": {
+            "host_in": in_bytes(found.host_stored),
+            "host_out": in_bytes(found.host_hits),
+            "tier_in": in_bytes(found.tier_stored),
+            "tier_out": in_bytes(found.tier_hits),
+        },
+        "ttft": {"p50": found.ttft_p50, "p95": found.ttft_p95, "mean": found.ttft_mean},
+        "latency_mean": found.latency_mean,
+        "busy": found.busy,
+        "imbalance": found.imbalance,
+        "placement": found.placement,
+        "per_engine": [
+            {field.name: getattr(one, field.name) for field in fields(EngineCounts)}
+            for one in found.engines
+        ],
+    }
+
+
+def print_fleets_json(grid: FleetGrid) -> None:
+    """Print one JSON object."""
+    first, trace = grid.cells[0].fleet, grid.trace
+    print_json(
+        {
+            "trace": grid.source.name,
+            "files": grid.source.files,
+            "id_spaces": grid.source.id_spaces,
+            "implementation": IMPLEMENTATION,
+            "version": __version__,
+            "unique_blocks": trace.unique_blocks,
+            "block_bytes": grid.block_bytes,
+            "block_tokens": grid.block_tokens.count,
+            "block_tokens_from": grid.block_tokens.origin,
+            **grid.order,
+            "hints": hints_object(grid.hints, grid.told),
+            "loop": first.loop,
+            "prefill_tokens_per_second": first.rate,
+            "link_bandwidth": first.link,
+            "tier_bandwidth": first.tier_link,
+            "decode_ms": first.decode_ns / 1e6,
+            "slots": first.slots,
+            "seed": first.seed,
+            "not_modelled": NOT_MODELLED,
+            "totals": [
+                {
+                    "engines": engines,
+                    "capacity": capacity,
+                    "hit_blocks": {one.policy: grid.results[one] for one in every},
+                }
+                for (engines, capacity), every in totals_of(grid.cells).items()
+            ],
+            "results": [_object(*row) for row in grid.rows()],
+        }
+    )
+
+
+def fleets_csv(grid: FleetGrid) -> str:
+    """Return a heading and one line per fleet; unknown values are empty."""
+    text = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in grid.rows():
+        values: dict[str, object] = {}
+        for name, value in _object(*row).items():
+            if isinstance(value, dict):
+                values |= {f"{name}_{part}": one for part, one in value.items()}
+            elif name != "per_engine":
+                values[name] = value
+        if writer is None:
+            writer = csv.DictWriter(text, list(values), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(values)
+    return text.getvalue()

@@ -1,0 +1,546 @@
+"""``kvoffload fleet``: engines behind a router, with shared or private tiers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from kvoffload._extras import require
+from kvoffload._sizes import parse_size
+from kvoffload.advise import ModelShape, engine_of
+from kvoffload.advise.accelerators import Accelerator, accelerator_names
+from kvoffload.advise.accelerators import accelerator as accelerator_of
+from kvoffload.errors import describe
+from kvoffload.replay import DecodedTrace, HintOptions
+from kvoffload.replay.arrivals import NONE, NoSessionsError
+from kvoffload.replay.fleet import Fleet, FleetResult, Tier, parse_router
+from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES, Loop
+from kvoffload.replay.fleet.grid import Pooled, run_fleets
+from kvoffload.tiers.options import split_url
+from kvoffload.traces.outputs import open_output
+
+from ._decoding import decode
+from ._fleet_result import (
+    FleetCell,
+    FleetGrid,
+    fleets_csv,
+    print_fleets,
+    print_fleets_json,
+    totals_of,
+)
+from ._hint_options import hint_options
+from ._loop_options import MOST_DECODE_MS, MOST_RATE, RECORDED
+from ._model_options import CacheOptions, Interval, model_options
+from ._options import (
+    Capacity,
+    block_bytes_option,
+    block_tokens_option,
+    capacity_option,
+    check_sizes,
+    device_memory_option,
+    examples,
+    jobs_option,
+    json_option,
+    manager_of,
+    read_capacity,
+    read_picture,
+    read_policy,
+    read_size,
+    reading_options,
+    traces_argument,
+    usable_cores,
+    value_of,
+    values_of,
+)
+from ._output import check_outputs
+from ._sources import Reading, note_order, open_source, order_object
+from ._terminal import note, note_bad_lines, progress_bar
+
+LINK_BANDWIDTH = 50 * 10**9
+TIER_BANDWIDTH = 10**10
+BUSY = 0.9  # from which on an open loop only grows its queues
+_NS_A_MS = 10**6
+_CLOSED = "closed"
+_UNSHARED = "none"
+
+
+class _FleetCommand(click.Command):
+    """A command whose ``--closed-loop`` takes the next argument only if it is ``recorded``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give the option its value."""
+        options, rest = [*args], []
+        if "--" in options:
+            rest = options[(end := options.index("--")) :]
+            del options[end:]
+        for index in reversed([n for n, text in enumerate(options) if text == "--closed-loop"]):
+            if options[index + 1 : index + 2] == [RECORDED]:
+                options[index : index + 2] = [f"--closed-loop={RECORDED}"]
+            else:
+                options[index] = f"--closed-loop={_CLOSED}"
+        return super().parse_args(ctx, [*options, *rest])
+
+
+def _read_engines(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_ENGINES:
+        raise ValueError(f"must be 1 ... {MOST_ENGINES}, got {describe(text)}")
+    return int(text)
+
+
+def _read_router(text: str) -> str:
+    return str(parse_router(text))
+
+
+def _read_rate(text: str) -> int:
+    digits = text.replace("_", "")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
+    if not is_number or not 1 <= int(digits) <= MOST_RATE:
+        raise ValueError(f"must be an integer 1 ... {MOST_RATE}, got {describe(text)}")
+    return int(digits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A shared tier as it was given; `capacity` is None for none."""
+
+    text: str
+    capacity: Capacity | None = None
+    policy: str | None = None
+
+
+def _read_shared(text: str) -> _Shared:
+    """Read a size, the address of a tier that gives one, or none."""
+    if text == _UNSHARED:
+        return _Shared(text)
+    if ":" not in text:
+        return _Shared(text, read_capacity(text))
+    kind, place, options = split_url(text)
+    if "capacity" not in options:
+        raise ValueError(
+            f"address must have a capacity, got none in {describe(kind + ':' + place)}"
+        )
+    try:
+        size = parse_size(options["capacity"])
+    except ValueError as error:
+        raise ValueError(f"capacity {error}") from None
+    policy = read_policy(options["policy"]) if "policy" in options else None
+    return _Shared(f"{kind}:{place}", Capacity(options["capacity"], size=size), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The memory that is compared, as it was given."""
+
+    block_bytes: int | None
+    unique_blocks: int  # of the trace
+    capacities: tuple[Capacity, ...]
+    device: Capacity | None
+    disks: tuple[Capacity, ...]
+    shared: tuple[_Shared, ...]
+    tier_policy: str
+    is_total: bool
+
+    def of_each(self, engines: int) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+        """Yield capacity and tier in words, and the sizes of each of so many engines."""
+        share = engines if self.is_total else 1
+        device = 0
+        if self.device is not None:
+            device = self._blocks(self.device, "--device-memory", share, least=0)
+        for capacity in self.capacities:
+            host = self._blocks(capacity, "--capacity", share)
+            for text, tier in self._tiers(share):
+                sizes = {"host_blocks": host, "device_blocks": device, "tier": tier}
+                yield capacity.text, text, sizes
+
+    def _tiers(self, share: int) -> Iterator[tuple[str | None, Tier | None]]:
+        """Yield the tiers, in words too; None where there is none."""
+        if not self.shared and not self.disks:
+            yield None, None
+        for one in self.shared:
+            if one.capacity is None:
+                yield one.text, None
+                continue
+            blocks = self._blocks(one.capacity, "--shared", 1)
+            yield f"shared {one.text}", Tier("shared", blocks, one.policy or self.tier_policy)
+        for disk in self.disks:
+            blocks = self._blocks(disk, "--disk", share)
+            yield f"own {disk.text}", Tier("private", blocks, self.tier_policy)
+
+    def _blocks(self, asked: Capacity, option: str, share: int, *, least: int = 1) -> int:
+        found = asked.resolve(self.block_bytes, self.unique_blocks, option, least * share)
+        return found // share
+
+
+def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
+    try:
+        return Fleet(**common, **own)
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
+@click.command(
+    cls=_FleetCommand,
+    epilog=examples(
+        "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy lru,hit-density",
+        "kvoffload fleet trace.jsonl --model llama-3.1-8b --capacity 64GiB --shared none,1TB",
+        "kvoffload fleet trace.jsonl --router session,'events?lag_ms=500' --block-bytes 64MiB \\\n"
+        "    --prefill-tokens-per-second 10000 --closed-loop",
+    ),
+)
+@traces_argument
+@click.option(
+    "--engines",
+    multiple=True,
+    default=("1, 2, 4, 8",),
+    show_default=True,
+    metavar="N",
+    callback=values_of(_read_engines),
+    help=f"Numbers of engines to compare, 1 to {MOST_ENGINES}.",
+)
+@click.option(
+    "--router",
+    "routers",
+    multiple=True,
+    default=("round-robin, session, prefix, events",),
+    show_default=True,
+    metavar="ROUTER",
+    callback=values_of(_read_router),
+    help="Routers to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE'.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("lru, hit-density",),
+    show_default=True,
+    metavar="POLICY",
+    callback=values_of(read_policy),
+    help="Policies of host memory to compare; see kvoffload policies.",
+)
+@capacity_option("1%")
+@device_memory_option
+@click.option(
+    "--disk",
+    "disks",
+    multiple=True,
+    metavar="SIZE",
+    callback=values_of(read_capacity),
+    help="A tier behind each engine's host memory, of its own: sizes to compare.",
+)
+@click.option(
+    "--shared",
+    multiple=True,
+    metavar="SIZE|ADDRESS|none",
+    callback=values_of(_read_shared),
+    help="One tier behind all engines: sizes to compare, or addresses that have a capacity, as "
+    "'slab:PATH?capacity=2TB&policy=lru'; nothing is opened.",
+)
+@click.option(
+    "--tier-policy",
+    default="lru",
+    show_default=True,
+    metavar="POLICY",
+    callback=value_of(read_policy),
+    help="Policy of tiers whose address names none.",
+)
+@click.option(
+    "--total",
+    is_flag=True,
+    help="Sizes of --capacity, --device-memory and --disk are of all engines together.",
+)
+@block_bytes_option
+@model_options
+@block_tokens_option
+@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
+@click.option(
+    "--accelerator",
+    metavar="NAME",
+    callback=value_of(accelerator_of),
+    help=f"Accelerator of each engine, for its rates: {', '.join(accelerator_names())}.",
+)
+@click.option(
+    "--prefill-tokens-per-second",
+    "rate",
+    metavar="RATE",
+    callback=value_of(_read_rate),
+    help="Tokens of prompts that an engine computes per second; of --model and --accelerator "
+    "otherwise, and without those no time passes.",
+)
+@click.option(
+    "--link-bandwidth",
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Bytes per second from host memory to an engine.  [default: that of --accelerator, "
+    "else 50GB]",
+)
+@click.option(
+    "--tier-bandwidth",
+    default="10GB",
+    show_default=True,
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Bytes per second from a tier to an engine.",
+)
+@click.option(
+    "--decode-ms",
+    type=click.FloatRange(min=0, max=MOST_DECODE_MS),
+    default=DECODE_NS / _NS_A_MS,
+    show_default=True,
+    help="Milliseconds for each token of an answer.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(min=0, max=2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Most requests of an engine that are computed or answered at once; 0: any.",
+)
+@click.option(
+    "--closed-loop",
+    type=click.Choice([_CLOSED, RECORDED]),
+    metavar="[recorded]",
+    help="Let each request of a session come after the one before has been answered; recorded: "
+    "has taken as long as recorded.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."
+)
+@hint_options
+@jobs_option
+@click.option(
+    "--plot",
+    metavar="FILE",
+    callback=value_of(read_picture),
+    help="Draw the tokens hit over the memory of all engines: .png, .svg or .pdf.",
+)
+@click.option("--csv", metavar="FILE.csv", help="Write one line per fleet, comma-separated.")
+@reading_options
+@json_option
+def fleet(
+    traces: tuple[str, ...],
+    *,
+    engines: tuple[int, ...],
+    routers: tuple[str, ...],
+    policies: tuple[str, ...],
+    capacities: tuple[Capacity, ...],
+    device_memory: Capacity | None,
+    disks: tuple[Capacity, ...],
+    shared: tuple[_Shared, ...],
+    tier_policy: str,
+    total: bool,
+    block_bytes: int | None,
+    model: ModelShape | None,
+    kv_cache_dtype: str | None,
+    tensor_parallel: int | None,
+    retention: Interval | None,
+    block_tokens: int | None,
+    full_blocks: bool,
+    accelerator: Accelerator | None,
+    rate: int | None,
+    link_bandwidth: int | None,
+    tier_bandwidth: int,
+    decode_ms: float,
+    slots: int,
+    closed_loop: str | None,
+    seed: int,
+    hints: HintOptions | None,
+    jobs: int | None,
+    plot: str | None,
+    csv: str | None,
+    reading: Reading,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare engines behind a router: how many, which router, how much memory.
+
+    TRACE is as of kvoffload sweep; its timestamps are when requests arrive. Each engine has its own
+    cache on the accelerator, host memory, and perhaps a tier behind that, of its own or shared by
+    all. Sizes are of each engine unless --total is given. The router sends a request to an engine
+    when it arrives, by what it knows then.
+    """
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache.check(block_bytes)
+    check_outputs(traces, {"--plot": plot, "--csv": csv})
+    if plot is not None:
+        require("matplotlib", "--plot", "plot")
+    engine = engine_of(model, accelerator, workers=tensor_parallel)
+    rate = rate or int(engine.prefill_rate) or None
+    with open_source(traces, reading) as source:
+        decoded, known, survey = decode(
+            source,
+            block_tokens,
+            reading.limit,
+            hints,
+            full_blocks=full_blocks,
+            arrivals=True,
+            quiet=quiet,
+        )
+        note_bad_lines(source.bad_lines, quiet=quiet)
+        note_order(survey, source, quiet=quiet)
+    if known.count is None:
+        raise click.UsageError("--block-tokens must be given: no block size fits all requests")
+    if not cache.groups(known.count).is_plain:
+        raise click.UsageError("--model must have one group for a fleet, got several")
+    block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
+    sizes = [one.capacity for one in shared]
+    check_sizes(
+        block_bytes, capacity=capacities, device_memory=[device_memory], disk=disks, shared=sizes
+    )
+    if rate is not None and block_bytes is None:
+        raise click.UsageError(
+            "--prefill-tokens-per-second needs --model or --block-bytes, for the times of reads, "
+            f"got {rate} without"
+        )
+    loop: Loop = "open"
+    if closed_loop is not None:
+        loop = "recorded" if closed_loop == RECORDED else "closed"
+    common: dict[str, Any] = {
+        "rate": rate,
+        "link": link_bandwidth or int(engine.link_bandwidth) or LINK_BANDWIDTH,
+        "tier_link": tier_bandwidth,
+        "block_bytes": block_bytes or 0,
+        "block_tokens": known.count,
+        "decode_ns": round(decode_ms * _NS_A_MS),
+        "slots": slots,
+        "loop": loop,
+        "seed": seed,
+    }
+
+    memory = _Memory(
+        block_bytes,
+        decoded.unique_blocks,
+        capacities,
+        device_memory,
+        disks,
+        shared,
+        tier_policy,
+        total,
+    )
+    cells = [
+        FleetCell(_fleet(common, engines=count, router=router, policy=policy, **sizes), given, tier)
+        for count in dict.fromkeys(engines)
+        for given, tier, sizes in memory.of_each(count)
+        for policy in dict.fromkeys(policies)
+        for router in dict.fromkeys(routers)
+    ]
+    for cell in cells:
+        manager_of(cell.fleet.policy, cell.fleet.host_blocks, "block")
+    _check(decoded, cells[0].fleet)
+    _warn(decoded, cells, quiet=quiet)
+    results = _replayed(decoded, cells, jobs or usable_cores(), quiet=quiet)
+    grid = FleetGrid(
+        source,
+        decoded,
+        block_bytes,
+        known,
+        cells,
+        results,
+        cache.text(known.count),
+        order_object(survey),
+        hints,
+        decoded.hints,
+    )
+    _warn_of_load(grid, quiet=quiet)
+    if plot is not None:
+        from ._plot import draw_fleets
+
+        draw_fleets(grid, plot)
+    if csv is not None:
+        with open_output(csv) as file:
+            file.write(fleets_csv(grid).encode())
+    if as_json:
+        print_fleets_json(grid)
+    else:
+        print_fleets(grid)
+
+
+def _check(trace: DecodedTrace, fleet: Fleet) -> None:
+    """Refuse a trace that has no sessions for a loop, or no times for a rate."""
+    try:
+        fleet.check_trace(trace)
+    except NoSessionsError as error:
+        raise click.UsageError(f"--closed-loop: {error}") from None
+    except ValueError as error:
+        raise click.UsageError(f"--prefill-tokens-per-second: {error}") from None
+
+
+def _replayed(
+    trace: DecodedTrace, cells: list[FleetCell], jobs: int, *, quiet: bool
+) -> dict[Fleet | Pooled, FleetResult | int]:
+    """Replay all fleets, and the same memory as one cache."""
+    work: list[Fleet | Pooled] = [cell.fleet for cell in cells]
+    work += [one for every in totals_of(cells).values() for one in every]
+    work = list(dict.fromkeys(work))
+    results: dict[Fleet | Pooled, FleetResult | int] = {}
+    with progress_bar("replaying", len(work), quiet=quiet, unit="fleets") as progress:
+        for done, (job, found) in enumerate(run_fleets(jobs, trace, work), start=1):
+            results[job] = found
+            if progress is not None:
+                progress(done)
+    return results
+
+
+def _warn(trace: DecodedTrace, cells: list[FleetCell], *, quiet: bool) -> None:
+    """Note what a fleet cannot balance, cannot store, and what adds nothing."""
+    sizes = (trace.starts[1:] - trace.starts[:-1]).tolist()
+    least = min(cell.fleet.host_blocks for cell in cells)
+    longer = sum(size for size in sizes if size > least)
+    if longer:
+        note(
+            f"{longer:,} of {trace.num_blocks:,} blocks are of requests that are longer than a "
+            f"host memory of {least:,} blocks, which refuses them",
+            quiet=quiet,
+        )
+    small = next(
+        (
+            cell
+            for cell in cells
+            if cell.fleet.tier is not None
+            and cell.fleet.tier.kind == "private"
+            and cell.fleet.tier.blocks <= cell.fleet.host_blocks
+        ),
+        None,
+    )
+    if small is not None:
+        note(
+            f"a tier of an engine's own no larger than its host memory of {small.capacity} adds "
+            "nothing",
+            quiet=quiet,
+        )
+    if not any(cell.fleet.spec.name in ("session", "sticky") for cell in cells):
+        return
+    most = max(cell.fleet.engines for cell in cells)
+    if trace.arrivals is None:
+        return
+    tokens: Counter[int] = Counter()
+    for session, length in zip(
+        trace.arrivals.sessions.tolist(), trace.lengths.tolist(), strict=True
+    ):
+        if session != NONE:
+            tokens[session] += length
+    total = int(trace.lengths.sum())
+    (largest,) = tokens.most_common(1) or [(NONE, 0)]
+    if total and largest[1] * most > total and most > 1:
+        note(
+            f"one session has {largest[1] / total:.0%} of the tokens, more than 1 of {most} "
+            "engines can take: session and sticky cannot balance it",
+            quiet=quiet,
+        )
+
+
+def _warn_of_load(grid: FleetGrid, *, quiet: bool) -> None:
+    """Note where an open loop has more work than engines can do."""
+    if grid.cells[0].fleet.loop != "open":
+        return
+    loaded = [cell for cell, found in grid.rows() if (found.busy or 0) >= BUSY]
+    if loaded:
+        note(
+            f"{len(loaded):,} of {len(grid.cells):,} fleets are busy {BUSY:.0%} of the time or "
+            "more: in an open loop their queues only grow; --closed-loop has sessions wait",
+            quiet=quiet,
+        )
