@@ -232,7 +232,7 @@ def run_engines(
         now, kind, place, row = events.pop()
         if kind == INDEX_HEARS:
             engine, changes = messages.pop(place)
-            router.hear(row, engine, changes)
+            router.hear(engine, changes)
             continue
         if kind == ARRIVAL:
             engine = router.route(row)
@@ -252,7 +252,7 @@ def run_engines(
                 events.push(now + lag, INDEX_HEARS, published, row)
                 published += 1
             else:
-                router.hear(row, engine, changes)
+                router.hear(engine, changes)
             answer = 0 if fleet.rate is None else rows.answers[row] * fleet.decode_ns
             events.push(now + answer, FINISH, engine, row)
             if progress is not None:

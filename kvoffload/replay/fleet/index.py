@@ -6,8 +6,10 @@ how much of it each engine has. Blocks that no engine has take no memory.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, repeat
+from operator import and_, or_
 from typing import NamedTuple
 
 from kvoffload import BlockHash
@@ -15,6 +17,8 @@ from kvoffload import BlockHash
 from .engine import DEVICE, HOST, TIER, Change
 
 __all__ = ["EventIndex", "History", "Leads"]
+
+_NOBODY = repeat(0)
 
 
 def _engines(bits: int) -> Iterator[int]:
@@ -25,19 +29,37 @@ def _engines(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
+def _leads(holders: Iterable[int], length: int, num_engines: int) -> list[int]:
+    """Return for how many leading blocks each engine is among those that hold a block.
+
+    `holders` are those of each of `length` blocks. All but a few steps are made by iterators of the
+    interpreter's own: a loop took three times as long.
+    """
+    found, alive, place = [length] * num_engines, (1 << num_engines) - 1, 0
+    for left, blocks in Counter(accumulate(holders, and_)).items():  # they only get fewer
+        for engine in _engines(alive & ~left):
+            found[engine] = place
+        alive, place = left, place + blocks
+    return found
+
+
 class _Holders(dict[BlockHash, int]):
     """Which engines have each block."""
 
-    def add(self, blocks: Sequence[BlockHash], bit: int) -> None:
+    def of(self, blocks: Sequence[BlockHash]) -> Iterator[int]:
+        """Return those of each block."""
+        return map(self.get, blocks, _NOBODY)
+
+    def add(self, blocks: Sequence[BlockHash], bits: int) -> None:
         """Note that engines have blocks."""
         get = self.get
         for block in blocks:
-            self[block] = get(block, 0) | bit
+            self[block] = get(block, 0) | bits
 
-    def remove(self, blocks: Sequence[BlockHash], bit: int) -> None:
+    def remove(self, blocks: Sequence[BlockHash], bits: int) -> None:
         """Note that engines have blocks no more."""
         for block in blocks:
-            rest = self.get(block, 0) & ~bit
+            rest = self.get(block, 0) & ~bits
             if rest:
                 self[block] = rest
             else:
@@ -128,6 +150,37 @@ class Leads(NamedTuple):
     tier: list[int]  # likewise
 
 
+class _Ahead:
+    """The blocks of requests on their way to one engine, whose messages come in their order."""
+
+    def __init__(self) -> None:
+        self._sent = self._arrived = 0  # requests
+        self._last: dict[BlockHash, int] = {}  # the request that has a block last, by number
+        self._in_flight = deque[int]()  # blocks of each request
+
+    def __bool__(self) -> bool:
+        return self._sent > self._arrived
+
+    def send(self, blocks: Sequence[BlockHash]) -> None:
+        """Note that a request is on its way."""
+        self._sent += 1
+        self._last.update(dict.fromkeys(blocks, self._sent))
+        self._in_flight.append(len(blocks))
+
+    def arrive(self) -> None:
+        """Note that the first request on its way has been heard of."""
+        self._arrived += 1
+        self._in_flight.popleft()
+        if not self:
+            self._last = {}
+        elif len(self._last) > 2 * sum(self._in_flight):
+            self._last = {block: last for block, last in self._last.items() if self.has(block)}
+
+    def has(self, block: BlockHash) -> bool:
+        """Return whether a block is on its way."""
+        return self._last.get(block, 0) > self._arrived
+
+
 class EventIndex:
     """What engines have published of their caches, and what was sent to them.
 
@@ -146,8 +199,7 @@ class EventIndex:
         self._all = (1 << num_engines) - 1
         self._shared_tier = shared_tier
         self._held = [_Holders() for _ in range(sees + 1)]
-        self._ahead = [Counter[BlockHash]() for _ in range(num_engines)]
-        self._with_ahead = 0  # engines to which something is on its way
+        self._ahead = [_Ahead() for _ in range(num_engines)]
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Note what a request made enter and leave."""
@@ -160,43 +212,41 @@ class EventIndex:
 
     def send(self, engine: int, blocks: Sequence[BlockHash]) -> None:
         """Count the blocks of a request as on an engine's device, until `arrive`."""
-        self._ahead[engine].update(blocks)
-        self._with_ahead |= 1 << engine
+        self._ahead[engine].send(blocks)
 
-    def arrive(self, engine: int, blocks: Sequence[BlockHash]) -> None:
-        """End what `send` began."""
-        ahead = self._ahead[engine]
-        for block in blocks:
-            count = ahead[block]
-            if count == 1:
-                del ahead[block]
-            else:
-                ahead[block] = count - 1
-        if not ahead:
-            self._with_ahead &= ~(1 << engine)
+    def arrive(self, engine: int) -> None:
+        """End what the first `send` of those to an engine began that have not ended."""
+        self._ahead[engine].arrive()
 
     def leads(self, blocks: Sequence[BlockHash]) -> Leads:
         """Return how many leading blocks of a request each engine has."""
-        found = [[len(blocks)] * self._num_engines for _ in self._held]
-        alive = [self._all for _ in self._held]
-        furthest = len(self._held) - 1
-        holders = [held.get for held in self._held]
-        ahead, with_ahead = self._ahead, self._with_ahead
-        for place, block in enumerate(blocks):
-            there = 0
-            for near, get in enumerate(holders):
-                there |= get(block, 0)
-                if near == 0 and (wanted := alive[furthest] & ~there & with_ahead):
-                    for engine in _engines(wanted):
-                        if block in ahead[engine]:
-                            there |= 1 << engine
-                gone = alive[near] & ~there
-                if gone:
-                    for engine in _engines(gone):
-                        found[near][engine] = place
-                    alive[near] ^= gone
-            if not alive[furthest]:
-                break
+        found: list[list[int]] = []
+        with_ahead = [engine for engine, ahead in enumerate(self._ahead) if ahead]
+        for furthest in range(1, len(self._held) + 1):
+            held = [holders for holders in self._held[:furthest] if holders]
+            every = held[0].of(blocks) if held else iter(())
+            for holders in held[1:]:
+                every = map(or_, every, holders.of(blocks))
+            nearer = found[-1] if found else [0] * self._num_engines
+            leads = _leads(every, len(blocks), self._num_engines) if held else [*nearer]
+            for engine in with_ahead:
+                leads[engine] = self._extended(
+                    blocks, max(leads[engine], nearer[engine]), engine, held
+                )
+            found.append(leads)
         while len(found) <= TIER:
             found.append(found[-1])
         return Leads(found[DEVICE], found[HOST], found[TIER])
+
+    def _extended(
+        self, blocks: Sequence[BlockHash], lead: int, engine: int, held: list[_Holders]
+    ) -> int:
+        """Return a lead, as far as further blocks are held or on their way."""
+        is_ahead: Callable[[BlockHash], bool] = self._ahead[engine].has
+        while lead < len(blocks):
+            block = blocks[lead]
+            is_held = any(holders.get(block, 0) >> engine & 1 for holders in held)
+            if not is_held and not is_ahead(block):
+                break
+            lead += 1
+        return lead

@@ -245,8 +245,8 @@ class Router:
         """Learn that a row has finished."""
         self.open[engine] -= 1
 
-    def hear(self, row: int, engine: int, changes: Sequence[Change]) -> None:
-        """Learn what a row made enter and leave an engine's caches."""
+    def hear(self, engine: int, changes: Sequence[Change]) -> None:
+        """Learn what a row made enter and leave an engine's caches, its rows in their order."""
 
     def _least(self, cost: Callable[[int], int | Fraction]) -> int:
         """Return the engine that costs least; of several that with fewest rows, then the lowest."""
@@ -494,11 +494,11 @@ class _Hearing(Router):
         if self._has_ahead:
             self._index.send(engine, self._rows.hashes_of(row))
 
-    def hear(self, row: int, engine: int, changes: Sequence[Change]) -> None:
+    def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Learn what a row made enter and leave."""
         self._index.hear(engine, changes)
         if self._has_ahead:
-            self._index.arrive(engine, self._rows.hashes_of(row))
+            self._index.arrive(engine)
 
 
 class Events(_Hearing, _Scoring):
