@@ -276,6 +276,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Count what a client has said of a session, once where it is said again at the end."""
         del hints
 
+    def _lookup_hinted(self, hashes: list[BlockHash], hints: Hints) -> int:
+        """Count the leading ready blocks of a request that began with hints."""
+        del hints
+        return self.lookup(hashes)
+
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends, where slots are free or blocks were released."""
         return self.prepare_store(hashes)
@@ -424,7 +429,10 @@ class CallingRequest(Request[Spec_co]):
     def lookup(self, start: int = 0) -> int:
         """Count the blocks from `start` on that are ready, up to the first that is not."""
         self._require_open("lookup")
-        return self._manager.lookup(self._part(start, None))
+        part = self._part(start, None)
+        if self._hints is None:
+            return self._manager.lookup(part)
+        return self._manager._lookup_hinted(part, self._hints)
 
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return where they lie."""

@@ -25,7 +25,9 @@ cdef enum:
     GROUPS = 1 << 13
     WORD_BYTES = 8
     C_ID_BYTES = 17  # sixteen digits and a comma
-    C_LINE_BYTES = 104  # at most, of a line without its ids: 63 and two numbers of 20 digits
+    C_LINE_BYTES = 145  # at most, of a line without its ids: 85 and three numbers of 20 digits
+    MORE_TOKENS = 1  # bits of the first word
+    HINTED = 2
     # More ids than this, some 0.02 ms, are written while other threads may run.
     MANY_BLOCKS = 2048
 
@@ -86,19 +88,26 @@ cdef inline uint64_t siphash(uint64_t message, uint64_t low, uint64_t high) noex
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
-def packed(list hashes not None, int64_t more_tokens=0):
+def packed(list hashes not None, int64_t more_tokens=0, int64_t said=0):
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
-    In the machine's order: the monotonic clock, ns, its last bit `more_tokens`, the tokens of the
-    request beyond those of its blocks, 0 or 1; the hashes.
+    In the machine's order: the monotonic clock, ns; `said`, unless it is 0; the hashes. The clock's
+    last bit is `more_tokens`, the tokens of the request beyond those of its blocks, 0 or 1; the bit
+    before it tells whether `said` is there: what the client says of its session, that is
+    milliseconds until its next request, 0 if unknown, at most 2**53, times 2, plus 1 if it ends.
     """
     cdef Py_ssize_t size = len(hashes)
-    cdef bytes words = PyBytes_FromStringAndSize(NULL, (1 + size) * WORD_BYTES)
+    cdef bytes words = PyBytes_FromStringAndSize(NULL, (1 + (said != 0) + size) * WORD_BYTES)
     cdef char* end = PyBytes_AS_STRING(words)
     # Never before the recording began.
-    cdef int64_t word = <int64_t>monotonic_ns() + 1 & -2 | more_tokens
+    cdef int64_t word = <int64_t>monotonic_ns() + 3 & -4 | more_tokens
     cdef Py_ssize_t i
+    if said:
+        word |= HINTED
     memcpy(end, &word, WORD_BYTES)
+    if said:
+        end += WORD_BYTES
+        memcpy(end, &said, WORD_BYTES)
     for i in range(size):
         if i >= len(hashes):
             raise RuntimeError("hashes changed while they were read")
@@ -145,6 +154,16 @@ cdef char* put_ids(
     return end
 
 
+cdef char* put_said(char* end, int64_t said) noexcept nogil:
+    """Write the fields of a row that tell what the client says of its session."""
+    if said >> 1:
+        end = put_text(end, b',"expect":')
+        end = put_digits(end, said >> 1)
+    if said & 1:
+        end = put_text(end, b',"ends":true')
+    return end
+
+
 def request_lines(
     list requests not None, uint64_t low, uint64_t high, int64_t start, int64_t block_tokens
 ):
@@ -164,22 +183,31 @@ def request_lines(
     cdef char* begin = PyBytes_AS_STRING(text)
     cdef char* end = begin
     cdef const char* words
-    cdef int64_t moment
+    cdef int64_t moment, said
     for request in requests:
         words = PyBytes_AS_STRING(request)
         blocks = len(request) // WORD_BYTES - 1
         memcpy(&moment, words, WORD_BYTES)
+        words += WORD_BYTES
+        said = 0
+        if moment & HINTED:
+            memcpy(&said, words, WORD_BYTES)
+            words += WORD_BYTES
+            blocks -= 1
         end = put_text(end, b'{"timestamp":')
         end = put_digits(end, (moment - start) // 1_000_000)
         end = put_text(end, b',"input_length":')
-        end = put_digits(end, blocks * block_tokens + (moment & 1))
+        end = put_digits(end, blocks * block_tokens + (moment & MORE_TOKENS))
         end = put_text(end, b',"output_length":0,"hash_ids":[')
         if blocks > MANY_BLOCKS:
             with nogil:
-                end = put_ids(end, words + WORD_BYTES, blocks, low, high)
+                end = put_ids(end, words, blocks, low, high)
         else:
-            end = put_ids(end, words + WORD_BYTES, blocks, low, high)
+            end = put_ids(end, words, blocks, low, high)
         if blocks:
             end -= 1  # without the last comma
-        end = put_text(end, b"]}\n")
+        end = put_text(end, b"]")
+        if said:
+            end = put_said(end, said)
+        end = put_text(end, b"}\n")
     return PyBytes_FromStringAndSize(begin, end - begin)

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 ID_BYTES = 17  # sixteen digits and a comma
-LINE_BYTES = 104  # at most, of a line without its ids: 63 and two numbers of 20 digits
+LINE_BYTES = 145  # at most, of a line without its ids: 85 and three numbers of 20 digits
 
 _WORD_BYTES = 8
-_LINE = b'{"timestamp":%d,"input_length":%d,"output_length":0,"hash_ids":[%b]}\n'
+_LINE = b'{"timestamp":%d,"input_length":%d,"output_length":0,"hash_ids":[%b]%b}\n'
+_MORE_TOKENS, _HINTED = 1, 2  # bits of the first word
 _BATCH = 500  # numpy keeps the interpreter's lock up to here: giving it back may cost milliseconds
 _GROUP_BITS = 13
 _GROUP_MASK = np.uint64(2**_GROUP_BITS - 1)
@@ -40,13 +41,17 @@ _DIGITS = np.array(
 Words = npt.NDArray[np.uint64]
 
 
-def packed(hashes: list[bytes], more_tokens: int = 0) -> bytes:
+def packed(hashes: list[bytes], more_tokens: int = 0, said: int = 0) -> bytes:
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
-    In the machine's order: the monotonic clock, ns, its last bit `more_tokens`, the tokens of the
-    request beyond those of its blocks, 0 or 1; the hashes.
+    In the machine's order: the monotonic clock, ns; `said`, unless it is 0; the hashes. The clock's
+    last bit is `more_tokens`, the tokens of the request beyond those of its blocks, 0 or 1; the bit
+    before it tells whether `said` is there: what the client says of its session, that is
+    milliseconds until its next request, 0 if unknown, at most 2**53, times 2, plus 1 if it ends.
     """
-    moment = time.monotonic_ns() + 1 & -2 | more_tokens  # never before the recording began
+    moment = time.monotonic_ns() + 3 & -4 | more_tokens  # never before the recording began
+    if said:
+        return array("q", [moment | _HINTED, said, *map(hash, hashes)]).tobytes()
     return array("q", [moment, *map(hash, hashes)]).tobytes()
 
 
@@ -59,18 +64,35 @@ def request_lines(
     clock; a block has at most 2**31 - 1 tokens. A line has at most `LINE_BYTES`, and `ID_BYTES` per
     block.
     """
-    ids = _salted_texts(b"".join([request[_WORD_BYTES:] for request in requests]), low, high)
+    heads = [_word(request, 0) for request in requests]
+    hashes = [
+        request[_WORD_BYTES * (2 if moment & _HINTED else 1) :]
+        for request, moment in zip(requests, heads, strict=True)
+    ]
+    ids = _salted_texts(b"".join(hashes), low, high)
     lines = []
     first = 0
-    for request in requests:
-        moment = int.from_bytes(request[:_WORD_BYTES], sys.byteorder, signed=True)
-        blocks = len(request) // _WORD_BYTES - 1
+    for request, moment, words in zip(requests, heads, hashes, strict=True):
+        blocks = len(words) // _WORD_BYTES
         last = first + blocks * ID_BYTES
         text = ids[first : last - bool(blocks)]  # without the last comma
-        tokens = blocks * block_tokens + (moment & 1)
-        lines.append(_LINE % ((moment - start) // 1_000_000, tokens, text))
+        tokens = blocks * block_tokens + (moment & _MORE_TOKENS)
+        said = _said_text(_word(request, 1)) if moment & _HINTED else b""
+        lines.append(_LINE % ((moment - start) // 1_000_000, tokens, text, said))
         first = last
     return b"".join(lines)
+
+
+def _word(request: bytes, index: int) -> int:
+    """Return a word of a packed request."""
+    start = index * _WORD_BYTES
+    return int.from_bytes(request[start : start + _WORD_BYTES], sys.byteorder, signed=True)
+
+
+def _said_text(said: int) -> bytes:
+    """Return the fields of a row that tell what the client says of its session."""
+    expect = b',"expect":%d' % (said >> 1) if said >> 1 else b""
+    return expect + (b',"ends":true' if said & 1 else b"")
 
 
 def _salted_texts(words: bytes, low: int, high: int) -> bytes:

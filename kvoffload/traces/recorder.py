@@ -26,6 +26,10 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     else about a hash leaves the process. A recorded trace, which is in the Mooncake format, replays
     to the counters of the manager that it was recorded from, if that was driven request by request.
 
+    The rows of a request have the hints that it began with: that its session ends (`ends`), when it
+    asks again (`expect`, milliseconds); but not their source. Hints that are given only to
+    `Request.finish` are not recorded, since the row may have been written by then.
+
     A thread of its own writes the trace (see `RequestLog` for what bounds it in memory and on
     disk). The manager's methods never raise an error of the file: recording stops, and one message
     is logged.
@@ -121,6 +125,11 @@ class TraceRecorder(OffloadingManager[Spec_co]):
 
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)
+
+    def _lookup_hinted(self, hashes: list[BlockHash], hints: Hints) -> int:
+        found = self.manager._lookup_hinted(hashes, hints)
+        self.log.add(hashes, hints=hints)
+        return found
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         return self.manager._store_last(hashes)

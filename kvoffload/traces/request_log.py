@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvoffload import IMPLEMENTATION
+from kvoffload import IMPLEMENTATION, Hints
 from kvoffload._checks import check_int
 from kvoffload._extras import require
 from kvoffload._printable import printable
@@ -55,6 +55,7 @@ BATCH_BYTES = 2**15  # of text made at a time: some 0.02 ms during which no othe
 FRAME_BYTES = 2**22  # of text
 WORD_BYTES = 8  # of a packed hash
 MAX_BLOCK_TOKENS = 2**31 - 1
+MAX_EXPECT_MS = 2**53  # that the reader accepts
 
 _logger = logging.getLogger(__name__)
 
@@ -130,20 +131,26 @@ class RequestLog:
         atexit.register(self.close)
         _logs.add(self)
 
-    def add(self, hashes: list[Any], more_tokens: int = 0) -> None:
+    def add(self, hashes: list[Any], more_tokens: int = 0, hints: Hints | None = None) -> None:
         """Add a request, given as the list of its block hashes. Complexity: O(n).
 
-        `more_tokens` is 1 where its length is that of the blocks and a token more, else 0.
+        `more_tokens` is 1 where its length is that of the blocks and a token more, else 0. Of
+        `hints` the row has `expect`, whole milliseconds from 1 to 2**53, and `ends`; never the
+        source.
         """
         if not self.recording:
             return
         try:
-            waiting = self._added - self._taken + len(hashes) + REQUEST_BLOCKS
+            said = 0
+            size = len(hashes) + REQUEST_BLOCKS
+            if hints is not None and (said := _said(hints)):
+                size += 1
+            waiting = self._added - self._taken + size
             if waiting > WAITING_BLOCKS:
                 self._drop(1, "requests come faster than they can be recorded")
                 return
-            self._queue.append(packed(hashes, more_tokens))
-            self._added += len(hashes) + REQUEST_BLOCKS
+            self._queue.append(packed(hashes, more_tokens, said))
+            self._added += size
             if waiting > HURRY_BLOCKS and not self._call.is_set():
                 self._call.set()
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
@@ -302,6 +309,14 @@ def _target(path: Path) -> Path:
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket"
         raise ValueError(f"path must be a file or a device, got {kind}: {os.fspath(path)!r}")
     return target
+
+
+def _said(hints: Hints) -> int:
+    """Return hints as `packed` takes them; 0 where they say nothing."""
+    if hints.expect_s is None:
+        return int(hints.ends)
+    expect_ms = round(min(1000 * hints.expect_s, MAX_EXPECT_MS)) or 1
+    return 2 * expect_ms + hints.ends
 
 
 def _most_bytes(request: bytes) -> int:

@@ -4,7 +4,10 @@ import contextlib
 import copy
 import gc
 import gzip
+import importlib
+import json
 import logging
+import math
 import os
 import pickle
 import signal
@@ -19,12 +22,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload import CPUOffloadingManager, OffloadingManager
-from kvoffload.replay import replay
+from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
+from kvoffload.cli import main
+from kvoffload.replay import HintOptions, TraceHints, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 
 pytestmark = pytest.mark.thorough
@@ -43,6 +48,13 @@ def recorded(path):
     return [request.hash_ids for request in Trace(path)]
 
 
+def rows(path):
+    """Read the rows as they are written."""
+    module = gzip if path.suffix == ".gz" else importlib.import_module(request_log.zstd_module())
+    with module.open(path) as file:
+        return [json.loads(line) for line in file]
+
+
 @pytest.mark.parametrize("policy", ["lru", "arc", "lfu"])
 def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     workload = Workload(800, seed=5)
@@ -54,6 +66,122 @@ def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     assert replace(again, tokens=original.tokens) == original
     assert original.refused > 0
     assert original.evicted_slots > 0
+
+
+@pytest.mark.parametrize(
+    ("hints", "expect", "ends"),
+    [
+        (None, None, False),
+        (Hints(), None, False),
+        (Hints(source="somebody"), None, False),
+        (Hints(ends=True), None, True),
+        (Hints(expect_s=2.5), 2500, False),
+        (Hints(expect_s=3, ends=True, source="somebody"), 3000, True),
+        (Hints(expect_s=1.2345), 1234, False),
+        (Hints(expect_s=1e-9), 1, False),
+        (Hints(expect_s=1e308), 2**53, False),
+        (Hints(expect_s=10**300), 2**53, False),
+    ],
+)
+def test_what_a_client_says_at_the_begin_is_in_the_row(path, hints, expect, ends):
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        with recorder.begin(HASHES[:3], hints=hints) as request:
+            assert request.lookup() == 0
+            request.lookup(1)
+        recorder.lookup(HASHES[:3])
+    first, later_part, plain = Trace(path)
+    assert [(r.expect, r.ends) for r in (first, later_part)] == [(expect, ends)] * 2
+    assert (plain.expect, plain.ends, plain.session) == (None, False, None)
+    assert first.hash_ids == plain.hash_ids
+    assert later_part.hash_ids == plain.hash_ids[1:]
+    assert {name for row in rows(path) for name in row} <= {
+        *("timestamp", "input_length", "output_length", "hash_ids"),
+        *(("expect",) if expect else ()),
+        *(("ends",) if ends else ()),
+    }
+
+
+def test_what_a_client_says_at_the_end_only_is_not_in_the_row(path):
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for told in (None, Hints(expect_s=2.5)):
+            request = recorder.begin(HASHES[:3], hints=told)
+            request.lookup()
+            request.finish(hints=Hints(ends=True))
+    assert [(r.expect, r.ends) for r in Trace(path)] == [(None, False), (2500, False)]
+
+
+def test_hints_that_are_none_are_refused_by_a_recorder_as_by_its_manager(path):
+    manager = CPUOffloadingManager(16, 9)
+
+    def message(begin, **options):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            begin(HASHES[:3], **options)
+        return type(caught.value), str(caught.value)
+
+    with TraceRecorder(manager, path) as recorder:
+        for options in ({"hints": 5}, {"now": "now"}, {"now": float("nan"), "hints": Hints()}):
+            assert message(recorder.begin, **options) == message(manager.begin, **options)
+        with recorder.begin(HASHES[:3], hints=Hints(ends=True)) as request:
+            pass
+        with pytest.raises(RequestFinishedError):
+            request.lookup()
+    with pytest.raises(TraceError, match="got an empty file"):
+        recorded(path)
+
+
+def run_sessions(manager):
+    """Let sessions ask in turn; each says when it returns, or that it does not."""
+    for turn in range(1, 6):
+        for session in range(8):
+            hints = Hints(expect_s=0.5 + session) if turn < 5 else Hints(ends=True)
+            told = None if session == 7 else hints  # whose client says nothing
+            hashes = [b"%d of %d" % (block, session) for block in range(1, 2 * turn + 1)]
+            with manager.begin(hashes, hints=told) as request:
+                found = request.lookup()
+                request.prepare_load(0, found)
+                request.complete_load(0, found)
+                request.prepare_store()
+                request.complete_store()
+
+
+def test_a_recording_replays_with_the_hints_that_were_given(path):
+    """The rows have no session: each says what it has itself."""
+    with TraceRecorder(CPUOffloadingManager(16, 30, "hit-density"), path) as recorder:
+        run_sessions(recorder)
+    hints = TraceHints.of(Trace(path), HintOptions(told="both"))
+    assert hints.num_requests == 40
+    assert hints.num_expecting == 7 * 4
+    assert hints.num_ending == 7
+    expected = [0.5 + session for session in range(7)] + [math.nan]
+    np.testing.assert_array_equal(hints.expect_s[:32], expected * 4)
+    plain = replay(Trace(path), CPUOffloadingManager(16, 30, "lru"))
+    heard = replay(Trace(path), CPUOffloadingManager(16, 30, "lru"), hints=hints)
+    assert heard.hit_blocks > plain.hit_blocks  # blocks of ended sessions leave first
+
+
+def test_the_command_counts_the_hints_of_a_recording(path, capsys):
+    with TraceRecorder(CPUOffloadingManager(16, 30), path) as recorder:
+        run_sessions(recorder)
+    options = ["--policy", "lru,hit-density", "--capacity", "30"]
+    assert main(["replay", str(path), *options, "--hints", "both", "--quiet"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "28 requests say when the next is expected, 7 that the session ends" in text
+
+
+def test_requests_with_hints_are_counted_with_their_word(path, monkeypatch):
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for _ in range(3):
+            recorder.begin(HASHES, hints=Hints(ends=True)).lookup()
+        assert recorder.log._added == 2 * (len(HASHES) + 17)
+        assert recorder.log.dropped_requests == 1
+        recorder.log._call.set()
+        deadline = time.monotonic() + 10
+        while recorder.log._taken != recorder.log._added:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert len(recorded(path)) == 2
 
 
 def test_times_and_lengths(path):
