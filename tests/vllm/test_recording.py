@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import gzip
 import logging
 import random
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -24,7 +26,7 @@ from kvoffload import CPUBackend, LRUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
-from kvoffload.replay import replay
+from kvoffload.replay import HintOptions, TraceHints, replay
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import MissingExtraError, Trace
 from tests.vllm.configuration import PACKAGE, configuration
@@ -152,6 +154,79 @@ def test_through_the_real_scheduler(tmp_path, host_platform, num_groups):
         + bool(tells_tails and len(prompt) % BLOCK_TOKENS)
         for prompt in talk.prompts
     )
+
+
+def said(path):
+    return [(request.expect, request.ends) for request in Trace(str(path))]
+
+
+@pytest.mark.parametrize(
+    ("params", "payload", "expected"),
+    [
+        (None, None, (None, False)),
+        ({"do_remote_prefill": True}, None, (None, False)),
+        ({"kvoffload": {"ends": True, "source": "somebody"}}, None, (None, True)),
+        ({"kvoffload": {"expect_s": 2.5}}, None, (2500, False)),
+        ({"lmcache_retention_ttl_sec": 30}, None, (30_000, False)),
+        ({"kvoffload": {"ends": 1, "expect_s": -1}}, None, (None, False)),
+        (None, {"expect_s": 3, "ends": True}, (3000, True)),
+        ({"kvoffload": {"expect_s": 2.5}}, {"ends": True}, (None, True)),  # the last word
+    ],
+)
+def test_a_row_has_what_the_client_said(tmp_path, params, payload, expected):
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(8, kvoffload_record=str(path)).get_manager()
+    made = context([1, 2, 3])
+    made.kv_transfer_params = params
+    if payload is not None:
+        action = KvHintAction("a1", "kvoffload.hint", "1", payload)
+        made.kv_hints = KvHintsEnvelope("1", "m1", [action])
+    manager.on_new_request(made)
+    manager.prepare_store([key(1), key(2)], made)
+    manager.on_request_finished(made)
+    Drive(manager).run([1, 2, 3])
+    manager.shutdown()
+    assert said(path) == [expected, (None, False)]
+    assert chains(path) == [[0, 1], [0, 1, 2]]
+    assert b"somebody" not in gzip.decompress(path.read_bytes())
+
+
+def test_hints_that_cannot_be_read_do_not_stop_the_recording(tmp_path):
+    class Odd(ReqContext):
+        @property
+        def kv_hints(self):
+            raise RuntimeError("no hints")
+
+        @kv_hints.setter
+        def kv_hints(self, value):
+            pass
+
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(8, kvoffload_record=str(path)).get_manager()
+    made = Odd("odd")
+    made.set_offload_key_position(key(1), 16)
+    manager.on_new_request(made)
+    manager.prepare_store([key(1)], made)
+    manager.on_request_finished(made)
+    manager.shutdown()
+    assert said(path) == [(None, False)]
+
+
+def test_a_recording_replays_with_the_hints_of_its_clients(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(8, kvoffload_record=str(path)).get_manager()
+    statements = [{"expect_s": 2.5}, None, {"ends": True}, {"expect_s": 60, "ends": False}]
+    for number, statement in enumerate(statements):
+        made = context([number, number + 10])
+        made.kv_transfer_params = {"kvoffload": statement}
+        manager.on_new_request(made)
+        manager.prepare_store([key(number), key(number + 10)], made)
+        manager.on_request_finished(made)
+    manager.shutdown()
+    hints = TraceHints.of(Trace(str(path)), HintOptions(told="both"))
+    assert (hints.num_requests, hints.num_expecting, hints.num_ending) == (4, 2, 1)
+    told = [one.at_begin and one.at_begin.expect_s for one in hints.of_each()]
+    assert told == [2.5, None, None, 60]
 
 
 def test_one_of_several_groups_stands_for_all(tmp_path):

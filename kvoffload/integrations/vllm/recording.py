@@ -9,6 +9,9 @@ vLLM tells that a request has finished in the step after its last one, and an en
 may make no more: `vllm.LLM` ends that way each time. So a request of which this was never told is
 recorded when the manager is shut down, or the interpreter ends.
 
+A row has the hints of the request's client, read when the request first loads or offers: `ends`,
+and `expect` in milliseconds. Their source is not written.
+
 With several KV groups each chunk of tokens has a key per group, and these share one block hash. A
 block of the trace is a chunk of tokens, so one group stands for all: a full one if there is any,
 with the fewest tokens per chunk, the first of such.
@@ -24,12 +27,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import time
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvoffload import Hints
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.traces.lines import RECORDING
@@ -37,6 +42,7 @@ from kvoffload.traces.request_log import MIN_BYTES, RequestLog
 
 from ._upstream import OffloadingConfig, OffloadingManager, ReqContext
 from .groups import KVGroups
+from .hints import read_hints
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
 
@@ -167,7 +173,7 @@ class RequestRecorder:
         try:
             state = req_context.get_state(_Progress)
             if state is None:
-                state = _Progress()
+                state = _Progress(_hints_of(req_context))
                 req_context.set_state(state)
                 self._unfinished[id(req_context)] = req_context
             position_of = req_context._offload_key_positions.get
@@ -193,7 +199,8 @@ class RequestRecorder:
                 keys = self.chain(req_context._offload_key_positions, tokens)
                 if keys:
                     end = len(keys) * self._chunk_tokens
-                    self.log.add(keys, int(bool(self._others) and state.tail >= end))
+                    more_tokens = int(bool(self._others) and state.tail >= end)
+                    self.log.add(keys, more_tokens, state.hints)
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
             self._stop(error)
 
@@ -225,6 +232,18 @@ class RequestRecorder:
         logger.warning("kvoffload: recording stopped: %s", error)
 
 
+def _hints_of(req_context: ReqContext) -> Hints | None:
+    """Return what the client of a request says of its session; None if that cannot be read."""
+    try:
+        params, envelope = req_context.kv_transfer_params, req_context.kv_hints
+        if params is None and envelope is None:
+            return None
+        hints, _ = read_hints(params, envelope, time.time())
+    except Exception:  # noqa: BLE001 (of a context of others; the request itself is recorded)
+        return None
+    return hints
+
+
 def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
     alive = recorder()
     if alive is not None:
@@ -235,6 +254,7 @@ def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
 class _Progress:
     """The progress of a request; state of its context, under this type."""
 
+    hints: Hints | None  # what its client says of its session
     tokens: int = 0  # end position of the last key that it loaded or offered
     tail: int = 0  # the same of the keys of windows and states
     recorded: bool = False  # written to the log
