@@ -187,9 +187,8 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     cls=_FleetCommand,
     epilog=examples(
         "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy lru,hit-density",
-        "kvoffload fleet trace.jsonl --model llama-3.1-8b --capacity 64GiB --shared none,1TB",
-        "kvoffload fleet trace.jsonl --router session,'events?lag_ms=500' --block-bytes 64MiB \\\n"
-        "    --prefill-tokens-per-second 10000 --closed-loop",
+        "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --shared 1TB",
+        "kvoffload fleet trace.jsonl --router session,'events?sees=device' --total",
     ),
 )
 @traces_argument

@@ -27,7 +27,16 @@ from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Even
 from .routers import Costs, Router, RouterSpec, new_router, parse_router
 from .rows import FleetRows
 
-__all__ = ["DECODE_NS", "MOST_ENGINES", "Fleet", "Loop", "Tier", "replay_fleet", "run_engines"]
+__all__ = [
+    "DECODE_NS",
+    "MOST_ENGINES",
+    "Fleet",
+    "Loop",
+    "Tier",
+    "replay_fleet",
+    "replay_rows",
+    "run_engines",
+]
 
 MOST_ENGINES = 256
 DECODE_NS = 20 * 10**6
@@ -136,9 +145,7 @@ class Fleet:
             raise ValueError("trace must have times of arrival with a rate, got 0 in all requests")
 
 
-def replay_fleet(
-    trace: DecodedTrace, keys: list[BlockHash], fleet: Fleet, rows: FleetRows | None = None
-) -> FleetResult:
+def replay_fleet(trace: DecodedTrace, keys: list[BlockHash], fleet: Fleet) -> FleetResult:
     """Replay a trace through a fleet.
 
     Parameters
@@ -149,8 +156,6 @@ def replay_fleet(
         ``trace.keys()``, computed once for many calls.
     fleet : Fleet
         The engines.
-    rows : FleetRows, optional
-        The requests by arrival, made once for many calls with one size of blocks.
 
     Returns
     -------
@@ -164,7 +169,11 @@ def replay_fleet(
     Complexity: O(blocks) but for the policy, with an index O(blocks + engines) per request.
     """
     fleet.check_trace(trace)
-    rows = rows or FleetRows(trace, keys, fleet.block_tokens)
+    return replay_rows(trace, FleetRows(trace, keys, fleet.block_tokens), fleet)
+
+
+def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResult:
+    """Replay a trace, whose requests are numbered already, as `replay_fleet` does."""
     router = new_router(
         fleet.spec,
         rows,

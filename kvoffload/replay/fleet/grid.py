@@ -13,7 +13,7 @@ from kvoffload.replay.requests import DecodedTrace
 from kvoffload.replay.simulate import Demand
 
 from .counts import FleetResult
-from .fleet import Fleet, replay_fleet
+from .fleet import Fleet, replay_rows
 from .rows import FleetRows
 
 __all__ = ["Pooled", "run_fleets"]
@@ -62,7 +62,8 @@ def _computing(trace: DecodedTrace) -> Callable[[Fleet | Pooled], FleetResult | 
 
     def compute(job: Fleet | Pooled) -> FleetResult | int:
         if isinstance(job, Fleet):
-            return replay_fleet(trace, keys, job, numbered(job.block_tokens))
+            job.check_trace(trace)
+            return replay_rows(trace, numbered(job.block_tokens), job)
         demand = behind(job.device_blocks)
         on_device = int(demand.device_hits.sum())
         return on_device + (demand.simulate(job.policy, job.blocks).hit_blocks or 0)

@@ -18,7 +18,7 @@ from hashlib import sha256
 
 from kvoffload import BlockHash
 from kvoffload.errors import describe
-from kvoffload.policies.entries import Option
+from kvoffload.policies.registry import Option
 
 from .engine import DEVICE, HOST, TIER, Change
 from .events import duration
