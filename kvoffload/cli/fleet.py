@@ -186,8 +186,8 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 @click.command(
     cls=_FleetCommand,
     epilog=examples(
-        "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy lru,hit-density",
-        "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --shared 1TB",
+        "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy hit-density",
+        "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --disk 1TB",
         "kvoffload fleet trace.jsonl --router session,'events?sees=device' --total",
     ),
 )
