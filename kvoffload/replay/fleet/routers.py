@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
 
-from kvoffload import BlockHash
 from kvoffload.errors import describe
 from kvoffload.policies.registry import Option
 
 from .engine import DEVICE, HOST, TIER, Change
 from .events import duration
 from .index import EventIndex, History, Leads
-from .rows import FleetRows
+from .rows import Blocks, FleetRows
 
 __all__ = ["ROUTERS", "Costs", "Router", "RouterSpec", "new_router", "parse_router"]
 
@@ -366,23 +365,25 @@ class Prefix(Router):
         self._abs = self._number("abs")
         self._rel = float(self._given["rel"])
         self._threshold = float(self._given["threshold"])
-        self._history = History(self.num_engines, self._number("index_blocks"))
+        self._history = History(
+            len(self._rows.numbers), self.num_engines, self._number("index_blocks")
+        )
 
     def choose(self, row: int) -> int:
         """Return the engine by load, by prefix, or that with the fewest blocks."""
         least, most = min(self.open), max(self.open)
         if most - least > self._abs and most > least * self._rel:
             return self.open.index(least)
-        hashes = self._rows.hashes_of(row)
-        if hashes:
-            lead, engine = self._history.lead_and_engine(hashes)
-            if lead / len(hashes) > self._threshold:
+        blocks = self._rows.blocks_of(row)
+        if len(blocks):
+            lead, engine = self._history.lead_and_engine(blocks)
+            if lead / len(blocks) > self._threshold:
                 return engine
         sizes = self._history.sizes
         return sizes.index(min(sizes))
 
     def _note(self, row: int, engine: int) -> None:
-        self._history.add(engine, self._rows.hashes_of(row))
+        self._history.add(engine, self._rows.blocks_of(row))
 
 
 class _Scoring(Router):
@@ -427,20 +428,22 @@ class Scored(_Scoring):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._history = History(self.num_engines, self._number("index_blocks"))
+        self._history = History(
+            len(self._rows.numbers), self.num_engines, self._number("index_blocks")
+        )
         self._match = self._number("match_blocks")
 
-    def _hashes(self, row: int) -> list[BlockHash]:
-        hashes = self._rows.hashes_of(row)
-        return hashes[: self._match] if self._match else hashes
+    def _blocks(self, row: int) -> Blocks:
+        blocks = self._rows.blocks_of(row)
+        return blocks[: self._match] if self._match else blocks
 
     def choose(self, row: int) -> int:
         """Return the engine with the best score."""
-        hashes = self._hashes(row)
-        return self._score(self._history.leads(hashes), len(hashes) or 1)
+        blocks = self._blocks(row)
+        return self._score(self._history.leads(blocks), len(blocks) or 1)
 
     def _note(self, row: int, engine: int) -> None:
-        self._history.add(engine, self._hashes(row))
+        self._history.add(engine, self._blocks(row))
 
 
 def _hearing(
@@ -469,7 +472,9 @@ class _Hearing(Router):
     def _set_up(self) -> None:
         super()._set_up()
         sees = PLACES[str(self._given["sees"])]
-        self._index = EventIndex(self.num_engines, sees, shared_tier=self._shared_tier)
+        self._index = EventIndex(
+            self._rows.numbers, self.num_engines, sees, shared_tier=self._shared_tier
+        )
         self._has_ahead = bool(self._number("ahead"))
         if "host" in self._given:
             worth = [self._fraction("host"), self._fraction("tier")]
@@ -479,8 +484,8 @@ class _Hearing(Router):
 
     def _leads(self, row: int) -> tuple[int, Leads]:
         """Return the blocks of a row, and how many each engine has."""
-        hashes = self._rows.hashes_of(row)
-        return len(hashes), self._index.leads(hashes)
+        blocks = self._rows.blocks_of(row)
+        return len(blocks), self._index.leads(blocks)
 
     def _credits(self, leads: Leads) -> list[int]:
         """Return what each engine's blocks are worth, in parts of `_unit` of a block."""
@@ -492,7 +497,7 @@ class _Hearing(Router):
 
     def _note(self, row: int, engine: int) -> None:
         if self._has_ahead:
-            self._index.send(engine, self._rows.hashes_of(row))
+            self._index.send(engine, self._rows.blocks_of(row))
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Learn what a row made enter and leave."""
@@ -553,7 +558,7 @@ class Cost(_Hearing):
         super()._note(row, engine)
         self._share[row] = self._new[engine]
         self._promised[engine] += self._new[engine]
-        self._blocks[engine] += len(self._rows.hashes_of(row))
+        self._blocks[engine] += len(self._rows.blocks_of(row))
 
     def prefilled(self, row: int, engine: int) -> None:
         """Take off what was promised."""
@@ -562,7 +567,7 @@ class Cost(_Hearing):
     def finishes(self, row: int, engine: int) -> None:
         """Take off what was held."""
         super().finishes(row, engine)
-        self._blocks[engine] -= len(self._rows.hashes_of(row))
+        self._blocks[engine] -= len(self._rows.blocks_of(row))
 
 
 class Earliest(_Hearing):

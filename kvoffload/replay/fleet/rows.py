@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.replay.arrivals import NONE, Arrivals
 from kvoffload.replay.requests import DecodedTrace
 
-__all__ = ["FleetRows"]
+__all__ = ["Blocks", "FleetRows"]
+
+Blocks = npt.NDArray[np.uint32]
+"""Numbers of blocks, each one's index among the distinct ones of a trace."""
 
 
 class FleetRows:
@@ -29,8 +33,12 @@ class FleetRows:
     ----------
     order : (requests,) int64
         The place of each row in the trace.
+    blocks_of : callable
+        Returns the blocks of a row, first block first, as numbers: (blocks,) uint32.
     hashes_of : callable
-        Returns the block hashes of a row, first block first.
+        Returns their hashes.
+    numbers : dict of BlockHash to int
+        The number of each block.
     lengths : list of int
         Tokens of each row's prompt.
 
@@ -67,20 +75,31 @@ class FleetRows:
         lengths = np.where(lengths == 0, (ends - starts) * block_tokens, lengths)
         self.lengths: list[int] = lengths.tolist()
         self.block_tokens = block_tokens
-        self.hashes_of = _hashes_of(trace, keys, starts.tolist(), ends.tolist())
+        self.numbers = {key: number for number, key in enumerate(keys)}
+        self.blocks_of = _blocks_of(trace, starts.tolist(), ends.tolist())
+        self.hashes_of = _hashes_of(keys, self.blocks_of)
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.lengths)
 
 
+def _blocks_of(trace: DecodedTrace, starts: list[int], ends: list[int]) -> Callable[[int], Blocks]:
+    blocks = trace.blocks
+
+    def of(row: int) -> Blocks:
+        return blocks[starts[row] : ends[row]]
+
+    return of
+
+
 def _hashes_of(
-    trace: DecodedTrace, keys: list[BlockHash], starts: list[int], ends: list[int]
+    keys: list[BlockHash], blocks_of: Callable[[int], Blocks]
 ) -> Callable[[int], list[BlockHash]]:
-    hashes, blocks = np.array(keys, dtype=object), trace.blocks
+    hashes = np.array(keys, dtype=object)
 
     def of(row: int) -> list[BlockHash]:
-        found: list[BlockHash] = hashes[blocks[starts[row] : ends[row]]].tolist()
+        found: list[BlockHash] = hashes[blocks_of(row)].tolist()
         return found
 
     return of
