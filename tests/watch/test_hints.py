@@ -92,11 +92,11 @@ def test_requests_that_make_the_calls_of_a_manager_are_counted(
 
 def test_as_many_sources_as_there_may_be_take_no_memory(twin: ModuleType) -> None:
     manager = whole(twin, 16)
-    for number in range(100_000):
+    for number in range(1_000_000):
         manager._hinted(Hints(ends=True, source=str(number)))
     found = heard_by(manager)
     assert list(found) == [*map(str, range(MOST_SOURCES)), None]
-    assert found[None] == (100_000 - MOST_SOURCES, 0)
+    assert found[None] == (1_000_000 - MOST_SOURCES, 0)
     assert len(manager.watch._core.sources()) == MOST_SOURCES
 
 
