@@ -1,0 +1,75 @@
+"""Print what a fleet of eight engines takes against one replay of the same trace, CPU seconds.
+
+One engine is replayed by `simulate`, with the memory of one and with that of all; then each router
+with that memory divided, LRU, at 10,000 tokens of prompts per second and engine. All in one
+process, in turn; the median of several rounds and its ratio to the first. Usage::
+
+    python asv_benchmarks/fleets.py [--rounds N] [--percent SHARE] TRACE
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ratios import TRACES
+
+from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.replay.fleet import ROUTERS, Fleet, replay_fleet
+from kvoffload.traces import Survey, Trace
+
+ENGINES = 8
+RATE = 10_000  # tokens per second
+TOKEN_BYTES = 262_144
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--percent", type=float, default=5.0, help="blocks in all memory")
+    parser.add_argument("trace")
+    chosen = parser.parse_args()
+    path = TRACES / f"{chosen.trace}.jsonl.gz"
+    survey = Survey.of((), unique=False, block_tokens=None)
+    requests = Trace(path if path.exists() else Path(chosen.trace))
+    trace = DecodedTrace.of(survey.counting(requests), arrivals=True)
+    size = survey.block_tokens
+    if size is None:
+        parser.error("TRACE must have blocks of one size")
+    keys, nothing = trace.keys(), device_hits(trace, 0)
+    each = int(trace.unique_blocks * chosen.percent / 100) // ENGINES
+
+    def alone(blocks: int) -> Callable[[], object]:
+        return lambda: simulate(trace, keys, "lru", blocks, device_hits=nothing)
+
+    def behind(router: str) -> Callable[[], object]:
+        fleet = Fleet(
+            engines=ENGINES,
+            router=router,
+            host_blocks=each,
+            rate=RATE,
+            block_tokens=size,
+            block_bytes=size * TOKEN_BYTES,
+        )
+        return lambda: replay_fleet(trace, keys, fleet)
+
+    works = {"simulate, one": alone(each), "simulate, all": alone(each * ENGINES)}
+    works |= {router: behind(router) for router in ROUTERS}
+    spent: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(chosen.rounds):
+        for name, work in works.items():
+            start = time.process_time()
+            work()
+            spent[name].append(time.process_time() - start)
+    one = statistics.median(spent["simulate, one"])
+    for name, seconds in spent.items():
+        median = statistics.median(seconds)
+        print(f"{name:15} {median:6.2f} s {median / one:6.2f} x")
+
+
+if __name__ == "__main__":
+    main()
