@@ -25,8 +25,8 @@ ARCOffloadingManager = rebuild(kvoffload.ARCOffloadingManager, Manager)
 
 
 def policy_class(name: str) -> type[CachePolicy]:
-    """Return the class of a registered policy."""
-    return registry.load(registry.entry(name), "py")
+    """Return the class of a registered policy, by the text that asks for it."""
+    return registry.load(registry.parse(name).kind, "py")
 
 
 ARCCachePolicy = policy_class("arc")

@@ -65,7 +65,8 @@ def by_simplicity(policies: Sequence[str]) -> list[str]:
 
     def rank(policy: str) -> float:
         name = policy.partition("?")[0]
-        return registry.entry(name).simplicity if name in registry.names() else math.inf
+        known = name in registry.names()
+        return registry.parse(policy).kind.simplicity if known else math.inf
 
     return sorted(policies, key=rank)
 

@@ -33,6 +33,9 @@ def policies(*, as_json: bool) -> None:
                         "name": entry.name,
                         "summary": entry.summary,
                         "ranks_by_return": entry.ranks_by_return,
+                        "ranks_by_return_with": None
+                        if entry.with_hints is None
+                        else entry.with_hints.name,
                         "options": [
                             {
                                 "name": option.name,
@@ -56,10 +59,10 @@ def policies(*, as_json: bool) -> None:
             bounds = f"{option.minimum:g} to {option.maximum:g}"
             text = f"?{option.name}={option.default}  {option.summary}, {bounds}"
             print_prose(f"{'':15}{text}", " " * 17)
-    ranking = ", ".join(entry.name for entry in entries if entry.ranks_by_return)
+    ranking = " and ".join(kind.name for kind in registry.kinds() if kind.ranks_by_return)
     click.echo()
     print_prose(
-        f"hints: {ranking} ranks blocks by when clients say that their session returns; the others "
+        f"hints: {ranking} rank blocks by when clients say that their session returns; the others "
         "ignore that. All let the blocks of a session that ends leave first."
     )
     click.echo("\nceilings:")

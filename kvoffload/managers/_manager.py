@@ -25,4 +25,4 @@ def policy_over(backend: Backend[Any], name: str, manager: Manager[Any]) -> Cach
     """
     _ = backend.block_size, backend.medium  # an error now rather than in the first event
     twin = manager._twin if type(backend) is manager._backend_class else "py"
-    return registry.load(registry.entry(name), twin)(cache_capacity=backend.get_num_free_blocks())
+    return registry.parse(name).build(twin, backend.get_num_free_blocks())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from kvoffload.errors import describe
 from kvoffload.policies import registry
@@ -114,7 +114,5 @@ def _policy_text(cache_policy: Any) -> str | None:
     if isinstance(cache_policy, str):
         return cache_policy
     kind = cache_policy if isinstance(cache_policy, type) else type(cache_policy)
-    twins: tuple[Literal["py", "c"], ...] = ("py", "c")
-    if any(registry.is_builtin(kind, twin) for twin in twins):
-        return next(n for n in registry.names() if registry.entry(n).class_name == kind.__name__)
-    return None
+    entry = registry.entry_of(kind)
+    return None if entry is None else entry.name

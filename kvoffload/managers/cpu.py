@@ -74,9 +74,7 @@ def _resolve(
 ) -> tuple[CachePolicy, Callable[[], CachePolicy] | None]:
     """Return the policy, and a function that builds a new one if it cannot be cleared."""
     if isinstance(cache_policy, str):
-        spec = registry.parse(cache_policy)
-        named: Any = registry.load(spec.entry, manager._twin)
-        return named(cache_capacity=num_blocks, **spec.options), None
+        return registry.parse(cache_policy).build(manager._twin, num_blocks), None
     if isinstance(cache_policy, type) and issubclass(cache_policy, CachePolicy):
         policy_class: type[CachePolicy] = cache_policy
 

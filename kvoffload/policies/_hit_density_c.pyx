@@ -145,7 +145,6 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import HintSource
 
 cdef enum:
-    NONE = -1
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
     ALL_GHOSTS = 7
@@ -207,46 +206,12 @@ cdef inline void take_older(Offer* oldest, const Offer* offer) noexcept:
         oldest[0] = offer[0]
 
 
-# What a candidate for leaving offers.
-cdef struct Offer:
-    int index               # of a ring or, NUM_RINGS greater, of a tail
-    uint32_t place          # of those that are alike the one with the lowest leaves
-    uint32_t age
-    double density
-
-
 cdef Offer NO_OFFER
 memset(&NO_OFFER, 0, sizeof(Offer))
 NO_OFFER.index = NONE
 
 
-# The oldest block of a ring that may leave.
-cdef struct Candidate:
-    bint present
-    Victim victim
-    uint32_t age            # in requests
-    double density
-
-
 cdef class _HitDensity(Records):
-    cdef double ghosts_a_block
-    cdef Candidate candidates[NUM_RINGS]
-    cdef Cursor cursors[NUM_RINGS]
-    cdef Batch* offered             # the batch of a store that is being settled
-    cdef int64_t num_admitted       # of its keys
-    cdef int64_t num_offered
-    cdef bint declines              # blocks that are sparser than those that they would push out
-    cdef Guard protector
-    cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
-    cdef double t1_target
-    cdef bint has_hints             # of returns or ends: else all is counted, and of no turn
-    cdef list source_names          # of hints, by number, None where there is none yet
-    cdef str new_source             # the last that `c_source` was asked for, if unknown
-    cdef int num_sources            # that have names
-    cdef bint says                  # hints at work: they say when the session returns, ...
-    cdef double said                # ... in seconds, as it is counted, ...
-    cdef int source                 # ... by this source
-
     def __cinit__(self):
         memset(&self.protector, 0, sizeof(Guard))
 

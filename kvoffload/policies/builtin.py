@@ -27,6 +27,17 @@ _ENTRIES = (
         "least recently used leaves first",
         simplicity=1,
         explained_by="One order of the resident blocks.",
+        options=(_Option("hints", 0, 0, 1, "1: rank blocks by when clients say they return"),),
+        with_hints=_Entry(
+            "lru?hints=1",
+            "LRUByReturnCachePolicy",
+            "least recently used leaves first, but by when clients say they return",
+            simplicity=8,
+            explained_by="What was learned of what each source says, as much as of hit-density.",
+            learns_by_request=True,
+            ranks_by_return=True,
+            warm_up_blocks=2048,
+        ),
     ),
     _Entry(
         "arc",

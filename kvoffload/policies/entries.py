@@ -76,9 +76,11 @@ class Entry:
     explained_by : str
         What has to be known, in one sentence. How well the policy does has no say in it.
     options : tuple of Option
-        Keywords of the constructor besides ``cache_capacity``.
+        Keywords of the constructor besides ``cache_capacity``; but ``hints``, which chooses a
+        class, is none.
     learns_by_request : bool
-        Whether it learns from whole requests, and declines stores by what it has learned.
+        Whether it learns from whole requests; those of the table that do decline stores by what
+        they have learned.
     ranks_by_return : bool
         Whether it ranks blocks by when clients say that their session returns; every policy lets
         those of sessions that end leave first.
@@ -89,6 +91,9 @@ class Entry:
         Whether a small cache that is fed a sample of the blocks hits as a large one does.
     warm_up_blocks : int
         Blocks that it must have been asked for before it has learned; 0 if it learns nothing.
+    with_hints : Entry, optional
+        What the option ``hints`` at 1 makes of the policy: a class of its own, and all that has to
+        be known of that. Its name is the text that asks for it.
     """
 
     name: str
@@ -102,11 +107,12 @@ class Entry:
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
     warm_up_blocks: int = 0
+    with_hints: Entry | None = None
 
     @property
     def stem(self) -> str:
         """The name as it stands in the names of files."""
-        return self.name.replace("-", "_")
+        return self.name.replace("-", "_").replace("?hints=1", "_by_return")
 
     def option(self, name: str) -> Option:
         """Return the option `name`.

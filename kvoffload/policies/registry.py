@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from kvoffload.errors import describe
 
@@ -19,9 +19,24 @@ from .base import CachePolicy
 from .builtin import _ENTRIES
 from .entries import Entry, Option
 
-__all__ = ["Entry", "Option", "PolicySpec", "entry", "is_builtin", "load", "names", "parse"]
+__all__ = [
+    "Entry",
+    "Option",
+    "PolicySpec",
+    "entry",
+    "entry_of",
+    "is_builtin",
+    "kinds",
+    "load",
+    "names",
+    "parse",
+]
 
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
+# Those of all classes; what stands in for a policy behind it.
+_OF_CLASSES = tuple(
+    each for entry in _ENTRIES for each in (entry, entry.with_hints) if each is not None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +58,30 @@ class PolicySpec:
         given = "&".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.entry.name}?{given}" if given else self.entry.name
 
+    @property
+    def kind(self) -> Entry:
+        """The entry of the class that the options ask for."""
+        other = self.entry.with_hints
+        return other if other is not None and self.options.get("hints") else self.entry
+
+    def build(self, twin: Literal["py", "c"], cache_capacity: int) -> CachePolicy:
+        """Return a policy as it is described, in Python (``"py"``) or compiled (``"c"``)."""
+        options = dict(self.options)
+        if self.entry.with_hints is not None:
+            options.pop("hints", None)  # it has chosen the class
+        found: Any = load(self.kind, twin)
+        policy: CachePolicy = found(cache_capacity=cache_capacity, **options)
+        return policy
+
 
 def names() -> tuple[str, ...]:
     """Return the names of all policies, in the order of the documentation."""
     return tuple(_BY_NAME)
+
+
+def kinds() -> tuple[Entry, ...]:
+    """Return the entries of all classes; what stands in for a policy with hints behind it."""
+    return _OF_CLASSES
 
 
 def entry(name: str, argument: str = "cache_policy") -> Entry:
@@ -116,9 +151,18 @@ def load(found: Entry, twin: Literal["py", "c"]) -> type[CachePolicy]:
 
 def is_builtin(policy_class: type, twin: Literal["py", "c"]) -> bool:
     """Return whether a class is itself a registered twin, not a subclass of one."""
+    return _entry_of(policy_class, twin) is not None
+
+
+def entry_of(policy_class: type) -> Entry | None:
+    """Return the entry of a class that is itself a registered twin, else None."""
+    return _entry_of(policy_class, "py") or _entry_of(policy_class, "c")
+
+
+def _entry_of(policy_class: type, twin: str) -> Entry | None:
     # No closure: CPython 3.12 and 3.13 crash where there is no memory to make one.
-    for known in _ENTRIES:
+    for known in _OF_CLASSES:
         module = sys.modules.get(f"{__package__}._{known.stem}_{twin}")
         if getattr(module, known.class_name, None) is policy_class:
-            return True
-    return False
+            return known
+    return None

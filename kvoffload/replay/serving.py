@@ -186,20 +186,21 @@ class _Learning:
         """Return that of a manager's policy; a class of the user's is told of every use."""
         entry = _entry_of(manager.policy)
         name = "" if entry is None else entry.name
+        by_chain = entry is not None and entry.learns_by_request
         return cls(
             name == "lru",
             name == "arc",
-            name in ("arc", "arc-classic", "hit-density"),
-            entry is not None and entry.learns_by_request,
+            name in ("arc", "arc-classic") or by_chain,
+            by_chain,
         )
 
 
 def _entry_of(policy: CachePolicy) -> registry.Entry | None:
     """Return the entry of a built-in policy or of the one that it derives from, else None."""
     for kind in type(policy).__mro__:
-        if registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py"):
-            entries = map(registry.entry, registry.names())
-            return next(one for one in entries if one.class_name == kind.__name__)
+        entry = registry.entry_of(kind)
+        if entry is not None:
+            return entry
     return None
 
 

@@ -121,7 +121,7 @@ class Miniature:
 
         After each of the `resets` in the `window` a policy learns anew.
         """
-        entry = registry.parse(self.policy).entry
+        entry = registry.parse(self.policy).kind
         if not entry.scales:
             return ("biased",)
         if resets:

@@ -314,6 +314,18 @@ def test_policies_lists_what_there_is(kvoffload):
     assert "?protected=0.5" in text
 
 
+def test_policies_says_which_rank_by_returns(kvoffload):
+    told = {
+        one["name"]: (one["ranks_by_return"], one["ranks_by_return_with"])
+        for one in found(kvoffload("policies", "--json"))["policies"]
+    }
+    assert told["hit-density"] == (True, None)
+    assert told["lru"] == (False, "lru?hints=1")
+    assert told["arc"] == (False, None)
+    text = " ".join(kvoffload("policies").out.split())
+    assert "hints: lru?hints=1 and hit-density rank blocks by when clients say" in text
+
+
 def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
     shape = {"shapes": [[2, 8, 4, 16]], "dtypes": ["bfloat16"]}
     for index in range(3):

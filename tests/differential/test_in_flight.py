@@ -21,7 +21,7 @@ def specification(name: str, generator: random.Random) -> str:
     """Return a policy string with options drawn at random, where there are any."""
     shares = [
         f"{option.name}={generator.choice([0.0, 0.1, 0.3, 0.5, 1.0])}"
-        for option in registry.entry(name).options
+        for option in registry.parse(name).entry.options
         if isinstance(option.default, float) and (option.minimum, option.maximum) == (0, 1)
     ]
     return f"{name}?{'&'.join(shares)}" if shares else name
@@ -80,7 +80,7 @@ class Traffic:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 def test_the_twins_agree_whatever_is_in_flight(twins: Twins, name: str) -> None:
     for seed in range(SEEDS):
         traffic = Traffic(twins, name, seed)

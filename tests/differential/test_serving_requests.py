@@ -11,7 +11,7 @@ from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [1, 16, 60])
 def test_served_in_one_call_or_call_by_call(

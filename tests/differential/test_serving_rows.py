@@ -25,7 +25,7 @@ def decoded(rows: list[list[int]]) -> DecodedTrace:
     return DecodedTrace.of(Request(number, 0, 0, tuple(row)) for number, row in enumerate(rows))
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [0, 1, 16, 60])
 def test_served_by_rows_or_call_by_call(

@@ -81,7 +81,7 @@ class Ends:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 def test_the_twins_agree_while_ends_of_chains_are_in_use(twins: Twins, name: str) -> None:
     for seed in range(SEEDS):
         ends = Ends(twins, name, seed)

@@ -16,18 +16,18 @@ if not (ROOT / POLICIES).is_dir():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("entry", registry.kinds(), ids=lambda entry: entry.name)
 @pytest.mark.parametrize("ending", ["py.py", "c.pyx"])
-def test_every_entry_has_both_twins(name: str, ending: str) -> None:
-    entry = registry.entry(name)
+def test_every_entry_has_both_twins(entry: registry.Entry, ending: str) -> None:
     path = POLICIES / f"_{entry.stem}_{ending}"
-    assert (ROOT / path).is_file(), f"{path} is missing: {name!r} of {TABLE} has its classes there"
+    missing = f"{path} is missing: {entry.name!r} of {TABLE} has its classes there"
+    assert (ROOT / path).is_file(), missing
     classes = CLASS.findall((ROOT / path).read_text(encoding="utf-8"))
     assert classes == [entry.class_name], f"{path} must define {entry.class_name} alone"
 
 
 def test_every_policy_has_an_entry() -> None:
-    known = {registry.entry(name).class_name for name in registry.names()}
+    known = {entry.class_name for entry in registry.kinds()}
     for path in sorted((ROOT / POLICIES).glob("_*_*.py*")):
         if path.name.endswith(("_py.py", "_c.pyx")):
             for name in CLASS.findall(path.read_text(encoding="utf-8")):

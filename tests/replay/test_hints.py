@@ -30,6 +30,7 @@ from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Request
 
 MINUTE = 60_000
+POLICIES = ("lru", "lru?hints=1", "arc", "hit-density")
 
 
 def sessions(count: int = 60, seed: int = 3) -> list[Request]:
@@ -301,7 +302,7 @@ def test_every_kind_of_replay_hears_the_same() -> None:
     groups = GroupChunks.of_blocks(16)
     trace = DecodedTrace.of(TRACE, hints=options)
     silent = DecodedTrace.of(TRACE)
-    cells = [Cell(policy, size) for policy in ("lru", "arc", "hit-density") for size in (60, 120)]
+    cells = [Cell(policy, size) for policy in POLICIES for size in (60, 120)]
     alone = dict(run_grid(1, GridWork(trace, cells, groups=groups)))
     assert dict(run_grid(2, GridWork(trace, cells, groups=groups))) == alone
     without = dict(run_grid(1, GridWork(silent, cells, groups=groups)))

@@ -31,11 +31,12 @@ def make_rules(
             f"{cause}; a policy from cache_policy_module_path ({module_path!r}) needs vLLM's own "
             "manager"
         ) from None
-    if spec.entry.name == "lru":
+    kind = spec.kind
+    if kind.name == "lru":
         return LRURules(RankedLRU(capacity), release.provisional_ranks)
-    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **dict(spec.options))
-    if spec.entry.name == "arc":
+    policy = spec.build("c", capacity)
+    if kind.name == "arc":
         return ARCRules(policy)
-    if spec.entry.learns_by_request:
+    if kind.learns_by_request:
         return ChainRules(policy)
     return UseRules(policy)
