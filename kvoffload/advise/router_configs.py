@@ -250,7 +250,10 @@ def _sglang_least_loaded(asked: _Asked) -> RouterConfig:
     return _sglang(asked, "power_of_two", note=note)
 
 
-_SGLANG_KEY = "The client must send the session's key in the header X-SMG-Routing-Key."
+_SGLANG_KEY = (
+    "The client must send the session's key in the header X-SMG-Routing-Key. A key that is idle"
+    " for 4 hours is forgotten, unless --max-idle-secs differs."
+)
 
 
 def _sglang_session(asked: _Asked) -> RouterConfig:
