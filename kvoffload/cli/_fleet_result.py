@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import click
 
 from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, saving
+from kvoffload.advise.router_configs import RouterConfig, router_configs
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import DecodedTrace, HintOptions, TraceHints
 from kvoffload.replay.fleet import EngineCounts, Fleet, FleetResult
@@ -54,6 +56,8 @@ class FleetGrid:
     order: dict[str, object]
     hints: HintOptions | None
     told: TraceHints | None
+    with_configs: bool  # of the routers
+    prices: Prices | None
 
     def rows(self) -> Iterator[tuple[FleetCell, FleetResult]]:
         """Yield each fleet with its result, in order."""
@@ -142,7 +146,81 @@ def print_fleets(grid: FleetGrid) -> None:
     click.echo()
     _print_totals(grid)
     click.echo()
+    for choice in _choices(grid):
+        print_prose(_choice_text(grid, choice))
+        click.echo()
     print_prose(NOT_MODELLED)
+    for router, configs in _configs(grid).items():
+        click.echo()
+        if not configs:
+            print_prose(f"{router}: no stack has it")
+        for config in configs:
+            heading = f"{router} in {config.stack} ({config.release}): {config.router}"
+            print_prose(f"{heading}. {config.note}" if config.note else heading)
+            click.echo(f"\n{config.text}\n")
+
+
+def _choices(grid: FleetGrid) -> list[FleetChoice]:
+    """Return what is enough, for each number of engines of which several fleets were compared."""
+    by_engines: dict[int, dict[Fleet, FleetResult]] = {}
+    for cell, found in grid.rows():
+        by_engines.setdefault(cell.fleet.engines, {})[cell.fleet] = found
+    choices = [choose_fleet(some, grid.prices) for some in by_engines.values() if len(some) > 1]
+    return [choice for choice in choices if choice is not None]
+
+
+def _choice_text(grid: FleetGrid, choice: FleetChoice) -> str:
+    """Return a choice in words."""
+    fleet, found = choice.fleet, choice.result
+    cell = next(cell for cell in grid.cells if cell.fleet == fleet)
+    tier = "" if fleet.tier is None else f", tier {cell.tier}"
+    what = "tokens" if found.saved is None else "prefill"
+    text = (
+        f"Enough for {fleet.engines:,} engine{'s' * (fleet.engines > 1)}: {fleet.router}, "
+        f"{fleet.policy}, {cell.capacity} each{tier}. It saves {percent_text(saving(found))} of "
+        f"the {what}, the best {percent_text(saving(choice.best))}"
+    )
+    for other, name in ((choice.by_turns, "round-robin"), (choice.twice, "twice the memory")):
+        if other is not None and other is not found:
+            text += f", {name} {percent_text(saving(other))}"
+    if found.ttft_p95 is not None:
+        text += f"; 95 % of the first tokens within {duration_text(found.ttft_p95)} s"
+    return f"{text}."
+
+
+def _choice_object(grid: FleetGrid, choice: FleetChoice) -> dict[str, object]:
+    """Return a choice as ``--json`` prints it."""
+    cell = next(cell for cell in grid.cells if cell.fleet == choice.fleet)
+    others = {"best": choice.best, "round_robin": choice.by_turns, "twice": choice.twice}
+    return {
+        "engines": choice.fleet.engines,
+        "capacity": cell.capacity,
+        "tier": cell.tier,
+        "policy": choice.fleet.policy,
+        "router": choice.fleet.router,
+        "saving": saving(choice.result),
+        **{name: None if one is None else saving(one) for name, one in others.items()},
+    }
+
+
+def _configs(grid: FleetGrid) -> dict[str, list[RouterConfig]]:
+    """Return by router how stacks are told to use it, for the most engines compared."""
+    if not grid.with_configs:
+        return {}
+    most: dict[str, Fleet] = {}
+    for cell in grid.cells:
+        known = most.setdefault(cell.fleet.router, cell.fleet)
+        if cell.fleet.engines > known.engines:
+            most[cell.fleet.router] = cell.fleet
+    return {
+        router: router_configs(
+            fleet.spec.name,
+            fleet.spec.options,
+            block_tokens=fleet.block_tokens,
+            engines=fleet.engines,
+        )
+        for router, fleet in most.items()
+    }
 
 
 def _seconds(value: float | None) -> str:
@@ -254,16 +332,25 @@ def print_fleets_json(grid: FleetGrid) -> None:
             "seed": first.seed,
             "not_modelled": NOT_MODELLED,
             "totals": [
-                {
-                    "engines": engines,
-                    "capacity": capacity,
-                    "hit_blocks": {one.policy: grid.results[one] for one in every},
-                }
+                _total(grid, engines, capacity, every)
                 for (engines, capacity), every in totals_of(grid.cells).items()
+            ],
+            "enough": [_choice_object(grid, choice) for choice in _choices(grid)],
+            "router_configs": [
+                {"for": router, **asdict(config)}
+                for router, configs in _configs(grid).items()
+                for config in configs
             ],
             "results": [_object(*row) for row in grid.rows()],
         }
     )
+
+
+def _total(grid: FleetGrid, engines: int, capacity: str, every: list[Pooled]) -> dict[str, object]:
+    """Return what all memory hits as one cache, blocks."""
+    hits = {one.policy: grid.results[one] for one in every}
+    ceilings = {name: hits.pop(name) for name in (BELADY, INFINITE)}
+    return {"engines": engines, "capacity": capacity, "pooled": hits, **ceilings}
 
 
 def fleets_csv(grid: FleetGrid) -> str:

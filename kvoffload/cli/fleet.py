@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from kvoffload._sizes import parse_size
 from kvoffload.advise import ModelShape, engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
+from kvoffload.advise.fleets import Prices
 from kvoffload.errors import describe
 from kvoffload.replay import DecodedTrace, HintOptions
 from kvoffload.replay.arrivals import NONE, NoSessionsError
@@ -102,6 +104,21 @@ def _read_rate(text: str) -> int:
     if not is_number or not 1 <= int(digits) <= MOST_RATE:
         raise ValueError(f"must be an integer 1 ... {MOST_RATE}, got {describe(text)}")
     return int(digits)
+
+
+def _read_prices(text: str) -> Prices:
+    pairs = dict(part.partition("=")[::2] for part in text.split(","))
+    if text.count(",") != 1 or set(pairs) != {"host", "tier"}:
+        raise ValueError(f"must read host=N,tier=N, got {describe(text)}")
+    values = {}
+    for name, value in pairs.items():
+        try:
+            values[name] = float(value)
+        except ValueError:
+            values[name] = math.nan
+        if not 0 <= values[name] < math.inf:
+            raise ValueError(f"{name} must be a number >= 0, got {describe(value)}")
+    return Prices(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +335,18 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     help="Draw the tokens hit over the memory of all engines: .png, .svg or .pdf.",
 )
 @click.option("--csv", metavar="FILE.csv", help="Write one line per fleet, comma-separated.")
+@click.option(
+    "--price",
+    metavar="host=N,tier=N",
+    callback=value_of(_read_prices),
+    help="Price of a GiB of host memory and of a tier, to find the cheapest fleet that is enough; "
+    "otherwise that with the least host memory, then the smallest tier.",
+)
+@click.option(
+    "--router-config",
+    is_flag=True,
+    help="Print what llm-d, SGLang, production-stack and Dynamo are to be told, for each router.",
+)
 @reading_options
 @json_option
 def fleet(
@@ -351,6 +380,8 @@ def fleet(
     jobs: int | None,
     plot: str | None,
     csv: str | None,
+    price: Prices | None,
+    router_config: bool,
     reading: Reading,
     as_json: bool,
     quiet: bool,
@@ -387,6 +418,8 @@ def fleet(
         raise click.UsageError("--model must have one group for a fleet, got several")
     block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
     sizes = [one.capacity for one in shared]
+    if price is not None and block_bytes is None:
+        raise click.UsageError("--price needs --model or --block-bytes, got neither")
     check_sizes(
         block_bytes, capacity=capacities, device_memory=[device_memory], disk=disks, shared=sizes
     )
@@ -443,6 +476,8 @@ def fleet(
         order_object(survey),
         hints,
         decoded.hints,
+        router_config,
+        price,
     )
     _warn_of_load(grid, quiet=quiet)
     if plot is not None:

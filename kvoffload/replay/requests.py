@@ -30,7 +30,7 @@ class DecodedTrace:
     """The blocks of all requests in order.
 
     It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more, with
-    arrivals 40.
+    arrivals 48 and the sessions' names.
 
     Attributes
     ----------

@@ -100,8 +100,36 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
     several = kvoffload("fleet", trace, "--quiet", "--jobs", "2", *arguments)
     assert several.out == done.out
     for total in value["totals"]:
-        hits = total["hit_blocks"]
-        assert hits["lru"] <= hits["belady"] <= hits["infinite"]
+        assert total["pooled"]["lru"] <= total["belady"] <= total["infinite"]
+
+
+def test_routers_are_written_as_stacks_are_told(fleet):
+    memory = ("--engines", "2", "--capacity", "8", "--policy", "lru", "--router-config")
+    routers = ("--router", "prefix?threshold=.3,events?host=60,earliest")
+    done = fleet(*memory, *routers)
+    assert done.code == 0, done.err
+    assert "prefix?threshold=0.3 in SGLang router (sglang-router " in done.out
+    assert "--cache-threshold 0.3" in done.out
+    assert "kind: EndpointPickerConfig" in done.out
+    assert "earliest: no stack has it" in done.out
+    configs = json.loads(fleet(*memory, *routers, "--json").out)["router_configs"]
+    assert {one["for"] for one in configs} == {"prefix?threshold=0.3", "events?host=60.0"}
+    assert all(one["text"] in done.out for one in configs)
+
+
+def test_what_is_enough_is_named(fleet):
+    memory = ("--engines", "1,2", "--capacity", "8,16,32", "--policy", "lru,hit-density")
+    done = fleet(*memory, *TIMED, "--router", "round-robin,session", "--price", "host=5,tier=.1")
+    assert done.code == 0, done.err
+    text = " ".join(done.out.split())
+    assert "Enough for 1 engine: round-robin, " in text
+    assert "Enough for 2 engines: " in text
+    assert "of the prefill, the best" in text
+    value = json.loads(fleet(*memory, "--router", "round-robin,session", "--json").out)
+    for one in value["enough"]:
+        assert one["best"] - 0.01 <= one["saving"] <= one["best"]
+    bare = fleet("--engines", "2", "--capacity", "8", "--policy", "lru", "--router", "session")
+    assert "Enough" not in bare.out
 
 
 def test_a_total_is_divided(fleet):
@@ -139,6 +167,9 @@ def test_what_cannot_pay_is_noted(kvoffload, trace):
         (("--shared", "slab:/x?capacity=a"), "capacity must be bytes, as 4096, 2TB"),
         (("--shared", "64MiB"), "--shared in bytes needs --model or --block-bytes"),
         (("--prefill-tokens-per-second", "5"), "needs --model or --block-bytes, for the times"),
+        (("--price", "host=5"), "must read host=N,tier=N, got 'host=5'"),
+        (("--price", "host=5,tier=-1"), "tier must be a number >= 0, got '-1'"),
+        (("--price", "host=5,tier=1"), "--price needs --model or --block-bytes, got neither"),
         (("--prefill-tokens-per-second", "0"), "must be an integer 1 ... "),
         (("--block-tokens", "7"), "--block-tokens must agree with the trace, got 7"),
         (("--model", "gpt-oss-20b"), "--model must have one group for a fleet, got several"),

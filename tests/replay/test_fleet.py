@@ -165,24 +165,11 @@ def naively(requests, fleet):
     )
 
 
-@settings(max_examples=500, deadline=None)
-@given(requests=rows, fleet=fleets, router=routers)
-def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
-    assume(is_possible(router, fleet))
-    fleet = replace(fleet, router=router)
+def compare(requests, fleet):
+    """Check that a fleet does what the naive one does."""
     found, naive = replayed(requests, fleet), naively(requests, fleet)
     assert found.placement == naive.placement
-    for name in [
-        "device_hits",
-        "host_hits",
-        "tier_hits",
-        "tokens",
-        "hit_tokens",
-        "missed_tokens",
-        "host_stored",
-        "tier_stored",
-        "imbalance",
-    ]:
+    for name in (*COUNTS, "tokens", "hit_tokens", "imbalance"):
         assert getattr(found, name) == getattr(naive, name), name
     assert found.ttft_p95_ns == naive_fleet.nearest_rank(naive.ttft, 95)
     if fleet.rate is not None:
@@ -190,16 +177,39 @@ def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
         assert found.busy == (None if naive.busy is None else pytest.approx(naive.busy))
         assert found.latency_mean == pytest.approx(sum(naive.latencies) / len(requests) / 1e9)
     for one, other in zip(found.engines, naive.per_engine, strict=True):
-        for name in [
-            "requests",
-            "device_hits",
-            "host_hits",
-            "tier_hits",
-            "missed_tokens",
-            "host_stored",
-            "tier_stored",
-        ]:
+        for name in ("requests", *COUNTS):
             assert getattr(one, name) == getattr(other, name), name
+
+
+@settings(max_examples=500, deadline=None)
+@given(requests=rows, fleet=fleets, router=routers)
+def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
+    assume(is_possible(router, fleet))
+    compare(requests, replace(fleet, router=router))
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=rows, fleet=fleets, router=routers, engines=st.sampled_from([64, 65, 130, 256]))
+def test_many_engines_do_what_a_naive_program_does(requests, fleet, router, engines) -> None:
+    assume(is_possible(router, fleet))
+    compare(requests * 3, replace(fleet, router=router, engines=engines))
+
+
+@given(
+    st.text(max_size=30)
+    | st.sampled_from(sorted(ROUTERS)).flatmap(
+        lambda name: st.text("=&?.0123456789einfa_lgmsort", max_size=20).map(
+            lambda more: f"{name}?{more}"
+        )
+    )
+)
+def test_any_text_is_a_router_or_an_error(text) -> None:
+    try:
+        spec = parse_router(text)
+    except ValueError as error:
+        assert str(error).startswith("router")  # noqa: PT017 - or no error
+    else:
+        assert parse_router(str(spec)) == spec
 
 
 @given(requests=rows, fleet=fleets, router=routers, device=st.sampled_from([0, 5]))
