@@ -358,6 +358,14 @@ jobs_option = click.option(
 )
 
 
+dask_option = click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Scheduler of a Dask cluster whose workers compute instead (tcp://host:8786); they must "
+    "have kvoffload and read the trace at the same path.",
+)
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):

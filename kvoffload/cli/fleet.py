@@ -23,10 +23,10 @@ from kvoffload.replay.arrivals import NONE, NoSessionsError
 from kvoffload.replay.fleet import Fleet, FleetResult, Tier, parse_router
 from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES, Loop
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
-from kvoffload.tiers.options import split_url
+from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces.outputs import open_output
 
-from ._decoding import decode
+from ._decoding import Decoding, check_dask, decode, on_machines
 from ._fleet_result import (
     FleetCell,
     FleetGrid,
@@ -44,6 +44,7 @@ from ._options import (
     block_tokens_option,
     capacity_option,
     check_sizes,
+    dask_option,
     device_memory_option,
     examples,
     jobs_option,
@@ -136,6 +137,8 @@ def _read_shared(text: str) -> _Shared:
         return _Shared(text)
     if ":" not in text:
         return _Shared(text, read_capacity(text))
+    from kvoffload.tiers.options import split_url  # which needs an extra where it is not compiled
+
     kind, place, options = split_url(text)
     if "capacity" not in options:
         raise ValueError(
@@ -328,6 +331,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 )
 @hint_options
 @jobs_option
+@dask_option
 @click.option(
     "--plot",
     metavar="FILE",
@@ -378,6 +382,7 @@ def fleet(
     seed: int,
     hints: HintOptions | None,
     jobs: int | None,
+    dask: str | None,
     plot: str | None,
     csv: str | None,
     price: Prices | None,
@@ -396,6 +401,7 @@ def fleet(
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
     cache.check(block_bytes)
     check_outputs(traces, {"--plot": plot, "--csv": csv})
+    check_dask(dask, traces)
     if plot is not None:
         require("matplotlib", "--plot", "plot")
     engine = engine_of(model, accelerator, workers=tensor_parallel)
@@ -464,7 +470,9 @@ def fleet(
         manager_of(cell.fleet.policy, cell.fleet.host_blocks, "block")
     _check(decoded, cells[0].fleet)
     _warn(decoded, cells, quiet=quiet)
-    results = _replayed(decoded, cells, jobs or usable_cores(), quiet=quiet)
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
+    with on_machines(dask, decoding) as elsewhere:
+        results = _replayed(decoded, cells, jobs or usable_cores(), elsewhere, quiet=quiet)
     grid = FleetGrid(
         source,
         decoded,
@@ -504,7 +512,12 @@ def _check(trace: DecodedTrace, fleet: Fleet) -> None:
 
 
 def _replayed(
-    trace: DecodedTrace, cells: list[FleetCell], jobs: int, *, quiet: bool
+    trace: DecodedTrace,
+    cells: list[FleetCell],
+    jobs: int,
+    elsewhere: Elsewhere | None,
+    *,
+    quiet: bool,
 ) -> dict[Fleet | Pooled, FleetResult | int]:
     """Replay all fleets, and the same memory as one cache."""
     work: list[Fleet | Pooled] = [cell.fleet for cell in cells]
@@ -512,7 +525,7 @@ def _replayed(
     work = list(dict.fromkeys(work))
     results: dict[Fleet | Pooled, FleetResult | int] = {}
     with progress_bar("replaying", len(work), quiet=quiet, unit="fleets") as progress:
-        for done, (job, found) in enumerate(run_fleets(jobs, trace, work), start=1):
+        for done, (job, found) in enumerate(run_fleets(jobs, trace, work, elsewhere), start=1):
             results[job] = found
             if progress is not None:
                 progress(done)

@@ -16,10 +16,11 @@ from kvoffload.replay.closed_loop import ClosedLoop
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
+from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces.outputs import open_output
 
-from ._decoding import decode
+from ._decoding import Decoding, check_dask, decode, on_machines
 from ._hint_options import hint_options
 from ._loop_options import (
     check_arrivals,
@@ -42,6 +43,7 @@ from ._options import (
     capacity_option,
     check_sizes,
     check_steps,
+    dask_option,
     device_memory_blocks,
     device_memory_option,
     examples,
@@ -112,6 +114,7 @@ class _Sweep(click.Command):
 @hint_options
 @loop_options
 @jobs_option
+@dask_option
 @click.option(
     "--results",
     metavar="FILE",
@@ -150,6 +153,7 @@ def sweep(
     hints: HintOptions | None,
     loop: ClosedLoop | None,
     jobs: int | None,
+    dask: str | None,
     results: str | None,
     plot: str | None,
     reading: Reading,
@@ -171,6 +175,7 @@ def sweep(
     check_outputs(
         traces, {"--plot": plot, "--results": results, "--csv": csv_file}, append=("--results",)
     )
+    check_dask(dask, traces)
     if results is not None:
         _check_results(results)
     if plot is not None:
@@ -214,7 +219,9 @@ def sweep(
     work = GridWork(decoded, cells, groups=groups, loop=loop)
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
-    counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, loop is not None)
+    with on_machines(dask, decoding) as elsewhere:
+        counts = _counts(work, file, jobs or usable_cores(), elsewhere, faults, quiet=quiet)
     grid = Grid(
         source,
         __version__,
@@ -272,7 +279,13 @@ def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
 
 
 def _counts(
-    work: GridWork, file: ResultsFile | None, jobs: int, faults: list[OSError], *, quiet: bool
+    work: GridWork,
+    file: ResultsFile | None,
+    jobs: int,
+    elsewhere: Elsewhere | None,
+    faults: list[OSError],
+    *,
+    quiet: bool,
 ) -> dict[Cell, ReplayResult]:
     """Return the result of every cell; compute and append those that the file lacks.
 
@@ -286,7 +299,7 @@ def _counts(
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
         missing = replace(work, cells=wanted)
         try:
-            for done, (cell, (found,)) in enumerate(run_grid(jobs, missing), start=1):
+            for done, (cell, (found,)) in enumerate(run_grid(jobs, missing, elsewhere), start=1):
                 counts[cell] = found
                 if file is not None and not faults and not is_own(cell.policy):
                     _add(file, cell, found, faults)

@@ -14,7 +14,7 @@ from .closed_loop import ClosedLoop, replay_closed
 from .groups import GroupChunks
 from .offline import BELADY, INFINITE
 from .policies import new_manager
-from .processes import spread
+from .processes import Elsewhere, spread
 from .requests import DecodedTrace
 from .results import ReplayResult
 from .simulate import Demand
@@ -49,10 +49,13 @@ class GridWork:
     loop: ClosedLoop | None = None
 
 
-def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResult]]]:
+def run_grid(
+    jobs: int, work: GridWork, elsewhere: Elsewhere | None = None
+) -> Iterator[tuple[Cell, list[ReplayResult]]]:
     """Compute the cells of a grid; yield each with its counts, one per part, when it is done.
 
-    `jobs` processes share them; 1 computes in this one. ChildProcessError if one is killed.
+    `jobs` processes share them; 1 computes in this one. ChildProcessError if one is killed. With
+    `elsewhere` other machines compute them.
     """
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
@@ -60,7 +63,7 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResul
         make = functools.partial(_computing, parts=work.parts, groups=work.groups)
     else:
         make = functools.partial(_looping, groups=work.groups, loop=work.loop)
-    yield from spread(work.trace, ordered, make, jobs)
+    yield from spread(work.trace, ordered, make, jobs, elsewhere)
 
 
 def _computing(

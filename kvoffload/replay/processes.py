@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -20,9 +22,9 @@ from kvoffload.traces.scratch import scratch_file
 
 from .arrivals import Arrivals
 from .hints import TraceHints
-from .requests import DecodedTrace
+from .requests import DecodedTrace, digest_of
 
-__all__ = ["mapped_arrays", "shared_arrays", "spread"]
+__all__ = ["Elsewhere", "mapped_arrays", "shared_arrays", "spread"]
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -51,11 +53,28 @@ def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
     return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Machines that run jobs, and how they read the trace.
+
+    Attributes
+    ----------
+    executor : concurrent.futures.Executor
+        Only its `submit` is used. A job that is lost with a machine is its business.
+    read : callable
+        Returns the trace; picklable, with paths that the machines know.
+    """
+
+    executor: Executor
+    read: Callable[[], DecodedTrace]
+
+
 def spread(
     trace: DecodedTrace,
     jobs: Sequence[Job],
     make: Callable[[DecodedTrace], Callable[[Job], Result]],
     processes: int,
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[tuple[Job, Result]]:
     """Run jobs over a trace; yield each job with its result as soon as that is there.
 
@@ -66,7 +85,13 @@ def spread(
 
     ChildProcessError if a process is killed. If the iteration ends early for any other reason, the
     processes end too.
+
+    With `elsewhere` its executor runs all jobs instead. A worker keeps one trace, and refuses with
+    ValueError one that is not this one.
     """
+    if elsewhere is not None:
+        yield from _by_executor(trace, jobs, make, elsewhere)
+        return
     if processes == 1 or len(jobs) < 2:
         do = make(trace)
         for job in jobs:
@@ -80,6 +105,54 @@ def spread(
         shared_arrays(coming) as coming_paths,
     ):
         yield from _in_processes(jobs, processes, (paths, told_paths, coming_paths, make))
+
+
+def _by_executor(
+    trace: DecodedTrace,
+    jobs: Sequence[Job],
+    make: Callable[[DecodedTrace], Callable[[Job], Result]],
+    elsewhere: Elsewhere,
+) -> Iterator[tuple[Job, Result]]:
+    arguments = secrets.token_hex(16), _digest(trace), elsewhere.read, make
+    running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job): job for job in jobs}
+    try:
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _digest(trace: DecodedTrace) -> str:
+    """Return a digest of all that a replay uses of a trace."""
+    parts = (trace, trace.hints, trace.arrivals)
+    found = [digest_of(part.arrays()) for part in parts if part is not None]
+    return ":".join(found)
+
+
+_kept_by_worker: tuple[str, Callable[[Any], Any]] | None = None
+_keeping = threading.Lock()
+
+
+def _do_elsewhere(
+    run: str,
+    digest: str,
+    read: Callable[[], DecodedTrace],
+    make: Callable[[DecodedTrace], Callable[[Any], Any]],
+    job: Any,
+) -> Any:
+    """Do a job of a run in a worker, which reads the trace before its first one."""
+    global _kept_by_worker  # noqa: PLW0603 - what a worker keeps between its jobs
+    with _keeping:
+        kept = _kept_by_worker
+        if kept is None or kept[0] != run:
+            _kept_by_worker = None
+            trace = read()
+            if _digest(trace) != digest:
+                raise ValueError("trace must be the same on all machines, got another one")
+            kept = _kept_by_worker = run, make(trace)
+    return kept[1](job)
 
 
 def _in_processes(

@@ -40,6 +40,7 @@ CASES = [
     ("kvoffload --version", "the command", "rich", "cli"),
     ("kvoffload --version", "the command", "msgspec", "cli"),
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
+    ("kvoffload sweep trace.jsonl --capacity 1 --dask x", "--dask", "distributed", "dask"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
     (TOKENIZE, "--tokenizer", "jinja2", "tokenizer"),
     (TOKENIZE, "--tokenizer", "tokenizers", "tokenizer"),

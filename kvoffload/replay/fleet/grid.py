@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.offline import BELADY
-from kvoffload.replay.processes import spread
+from kvoffload.replay.processes import Elsewhere, spread
 from kvoffload.replay.requests import DecodedTrace
 from kvoffload.replay.simulate import Demand
 
@@ -37,15 +37,19 @@ class Pooled:
 
 
 def run_fleets(
-    jobs: int, trace: DecodedTrace, work: Sequence[Fleet | Pooled]
+    jobs: int,
+    trace: DecodedTrace,
+    work: Sequence[Fleet | Pooled],
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[tuple[Fleet | Pooled, FleetResult | int]]:
     """Replay fleets, all with blocks of one size; yield each with its result when it is done.
 
     That of `Pooled` is its hits, blocks. `jobs` processes share the work, the longest first; 1
-    computes in this one. ChildProcessError if one is killed.
+    computes in this one. ChildProcessError if one is killed. With `elsewhere` other machines
+    compute.
     """
     ordered = sorted(dict.fromkeys(work), key=_shortness)
-    yield from spread(trace, ordered, _computing, jobs)
+    yield from spread(trace, ordered, _computing, jobs, elsewhere)
 
 
 def _shortness(job: Fleet | Pooled) -> int:
