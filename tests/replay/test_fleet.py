@@ -331,6 +331,19 @@ def test_bad_traces_are_refused() -> None:
     assert replayed([], fleet).requests == 0
 
 
+@pytest.mark.parametrize("loop", ["open", "closed", "recorded"])
+def test_times_may_be_longer_than_any_clock(loop) -> None:
+    ages = 4 * 10**12  # ms: 127 years
+    requests = [
+        Request(ages, 10**9, 10**9, (1,), "a", think=ages, service=ages),
+        *[Request(ages, 10**9, 10**9, (1, 2), "a", think=ages, service=ages)] * 3,
+    ]
+    fleet = Fleet(engines=2, host_blocks=2, rate=1, block_tokens=TOKENS, loop=loop)
+    found, naive = replayed(requests, fleet), naively(requests, fleet)
+    assert found.ttft_p95_ns == max(naive.ttft)
+    assert found.latency_mean == pytest.approx(sum(naive.latencies) / 4 / 1e9)
+
+
 def _cell(engines, router, policy, host, **more):
     return Fleet(
         engines=engines,

@@ -7,8 +7,10 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .engine import Hits
 from .events import NANOSECONDS
@@ -24,7 +26,7 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int:
 
 
 class Log:
-    """What became of each row of a fleet; times are whole nanoseconds.
+    """What became of each row of a fleet; times are whole nanoseconds, of any size.
 
     Attributes
     ----------
@@ -34,17 +36,20 @@ class Log:
         Leading blocks found, by where they were.
     missed : array of int
         Tokens computed.
-    prefill : array of int
+    prefill : list of int
         Time in which the row's prompt was read and computed.
-    first_tokens, latencies : array of int
+    arrived : list of int
+        When it came.
+    first_tokens, latencies : list of int
         From its arrival to the end of its prefill, and to its end.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.engines, self.missed, self.prefill = (array("q", bytes(8 * num_rows)) for _ in "...")
-        self.device, self.host, self.tier = (array("q", bytes(8 * num_rows)) for _ in "...")
-        self.arrived, self.first_tokens, self.latencies = (
-            array("q", bytes(8 * num_rows)) for _ in "..."
+        self.engines, self.missed, self.device, self.host, self.tier = (
+            array("q", bytes(8 * num_rows)) for _ in range(5)
+        )
+        self.arrived, self.prefill, self.first_tokens, self.latencies = (
+            [0] * num_rows for _ in range(4)
         )
         self.ended = 0  # the last finish
 
@@ -168,7 +173,7 @@ class FleetResult:
         uncached_ns : int or None
             Time in prefill without caches; None without a rate.
         """
-        engine_of, columns = np.array(log.engines), _columns(log)
+        engine_of, columns = np.array(log.engines, dtype=np.int64), _columns(log)
         by_engine = []
         for engine, (host_stored, tier_stored) in enumerate(stored):
             own = {name: column[engine_of == engine] for name, column in columns.items()}
@@ -182,13 +187,13 @@ class FleetResult:
                     host_stored=host_stored,
                     tier_stored=tier_stored,
                     ttft_p95=_seconds(
-                        nearest_rank(np.sort(own["first_tokens"]).tolist(), 95), uncached_ns
+                        nearest_rank(sorted(own["first_tokens"].tolist()), 95), uncached_ns
                     ),
                     busy=_busy(int(own["prefill"].sum()), log.span, uncached_ns),
                 )
             )
-        first_tokens = np.sort(columns["first_tokens"]).tolist()
-        prefill, missed = int(columns["prefill"].sum()), int(columns["missed"].sum())
+        first_tokens = sorted(log.first_tokens)
+        prefill, missed = sum(log.prefill), int(columns["missed"].sum())
         rows, tokens = max(1, len(first_tokens)), sum(lengths)
         p50, p95 = nearest_rank(first_tokens, 50), nearest_rank(first_tokens, 95)
         most = max(one.missed_tokens for one in by_engine)
@@ -216,9 +221,13 @@ class FleetResult:
         )
 
 
-def _columns(log: Log) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    names = ("device", "host", "tier", "missed", "prefill", "first_tokens")
-    return {name: np.array(getattr(log, name), dtype=np.int64) for name in names}
+def _columns(log: Log) -> dict[str, npt.NDArray[Any]]:
+    """Return what is summed up for each engine."""
+    counts = {name: getattr(log, name) for name in ("device", "host", "tier", "missed")}
+    found = {name: np.array(column, dtype=np.int64) for name, column in counts.items()}
+    for name in ("prefill", "first_tokens"):
+        found[name] = np.array(getattr(log, name), dtype=np.object_)  # may exceed 64 bits
+    return found
 
 
 def _seconds(nanoseconds: float, uncached_ns: int | None) -> float | None:
