@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvoffload.policies import registry
-from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult, parse_router
+from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult
 from kvoffload.replay.policies import is_own
 
 __all__ = ["FleetChoice", "Prices", "choose_fleet"]
@@ -23,12 +23,12 @@ _ROUND_ROBIN = "round-robin"
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What memory costs, in any money, per GiB.
+    """Prices of memory per GiB, in any money.
 
     Attributes
     ----------
     host, tier : float
-        Of host memory, and of a tier.
+        That of host memory, and of a tier.
     """
 
     host: float
@@ -116,4 +116,4 @@ def _cost(fleet: Fleet, prices: Prices | None) -> tuple[float, float]:
 def _simplicity(fleet: Fleet) -> tuple[float, int]:
     """Return how much has to be known of a fleet's policy, and the router's place in the table."""
     policy = float("inf") if is_own(fleet.policy) else registry.parse(fleet.policy).kind.simplicity
-    return policy, list(ROUTERS).index(parse_router(fleet.router).name)
+    return policy, list(ROUTERS).index(fleet.spec.name)

@@ -24,15 +24,13 @@ MOST_DECODE_MS = 10**6
 _NS_A_MS = 10**6
 
 
-def _read_rate(text: str) -> int | None:
-    """Return a rate, or None for the times that were recorded."""
-    if text == RECORDED:
-        return None
+def read_rate(text: str, other: str = "") -> int:
+    """Read a rate, whole tokens per second; an error also names an `other` word that may stand."""
     digits = text.replace(",", "").replace("_", "")
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
     if not is_number or not 1 <= int(digits) <= MOST_RATE:
-        rule = f"must be {RECORDED} or an integer 1 ... {MOST_RATE}"
-        raise ValueError(f"{rule}, got {describe(text)}")
+        words = f"{other} or an integer" if other else "an integer"
+        raise ValueError(f"must be {words} 1 ... {MOST_RATE}, got {describe(text)}")
     return int(digits)
 
 
@@ -70,7 +68,7 @@ def _loop(closed_loop: str | None, decode_ms: float | None) -> ClosedLoop | None
             )
         return None
     try:
-        rate = _read_rate(closed_loop)
+        rate = None if closed_loop == RECORDED else read_rate(closed_loop, RECORDED)
     except ValueError as error:
         raise click.UsageError(f"--closed-loop {error}") from None
     if decode_ms is None:

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -180,6 +180,23 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
         return tuple(read_one(ctx, param, part) for text in texts for part in text.split(","))
 
     return callback
+
+
+def with_value(
+    args: Sequence[str], option: str, default: str, takes: Callable[[str], bool]
+) -> list[str]:
+    """Return arguments in which an option has a value: the next one if it takes that."""
+    options, rest = [*args], []
+    if "--" in options:
+        rest = options[(end := options.index("--")) :]
+        del options[end:]
+    for index in reversed([n for n, text in enumerate(options) if text == option]):
+        following = options[index + 1 : index + 2]
+        if following and takes(following[0]):
+            options[index : index + 2] = [f"{option}={following[0]}"]
+        else:
+            options[index] = f"{option}={default}"
+    return [*options, *rest]
 
 
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)

@@ -36,7 +36,7 @@ from ._fleet_result import (
     totals_of,
 )
 from ._hint_options import hint_options
-from ._loop_options import MOST_DECODE_MS, MOST_RATE, RECORDED
+from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._model_options import CacheOptions, Interval, model_options
 from ._options import (
     Capacity,
@@ -59,13 +59,13 @@ from ._options import (
     usable_cores,
     value_of,
     values_of,
+    with_value,
 )
 from ._output import check_outputs
 from ._sources import Reading, note_order, open_source, order_object
 from ._terminal import note, note_bad_lines, progress_bar
 
 LINK_BANDWIDTH = 50 * 10**9
-TIER_BANDWIDTH = 10**10
 BUSY = 0.9  # from which on an open loop only grows its queues
 _NS_A_MS = 10**6
 _CLOSED = "closed"
@@ -77,16 +77,8 @@ class _FleetCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give the option its value."""
-        options, rest = [*args], []
-        if "--" in options:
-            rest = options[(end := options.index("--")) :]
-            del options[end:]
-        for index in reversed([n for n, text in enumerate(options) if text == "--closed-loop"]):
-            if options[index + 1 : index + 2] == [RECORDED]:
-                options[index : index + 2] = [f"--closed-loop={RECORDED}"]
-            else:
-                options[index] = f"--closed-loop={_CLOSED}"
-        return super().parse_args(ctx, [*options, *rest])
+        args = with_value(args, "--closed-loop", _CLOSED, lambda text: text == RECORDED)
+        return super().parse_args(ctx, args)
 
 
 def _read_engines(text: str) -> int:
@@ -97,14 +89,6 @@ def _read_engines(text: str) -> int:
 
 def _read_router(text: str) -> str:
     return str(parse_router(text))
-
-
-def _read_rate(text: str) -> int:
-    digits = text.replace("_", "")
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
-    if not is_number or not 1 <= int(digits) <= MOST_RATE:
-        raise ValueError(f"must be an integer 1 ... {MOST_RATE}, got {describe(text)}")
-    return int(digits)
 
 
 def _read_prices(text: str) -> Prices:
@@ -286,7 +270,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     "--prefill-tokens-per-second",
     "rate",
     metavar="RATE",
-    callback=value_of(_read_rate),
+    callback=value_of(read_rate),
     help="Tokens of prompts that an engine computes per second; of --model and --accelerator "
     "otherwise, and without those no time passes.",
 )

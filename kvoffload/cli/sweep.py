@@ -57,6 +57,7 @@ from ._options import (
     traces_argument,
     usable_cores,
     value_of,
+    with_value,
 )
 from ._output import STDOUT, check_outputs
 from ._sources import Reading, note_order, open_source, order_object
@@ -74,17 +75,8 @@ class _Sweep(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Join ``--csv`` and its file, or give it standard output."""
-        options, rest = [*args], []
-        if "--" in options:
-            rest = options[(end := options.index("--")) :]
-            del options[end:]
-        for index in reversed([n for n, option in enumerate(options) if option == "--csv"]):
-            following = options[index + 1 : index + 2]
-            if following and following[0].lower().endswith(".csv"):
-                options[index : index + 2] = [f"--csv={following[0]}"]
-            else:
-                options[index] = f"--csv={STDOUT}"
-        return super().parse_args(ctx, [*options, *rest])
+        args = with_value(args, "--csv", STDOUT, lambda text: text.lower().endswith(".csv"))
+        return super().parse_args(ctx, args)
 
 
 @click.command(

@@ -114,6 +114,10 @@ class Entry:
         """The name as it stands in the names of files."""
         return self.name.replace("-", "_").replace("?hints=1", "_by_return")
 
+    def check(self, name: str, value: str) -> int | float:
+        """Return the value of the option `name` from its text; ValueError if there is none."""
+        return self.option(name).check(value)
+
     def option(self, name: str) -> Option:
         """Return the option `name`.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kvoffload.errors import describe
 
@@ -30,7 +30,10 @@ __all__ = [
     "load",
     "names",
     "parse",
+    "parse_options",
 ]
+
+Value = TypeVar("Value")
 
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 # Those of all classes; what stands in for a policy behind it.
@@ -123,9 +126,19 @@ def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
     ValueError
         If the policy or an option is unknown, given twice, malformed or out of bounds.
     """
-    name, question, rest = text.partition("?")
-    found = entry(name, argument)
-    options: dict[str, int | float] = {}
+    found = entry(text.partition("?")[0], argument)
+    options = parse_options(text, argument, found.check)  # no closure: see `_entry_of`
+    return PolicySpec(found, options)
+
+
+def parse_options(text: str, argument: str, check: Callable[[str, str], Value]) -> dict[str, Value]:
+    """Read what stands behind a name: ``?option=value&option=value``.
+
+    `check` returns the value of an option from its text. ValueError, which calls the whole text
+    `argument`, if it raises one, or an option is malformed or given twice.
+    """
+    _, question, rest = text.partition("?")
+    options: dict[str, Value] = {}
     for part in rest.split("&") if question else ():
         key, equals, value = part.partition("=")
         if not equals:
@@ -136,10 +149,10 @@ def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
         if key in options:
             raise ValueError(f"{argument} option {key!r} must be given once, got {text!r}")
         try:
-            options[key] = found.option(key).check(value)
+            options[key] = check(key, value)
         except ValueError as error:
             raise ValueError(f"{argument}: {error}") from None
-    return PolicySpec(found, options)
+    return options
 
 
 def load(found: Entry, twin: Literal["py", "c"]) -> type[CachePolicy]:

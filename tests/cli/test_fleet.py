@@ -196,4 +196,5 @@ def test_the_picture_is_drawn(fleet, tmp_path):
     assert fleet("--engines", "2,4", "--capacity", "5%,20%", "--plot", path).code == 0
     text = path.read_text()
     assert "<svg" in text
-    assert "round-robin" in text or "<path" in text
+    for line in ("round-robin lru", "events hit-density"):
+        assert f"<!-- {line} -->" in text

@@ -1,4 +1,4 @@
-"""What a fleet did: per request as it goes, and in sum."""
+"""Counts and times of a fleet: per request as it goes, and in sum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int:
 
 
 class Log:
-    """What became of each row of a fleet; times are whole nanoseconds, of any size.
+    """Hits and times of each row of a fleet; times are whole nanoseconds, of any size.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ from kvoffload.replay.results import DurationHistogram
 __all__ = ["DEVICE", "HOST", "TIER", "Change", "Engine", "Hits"]
 
 DEVICE, HOST, TIER = range(3)
-"""Where an engine keeps blocks, the nearest first."""
+"""Places of an engine's blocks, the nearest first."""
 
 
 class Change(NamedTuple):

@@ -22,7 +22,7 @@ from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import DecodedTrace
 
 from .counts import FleetResult, Log
-from .engine import Change, Engine, Hits
+from .engine import Change, Engine
 from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events, duration
 from .routers import Costs, Router, RouterSpec, new_router, parse_router
 from .rows import FleetRows
@@ -192,19 +192,14 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
 
 
 def _engines(fleet: Fleet, *, publishes: bool) -> Iterator[Engine]:
-    shared = None
-    if fleet.tier is not None and fleet.tier.kind == "shared":
-        shared = new_manager(fleet.tier.policy, fleet.tier.blocks)
+    behind: CPUOffloadingManager | None = None
     for _ in range(fleet.engines):
-        host, behind = new_manager(fleet.policy, fleet.host_blocks), shared
+        host = new_manager(fleet.policy, fleet.host_blocks)
         if fleet.tier is not None:
             host.policy._set_declining(False)
-            behind = behind or _private(fleet.tier)
+            if behind is None or fleet.tier.kind == "private":
+                behind = new_manager(fleet.tier.policy, fleet.tier.blocks)
         yield Engine(DeviceCache(fleet.device_blocks), host, behind, publishes=publishes)
-
-
-def _private(tier: Tier) -> CPUOffloadingManager:
-    return new_manager(tier.policy, tier.blocks)
 
 
 def run_engines(
@@ -285,6 +280,6 @@ def run_engines(
             hits = engines[engine].begin(rows.hashes_of(row), length, said)
             missed = max(0, length - sum(hits) * size)
             needed = costs.prefill_ns(missed, hits.host, hits.tier)
-            log.begins(row, Hits(*hits), missed, needed)
+            log.begins(row, hits, missed, needed)
             events.push(now + needed, PREFILL_END, engine, row)
     return log

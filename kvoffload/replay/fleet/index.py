@@ -1,4 +1,4 @@
-"""What a router knows of where blocks are: what it sent, or what engines publish.
+"""Indexes of routers, of the engines that have a block: by history, or by their events.
 
 Which engines have a block is a set of bits, 64 to a word, engine 0 the lowest: one pass over a
 prompt finds how much of it each engine has. That takes 8 bytes for each distinct block of the

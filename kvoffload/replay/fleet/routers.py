@@ -17,7 +17,7 @@ from fractions import Fraction
 from hashlib import sha256
 
 from kvoffload.errors import describe
-from kvoffload.policies.registry import Option
+from kvoffload.policies.registry import Option, parse_options
 
 from .engine import DEVICE, HOST, TIER, Change
 from .events import duration
@@ -126,31 +126,21 @@ def parse_router(text: str, argument: str = "router") -> RouterSpec:
         If the router or an option is unknown, given twice, malformed or out of bounds; the message
         names those that are known.
     """
-    name, question, rest = text.partition("?")
+    name = text.partition("?")[0]
     if name not in ROUTERS:
         near = difflib.get_close_matches(name.casefold(), ROUTERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(ROUTERS)
         raise ValueError(f"{argument} must be one of {known}, got {describe(name)}{hint}")
     known_options = {one.name: one for one in ROUTERS[name].options}
-    given: dict[str, Value] = {}
-    for part in rest.split("&") if question else ():
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(
-                f"{argument} options must read option=value, got {describe(part)} "
-                f"in {describe(text)}"
-            )
+
+    def check(key: str, value: str) -> Value:
         if key not in known_options:
             names = ", ".join(known_options) or "none"
-            raise ValueError(f"{argument} {name} takes the options {names}, got {describe(key)}")
-        if key in given:
-            raise ValueError(f"{argument} option {key!r} must be given once, got {describe(text)}")
-        try:
-            given[key] = known_options[key].check(value)
-        except ValueError as error:
-            raise ValueError(f"{argument}: {error}") from None
-    return RouterSpec(name, given)
+            raise ValueError(f"{name} takes the options {names}, got {describe(key)}")
+        return known_options[key].check(value)
+
+    return RouterSpec(name, parse_options(text, argument, check))
 
 
 def _hashed(text: bytes) -> int:
@@ -366,7 +356,7 @@ class Prefix(Router):
         self._rel = float(self._given["rel"])
         self._threshold = float(self._given["threshold"])
         self._history = History(
-            len(self._rows.numbers), self.num_engines, self._number("index_blocks")
+            self._rows.unique_blocks, self.num_engines, self._number("index_blocks")
         )
 
     def choose(self, row: int) -> int:
@@ -429,7 +419,7 @@ class Scored(_Scoring):
     def _set_up(self) -> None:
         super()._set_up()
         self._history = History(
-            len(self._rows.numbers), self.num_engines, self._number("index_blocks")
+            self._rows.unique_blocks, self.num_engines, self._number("index_blocks")
         )
         self._match = self._number("match_blocks")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -37,8 +38,8 @@ class FleetRows:
         Returns the blocks of a row, first block first, as numbers: (blocks,) uint32.
     hashes_of : callable
         Returns their hashes.
-    numbers : dict of BlockHash to int
-        The number of each block.
+    unique_blocks : int
+        Distinct blocks of all rows.
     lengths : list of int
         Tokens of each row's prompt.
 
@@ -75,13 +76,19 @@ class FleetRows:
         lengths = np.where(lengths == 0, (ends - starts) * block_tokens, lengths)
         self.lengths: list[int] = lengths.tolist()
         self.block_tokens = block_tokens
-        self.numbers = {key: number for number, key in enumerate(keys)}
+        self.unique_blocks = len(keys)
+        self._keys = keys
         self.blocks_of = _blocks_of(trace, starts.tolist(), ends.tolist())
         self.hashes_of = _hashes_of(keys, self.blocks_of)
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.lengths)
+
+    @functools.cached_property
+    def numbers(self) -> dict[BlockHash, int]:
+        """The number of each block; made where an index hears of hashes."""
+        return {key: number for number, key in enumerate(self._keys)}
 
 
 def _blocks_of(trace: DecodedTrace, starts: list[int], ends: list[int]) -> Callable[[int], Blocks]:
