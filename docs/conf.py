@@ -35,7 +35,7 @@ python_use_unqualified_type_names = True
 numpydoc_show_class_members = False
 # Names of other projects: their inventories are not fetched, so that the build needs no network.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
+    ("py:.*", r"(collections|concurrent|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
     ("py:.*", r"kvoffload\.managers\._watching\.Watching"),  # the protocol that Watch follows
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable

@@ -131,7 +131,17 @@ def _digest(trace: DecodedTrace) -> str:
     return ":".join(found)
 
 
-_kept_by_worker: tuple[str, Callable[[Any], Any]] | None = None
+@dataclass(slots=True)
+class _Kept:
+    """What a worker keeps between its jobs: a trace, and what does the jobs of one run."""
+
+    digest: str
+    trace: DecodedTrace
+    run: str
+    do: Callable[[Any], Any]
+
+
+_kept_by_worker: _Kept | None = None
 _keeping = threading.Lock()
 
 
@@ -142,17 +152,20 @@ def _do_elsewhere(
     make: Callable[[DecodedTrace], Callable[[Any], Any]],
     job: Any,
 ) -> Any:
-    """Do a job of a run in a worker, which reads the trace before its first one."""
+    """Do a job of a run in a worker, which reads the trace unless it has it from another run."""
     global _kept_by_worker  # noqa: PLW0603 - what a worker keeps between its jobs
     with _keeping:
         kept = _kept_by_worker
-        if kept is None or kept[0] != run:
-            _kept_by_worker = None
+        if kept is None or kept.digest != digest:
+            kept = _kept_by_worker = None
             trace = read()
             if _digest(trace) != digest:
                 raise ValueError("trace must be the same on all machines, got another one")
-            kept = _kept_by_worker = run, make(trace)
-    return kept[1](job)
+            kept = _kept_by_worker = _Kept(digest, trace, run, make(trace))
+        elif kept.run != run:
+            kept.run, kept.do = run, make(kept.trace)
+        do = kept.do
+    return do(job)
 
 
 def _in_processes(

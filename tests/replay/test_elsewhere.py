@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.replay import ClosedLoop, DecodedTrace, HintOptions
+from kvoffload.replay import ClosedLoop, DecodedTrace, HintOptions, processes
 from kvoffload.replay.fleet import Fleet
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.grid import Cell, GridWork, run_grid
@@ -31,9 +31,25 @@ def read(seed: int = 1, more: int = 0) -> DecodedTrace:
 
 
 @pytest.fixture
-def machines():
+def machines(monkeypatch):
+    """Workers that have no trace yet."""
+    monkeypatch.setattr(processes, "_kept_by_worker", None)
     with ThreadPoolExecutor(3) as executor:
         yield functools.partial(Elsewhere, executor)
+
+
+def test_a_trace_is_read_once_for_many_grids(machines) -> None:
+    reads: list[int] = []
+
+    def counted() -> DecodedTrace:
+        reads.append(1)
+        return read()
+
+    for policies in (("lru",), ("arc", "lru")):
+        cells = [Cell(policy, 10) for policy in policies]
+        work = GridWork(read(), cells, groups=GroupChunks.of_blocks(512))
+        assert len(list(run_grid(1, work, machines(counted)))) == len(cells)
+    assert len(reads) == 1
 
 
 CELLS = [Cell(policy, size) for policy in ("lru", "arc", "belady") for size in (10, 50)]
