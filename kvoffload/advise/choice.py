@@ -24,7 +24,7 @@ from kvoffload.replay import ReplayResult
 
 from .grid import Outcome
 
-__all__ = ["LEAST_NOISE", "MOST_NOISE", "Choice", "choose", "noise"]
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "Choice", "choose", "difference_error", "noise"]
 
 LEAST_NOISE = 0.002
 MOST_NOISE = 0.01
@@ -74,13 +74,21 @@ def by_simplicity(policies: Sequence[str]) -> list[str]:
 def noise(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
     """Return the greatest difference of two hit ratios that is noise, from their parts.
 
-    Twice the standard error of the ratio of summed differences to summed tokens asked for, at least
-    `LEAST_NOISE` and at most `MOST_NOISE`.
+    Its `difference_error`, at least `LEAST_NOISE` and at most `MOST_NOISE`.
+    """
+    return min(MOST_NOISE, max(LEAST_NOISE, difference_error(best, other)))
+
+
+def difference_error(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
+    """Return twice the standard error of the difference of two hit ratios, from their parts.
+
+    It is that of the ratio of summed differences to summed tokens asked for; infinite where there
+    are too few parts, or nothing is asked for.
     """
     asked_of_parts = [part.asked_tokens or 0 for part in best]
     asked, count = sum(asked_of_parts), len(best)
     if not asked or count < 2:
-        return MOST_NOISE
+        return math.inf
     pairs = zip(best, other, strict=True)
     differences = [(a.loaded_tokens or 0) - (b.loaded_tokens or 0) for a, b in pairs]
     mean = sum(differences) / asked
@@ -88,8 +96,7 @@ def noise(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
         (difference - mean * of_part) ** 2
         for difference, of_part in zip(differences, asked_of_parts, strict=True)
     )
-    error = math.sqrt(squares * count / (count - 1)) / asked
-    return min(MOST_NOISE, max(LEAST_NOISE, 2 * error))
+    return 2 * math.sqrt(squares * count / (count - 1)) / asked
 
 
 def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:

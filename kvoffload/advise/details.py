@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from kvoffload.replay.simulate import Demand
 
 from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 
-__all__ = ["Details", "Disk", "DiskCell", "PolicyDetails", "Reuse", "details"]
+__all__ = ["Details", "Disk", "DiskCell", "FirstTokens", "PolicyDetails", "Reuse", "details"]
 
 POINTS = 50
 """Parts of a trace, of equally many requests, for hits over time."""
@@ -62,6 +62,26 @@ class Reuse:
     reused: float
     bytes_at: dict[int, float]
     sampled: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Times in which prompts are read and computed, without waiting for one another.
+
+    The tokens that are not hit are computed at the engine's rate, and what is hit is read over its
+    link; with several groups every token that is hit takes its share of all slots that are loaded.
+
+    Attributes
+    ----------
+    policy : str or None
+        Policy of host memory; None without offloading.
+    p50, p95 : float
+        Half of the prompts, and 95 % of them, take at most so many seconds (nearest rank).
+    """
+
+    policy: str | None
+    p50: float
+    p95: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +141,16 @@ class Details:
     disk_cells : list of DiskCell
         Of each of its policies behind each host memory with the first policy above, and behind the
         memory that was asked for with vLLM's default.
+    first_tokens : list of FirstTokens
+        Of `policies`, then without offloading, behind the accelerator's own cache; empty where the
+        engine's rates are not known.
     """
 
     policies: list[PolicyDetails]
     reuse: Reuse
     disk: Disk | None
     disk_cells: list[DiskCell]
+    first_tokens: list[FirstTokens] = field(default_factory=list)
 
 
 def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -> Details:
@@ -146,17 +170,19 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     demand = Demand.of(trace, advice.setup.chunks, advice.setup.device_blocks)
     chosen = advice.policy or advice.choices[advice.memory_index].best
     capacity = _capacity(advice, advice.memory_index)
-    policies = []
+    policies, first_tokens = [], []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
         hits = demand.hits(policy, capacity, keys)
         over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
         policies.append(PolicyDetails(policy, over_time, by_share))
+        first_tokens += _first_tokens(advice, demand, policy, hits)
+    first_tokens += _first_tokens(advice, demand, None, np.zeros_like(demand.asked))
     cells = []
     if disk is not None:
         cells = _disk_cells(
             recorded, keys, advice, policy=chosen, disk=disk, front=demand.device_hits
         )
-    return Details(policies, _reuse(recorded, advice), disk, cells)
+    return Details(policies, _reuse(recorded, advice), disk, cells, first_tokens)
 
 
 def _capacity(advice: Advice, index: int) -> int:
@@ -179,6 +205,27 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
     edges = [np.nextafter(0, 1), *(np.nextafter(share, 2) for share in SHARES), 1.0]
     classes = np.searchsorted(edges, shares, side="right")
     return [int(count) for count in np.bincount(classes, minlength=len(SHARES) + 3)]
+
+
+def _first_tokens(
+    advice: Advice, demand: Demand, policy: str | None, hits: npt.NDArray[np.int64]
+) -> list[FirstTokens]:
+    """Return the times of prompts of which so many tokens are hit; none where rates are not known.
+
+    Without offloading, nothing is hit or read.
+    """
+    engine, setup = advice.setup.rates, advice.setup
+    if engine is None or not len(hits):
+        return []
+    lengths = demand.trace.lengths
+    lengths = np.where(lengths > 0, lengths, demand.whole)
+    computed = np.maximum(0, lengths - demand.local - hits)
+    seconds = computed / engine.prefill_rate
+    if policy is not None and hits.any():
+        loaded_bytes = advice.cell(policy).loaded * setup.block_bytes
+        seconds = seconds + hits * (loaded_bytes / hits.sum() / engine.link_bandwidth)
+    p50, p95 = np.percentile(seconds, (50, 95), method="inverted_cdf").tolist()
+    return [FirstTokens(policy, p50, p95)]
 
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:

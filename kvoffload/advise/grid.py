@@ -10,6 +10,7 @@ import numpy as np
 from kvoffload.replay import DecodedTrace, GroupChunks, ReplayResult
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import BELADY
+from kvoffload.replay.processes import Elsewhere
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
 
@@ -73,12 +74,13 @@ def replay_grid(
     groups: GroupChunks,
     device_blocks: int = 0,
     jobs: int = 1,
+    elsewhere: Elsewhere | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
     """Replay a trace through every policy at every capacity, slots, and find the ceilings.
 
-    `jobs` processes share the replays; ChildProcessError if one is killed. `progress` is called
-    with the number of replays done.
+    `jobs` processes share the replays; ChildProcessError if one is killed. With `elsewhere` other
+    machines compute them. `progress` is called with the number of replays done.
     """
     ceilings = (BELADY,) if groups.num_full else ()
     cells = [
@@ -88,7 +90,7 @@ def replay_grid(
     ]
     grid = Grid({}, {})
     work = GridWork(trace, cells, PARTS, groups)
-    for done, (cell, parts) in enumerate(run_grid(jobs, work), start=1):
+    for done, (cell, parts) in enumerate(run_grid(jobs, work, elsewhere), start=1):
         if cell.policy == BELADY:
             grid.belady[cell.capacity] = parts[0].loaded_tokens or 0
         else:

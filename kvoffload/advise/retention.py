@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvoffload.replay import DecodedTrace
 from kvoffload.replay.groups import GroupChunks, Retention
-from kvoffload.replay.processes import spread
+from kvoffload.replay.processes import Elsewhere, spread
 from kvoffload.replay.simulate import Demand
 
 from .advice import Advice, RecordedTrace, Setup
@@ -55,12 +55,14 @@ def retentions(
     advice: Advice,
     *,
     jobs: int = 1,
+    elsewhere: Elsewhere | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[RetentionCell]:
     """Compare the intervals that `compared` returns under the policy chosen.
 
     The advice, made from the same trace, has the results at the interval given. `jobs` processes
-    share the replays; `progress` is called with the number of intervals done.
+    share the replays, or other machines compute them; `progress` is called with the number of
+    intervals done.
     """
     setup, groups = advice.setup, advice.setup.chunks
     intervals = compared(groups)
@@ -73,7 +75,7 @@ def retentions(
     cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
     wanted = [interval for interval in intervals if interval not in cells]
     make = functools.partial(_comparing, setup=setup, policy=policy)
-    for interval, cell in spread(recorded.trace, wanted, make, jobs):
+    for interval, cell in spread(recorded.trace, wanted, make, jobs, elsewhere):
         cells[interval] = cell
         if progress is not None:
             progress(len(cells))

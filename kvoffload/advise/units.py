@@ -9,6 +9,7 @@ __all__ = [
     "bytes_text",
     "count_text",
     "duration_text",
+    "latency_text",
     "percent_text",
     "rate_text",
     "unbroken",
@@ -20,7 +21,7 @@ _COUNTS = ((10**9, "billion"), (10**6, "million"))
 
 
 _NUMBER_AND_UNIT = re.compile(
-    r"(?<=\d) (?=%|[KMGT]iB|[kMG]?B\b|million|billion|points|s\b|min\b|h\b)"
+    r"(?<=\d) (?=%|[KMGT]iB|[kMG]?B\b|million|billion|points|m?s\b|min\b|h\b)"
 )
 NO_BREAK_SPACE = "\u00a0"
 
@@ -60,6 +61,11 @@ def duration_text(seconds: float) -> str:
     if abs(seconds) < 120:
         return f"{_digits(round(seconds, 2))} s"
     return f"{_digits(seconds / 60)} min" if abs(seconds) < 7200 else f"{_digits(seconds / 3600)} h"
+
+
+def latency_text(seconds: float) -> str:
+    """Return a short time as in ``12.3 ms``; from a second on as `duration_text` does."""
+    return f"{_digits(seconds * 1000)} ms" if abs(seconds) < 1 else duration_text(seconds)
 
 
 def percent_text(share: float | None) -> str:

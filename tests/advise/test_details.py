@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details
+from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
 from kvoffload.advise.wording import findings
 from kvoffload.replay import DecodedTrace, device_hits, simulate, simulate_tiers, stack_distances
@@ -166,3 +166,19 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     text = findings(advice, found=dataclasses.replace(closer, disk_cells=idle))[-1].text
     assert "both hit" in text
     assert "hit-density behind" not in text
+
+
+def test_first_tokens_take_what_is_not_hit_and_what_is_read():
+    """Ten prompts of 4 blocks twice: the second time all is read at 4 blocks a second."""
+    engine = engine_of(None, None, prefill_rate=512, link_bandwidth=4 * MIB)
+    setup = dataclasses.replace(SETUP, engine=engine, policies=("lru",))
+    rows = [Request(n, 2000, 1, tuple(range(4 * (n % 10), 4 * (n % 10) + 4))) for n in range(20)]
+    recorded = RecordedTrace.of(rows)
+    closer = details(recorded, advise(recorded, setup))
+    found = {one.policy: (one.p50, one.p95) for one in closer.first_tokens}
+    # a prompt has 2,000 tokens, of which 48 fewer than its blocks
+    assert found == {"lru": (1.0, 2000 / 512), None: (2000 / 512, 2000 / 512)}
+
+
+def test_without_rates_there_are_no_times(found):
+    assert found[1].first_tokens == []

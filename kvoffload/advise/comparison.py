@@ -1,0 +1,208 @@
+"""An advice against one that was printed earlier: what changed in the question, the trace, the end.
+
+Both are taken as the objects that ``kvoffload advise --json`` prints, of this version or of an
+earlier one, and of one kind: on one engine, or on several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvoffload._printable import printable
+from kvoffload.errors import describe
+
+from .units import bytes_text, count_text, percent_text
+
+__all__ = ["Change", "Comparison", "compared_advice", "read_advice"]
+
+MOST_BYTES = 2**26
+"""Largest file that is read: with 256 engines and many routers it has some megabytes."""
+
+MOST_NUMBER = 2**63
+_RULE = "file must have what kvoffload advise --json prints"
+
+
+def _name(value: Any) -> str:
+    return "none" if value is None else printable(str(value))
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}"
+
+
+def _if_known(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "-" if value is None else text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What is compared, of which type, and how it is written."""
+
+    name: str
+    types: tuple[type, ...]
+    text: Callable[[Any], str]
+
+
+_VALUES = {
+    value.name: value
+    for value in (
+        _Value("engines", (int,), _count),
+        _Value("model", (str, type(None)), _name),
+        _Value("host memory asked for", (int,), bytes_text),
+        _Value("accelerator's cache", (int,), bytes_text),
+        _Value("tokens per block", (int,), _count),
+        _Value("bytes per block", (int,), bytes_text),
+        _Value("requests", (int,), _count),
+        _Value("distinct blocks", (int,), _count),
+        _Value("reuse", (float, int), percent_text),
+        _Value("router", (str, type(None)), _name),
+        _Value("policy", (str, type(None)), _name),
+        _Value("host memory", (int, type(None)), _if_known(bytes_text)),
+        _Value("tier", (str, type(None)), _name),
+        _Value("hit ratio", (float, int, type(None)), percent_text),
+        _Value("prefill saved", (float, int, type(None)), percent_text),
+        _Value("tokens saved", (int, type(None)), _if_known(count_text)),
+    )
+}
+_SHARES = ("reuse", "hit ratio", "prefill saved")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value that differs: its name, and what it was and is, as ``--json`` has it."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        value = _VALUES[self.name]
+        text = f"{self.name} {value.text(self.now)}, was {value.text(self.before)}"
+        if self.name in _SHARES and self.now is not None and self.before is not None:
+            text += f" ({(self.now - self.before) * 100:+.1f} points)"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed since an earlier advice.
+
+    Attributes
+    ----------
+    path : str
+        The file of the earlier one.
+    version : str
+        The version that printed it.
+    changes : tuple of Change
+        The question's first, then the trace's, then what is recommended and what it does.
+    """
+
+    path: str
+    version: str
+    changes: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        since = f"Since {printable(self.path)} (kvoffload {printable(self.version)})"
+        if not self.changes:
+            return f"{since} nothing has changed."
+        return f"{since}: {'; '.join(map(str, self.changes))}."
+
+
+def read_advice(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read an advice that ``--json`` printed.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If it is no such advice.
+    """
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"file must have at most {MOST_BYTES:,} bytes, got more")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "file must have what kvoffload advise --json prints, got no JSON"
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"file must have what kvoffload advise --json prints, got {describe(value)}"
+        )
+    _values_of(value)
+    return value
+
+
+def compared_advice(
+    path: str | os.PathLike[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Comparison:
+    """Compare two advices as ``--json`` prints them.
+
+    Raises
+    ------
+    ValueError
+        If one is on one engine and the other on several, or a value is not what it should be.
+    """
+    if ("engines" in before) != ("engines" in now):
+        kinds = ["several engines" if "engines" in one else "one engine" for one in (now, before)]
+        raise ValueError(f"file must have an advice on {kinds[0]}, got one on {kinds[1]}")
+    old, new = _values_of(before), _values_of(now)
+    changes = [Change(name, old[name], value) for name, value in new.items() if old[name] != value]
+    return Comparison(os.fspath(path), str(before["version"]), tuple(changes))
+
+
+def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is compared of an advice, by name."""
+    of = _Fields(advice)
+    of.get("version", str)
+    found = {
+        "model": of.get("model", str, type(None)),
+        "host memory asked for": of.get("memory", int),
+        "accelerator's cache": of.get("device_memory", int),
+        "tokens per block": of.get("block_tokens", int),
+        "bytes per block": of.get("block_bytes", int),
+        "requests": of.get("requests", int),
+        "distinct blocks": of.get("unique_blocks", int),
+        "reuse": of.get("unbounded_hit_ratio", float, int),
+    }
+    if "engines" in advice:
+        found = {"engines": of.get("engines", int)} | found
+        chosen = of.get("recommendation", dict, type(None))
+        names = ("router", "policy", "memory", "tier", "token_hit_ratio", "saved")
+        labels = ("router", "policy", "host memory", "tier", "hit ratio", "prefill saved")
+        for name, label in zip(names, labels, strict=True):
+            value = None if chosen is None else _Fields(chosen).get(name, *_VALUES[label].types)
+            found[label] = value
+        return found
+    policy = of.get("recommendation", str, type(None))
+    found |= {"policy": policy, "hit ratio": None, "tokens saved": None}
+    for place in map(_Fields, of.get("memories", list)):
+        if policy is not None and place.get("memory", int) == of.get("memory", int):
+            cell = _Fields(_Fields(place.get("policies", dict)).get(policy, dict))
+            found["hit ratio"] = cell.get("hit_ratio", float, int)
+            found["tokens saved"] = cell.get("saved_tokens", int)
+    return found
+
+
+class _Fields:
+    """The fields of an object of a stranger's file."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value if isinstance(value, Mapping) else {}
+
+    def get(self, name: str, *types: type) -> Any:
+        """Return a field, which must be there, of a type, and no number beyond 63 bits."""
+        value = self._value.get(name, self)
+        fits = not isinstance(value, (int, float)) or abs(value) < MOST_NUMBER
+        if not isinstance(value, types) or isinstance(value, bool) or not fits:
+            what = "none" if value is self else describe(value)
+            raise ValueError(f"{_RULE}, got {what} for {name!r}")
+        return value

@@ -1,0 +1,171 @@
+"""The memory from which on twice of it is hardly worth more: the knee of the hits over memory.
+
+Each size of a ladder, 1, 1½, 2, 3, 4, 6, ... times a power of two, is replayed exactly. A doubling
+is worth it where it gains a point more than the error of that gain, as ``kvoffload top`` says it of
+a running server. The knee is the least memory from which on no doubling is. An error is twice the
+standard error over parts of the trace, as in `kvoffload.advise.choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.processes import Elsewhere
+
+from .advice import RecordedTrace, Setup
+from .choice import by_simplicity, difference_error
+from .grid import PARTS, Outcome
+
+__all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
+
+WORTH = 0.01
+"""Share of the tokens asked for that twice the memory must gain to be worth it."""
+
+LEAST_SHARE = 512
+"""The ladder begins where all blocks take so many times the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One memory, with the policy that hits most in it.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes.
+    policy : str
+        Policy string; of several that hit equally often the simplest.
+    hit_ratio : float
+        Share of the tokens asked for that it hits.
+    gain : float
+        How much more twice the memory hits, with the policy that hits most there.
+    error : float
+        The possible error of `gain`.
+    """
+
+    memory: int
+    policy: str
+    hit_ratio: float
+    gain: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The knee, and the curve that it was found on.
+
+    Attributes
+    ----------
+    memory : int
+        The least memory from which on twice of it is not worth it, bytes.
+    most : int
+        The least from which on that is certain within the errors, bytes.
+    curve : tuple of Rung
+        All memories, ascending.
+    """
+
+    memory: int
+    most: int
+    curve: tuple[Rung, ...]
+
+    @property
+    def rung(self) -> Rung:
+        """The knee's place on the curve."""
+        return next(rung for rung in self.curve if rung.memory == self.memory)
+
+
+def ladder(least: int, most: int) -> list[int]:
+    """Return 2**n and 3 * 2**(n - 1) bytes from `least` on, up to the first that is `most`."""
+    sizes = sorted({size << power for power in range(63) for size in (2, 3)})
+    first = next((index for index, size in enumerate(sizes) if size >= least), len(sizes) - 1)
+    last = next((index for index, size in enumerate(sizes) if size >= most), len(sizes) - 1)
+    return sizes[first : max(first, last) + 1]
+
+
+def knee_replays(recorded: RecordedTrace, setup: Setup) -> int:
+    """Return how many replays `find_knee` needs."""
+    return len(set(setup.policies)) * len(set(_capacities(recorded, setup).values()))
+
+
+def _capacities(recorded: RecordedTrace, setup: Setup) -> dict[int, int]:
+    """Return the memories of the curve, bytes, and how many slots are replayed of each."""
+    unique = recorded.trace.unique_blocks
+    whole = max(1, unique * len(setup.chunks.layout.groups) * setup.block_bytes)
+    memories = ladder(max(setup.block_bytes, whole // LEAST_SHARE), whole)
+    return {memory: setup.capped(memory, unique) for memory in memories}
+
+
+def find_knee(
+    recorded: RecordedTrace,
+    setup: Setup,
+    *,
+    jobs: int = 1,
+    elsewhere: Elsewhere | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Knee:
+    """Replay a trace in memories of all sizes, and find the knee of the curve.
+
+    Parameters
+    ----------
+    recorded : RecordedTrace
+        The trace.
+    setup : Setup
+        The question; its memories have no effect.
+    jobs : int
+        Number of processes that share the replays.
+    elsewhere : Elsewhere, optional
+        Other machines, which compute them instead.
+    progress : callable, optional
+        Called with the number of replays done, out of `knee_replays`.
+
+    Complexity: about twenty replays for each policy of `setup`.
+    """
+    capacity = _capacities(recorded, setup)
+    cells = [
+        Cell(policy, slots, setup.device_blocks)
+        for policy in setup.policies
+        for slots in dict.fromkeys(capacity.values())
+    ]
+    found: dict[tuple[str, int], Outcome] = {}
+    work = GridWork(recorded.trace, cells, PARTS, setup.chunks)
+    for done, (cell, parts) in enumerate(run_grid(jobs, work, elsewhere), start=1):
+        found[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
+        if progress is not None:
+            progress(done)
+    simplest_first = by_simplicity(setup.policies)
+    best = {
+        memory: max((found[policy, slots] for policy in simplest_first), key=_hits)
+        for memory, slots in capacity.items()
+    }
+    everything = best[max(capacity)]
+    curve = [_rung(memory, best[memory], best.get(2 * memory, everything)) for memory in capacity]
+    return Knee(
+        _from_which_on(curve, lambda rung: rung.gain - rung.error < WORTH),
+        _from_which_on(curve, lambda rung: rung.gain + rung.error < WORTH),
+        tuple(curve),
+    )
+
+
+def _hits(outcome: Outcome) -> int:
+    return outcome.hit_tokens
+
+
+def _rung(memory: int, now: Outcome, twice: Outcome) -> Rung:
+    """Return a memory's place."""
+    gain = error = 0.0
+    if twice.asked_tokens:
+        gain = twice.hit_ratio - now.hit_ratio
+        error = difference_error(twice.parts, now.parts)
+    return Rung(memory, now.policy, now.hit_ratio, gain, error)
+
+
+def _from_which_on(curve: Sequence[Rung], holds: Callable[[Rung], bool]) -> int:
+    """Return the least memory from which on something holds; the greatest if it never does."""
+    found = curve[-1].memory
+    for rung in reversed(curve):
+        if not holds(rung):
+            break
+        found = rung.memory
+    return found
