@@ -4,6 +4,8 @@ from .accelerators import Accelerator, accelerator, accelerator_names
 from .advice import Advice, Cell, RecordedTrace, Setup, advise
 from .details import Details, Disk, details
 from .economy import Balance, Engine, balance, engine_of
+from .fleets import FleetAdvice, FleetSetup, FleetTier, Prices, advise_fleet
+from .knee import Knee, find_knee
 from .model_shape import ModelShape
 from .models import model_names, model_shape
 
@@ -15,15 +17,22 @@ __all__ = [
     "Details",
     "Disk",
     "Engine",
+    "FleetAdvice",
+    "FleetSetup",
+    "FleetTier",
+    "Knee",
     "ModelShape",
+    "Prices",
     "RecordedTrace",
     "Setup",
     "accelerator",
     "accelerator_names",
     "advise",
+    "advise_fleet",
     "balance",
     "details",
     "engine_of",
+    "find_knee",
     "model_names",
     "model_shape",
 ]

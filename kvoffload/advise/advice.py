@@ -16,6 +16,7 @@ from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import INFINITE
+from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request
 
@@ -350,6 +351,7 @@ def advise(
     setup: Setup,
     *,
     jobs: int = 1,
+    elsewhere: Elsewhere | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Advice:
     """Replay a trace through the policies in several memories and return the advice.
@@ -362,6 +364,8 @@ def advise(
         What is to be advised on; the smallest memory must hold a block.
     jobs : int
         Number of processes that share the replays.
+    elsewhere : Elsewhere, optional
+        Other machines, which compute them instead.
     progress : callable, optional
         Called with the number of replays done, out of `setup.replays`.
 
@@ -385,6 +389,7 @@ def advise(
         device_blocks=setup.device_blocks,
         groups=setup.chunks,
         jobs=jobs,
+        elsewhere=elsewhere,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
     seconds = part_seconds(recorded.times)
@@ -460,27 +465,38 @@ class RecordedTrace:
         Arrival of each request, milliseconds.
     tokens : int
         Prompt tokens of all requests; 0 if the lengths are not known.
+    has_think : bool
+        Whether any request says how long its client waited before it.
     """
 
     trace: DecodedTrace
     times: npt.NDArray[np.float64]
     tokens: int
+    _: KW_ONLY
+    has_think: bool = False
 
     @classmethod
-    def of(cls, requests: Iterable[Request], *, hints: HintOptions | None = None) -> RecordedTrace:
-        """Record a trace in one pass, and what its clients say as in `DecodedTrace.of`."""
+    def of(
+        cls,
+        requests: Iterable[Request],
+        *,
+        hints: HintOptions | None = None,
+        arrivals: bool = False,
+    ) -> RecordedTrace:
+        """Record a trace in one pass; `hints` and `arrivals` are as in `DecodedTrace.of`."""
         times = array("d")
-        tokens = 0
+        tokens, has_think = 0, False
 
         def noted() -> Iterator[Request]:
-            nonlocal tokens
+            nonlocal tokens, has_think
             for request in requests:
                 times.append(request.timestamp)
                 tokens += request.input_length
+                has_think = has_think or request.think is not None
                 yield request
 
-        trace = DecodedTrace.of(noted(), hints=hints)
-        return cls(trace, np.frombuffer(times, dtype=np.float64), tokens)
+        trace = DecodedTrace.of(noted(), hints=hints, arrivals=arrivals)
+        return cls(trace, np.frombuffer(times, dtype=np.float64), tokens, has_think=has_think)
 
 
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:

@@ -1,15 +1,49 @@
-"""Which of several fleets is enough: the cheapest that saves about as much as the best."""
+"""Advice on engines behind a router: which router, policy, memory and tier are enough.
+
+Enough is the cheapest fleet that saves about as much as the best of those that were compared: every
+router and policy, in half the memory asked for, in it, in twice and four times it, with each tier.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
 
 from kvoffload.policies import registry
-from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult
+from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult, Tier, parse_router
+from kvoffload.replay.fleet.fleet import DECODE_NS, Loop
+from kvoffload.replay.fleet.grid import run_fleets
+from kvoffload.replay.offline import infinite_hits
 from kvoffload.replay.policies import is_own
+from kvoffload.replay.processes import Elsewhere
 
-__all__ = ["FleetChoice", "Prices", "choose_fleet"]
+from .advice import LEAST_REQUESTS, LEAST_REUSE, SIZES, RecordedTrace
+from .economy import Engine
+from .units import percent_text
+
+__all__ = [
+    "FleetAdvice",
+    "FleetCase",
+    "FleetChoice",
+    "FleetSetup",
+    "FleetTier",
+    "Prices",
+    "advise_fleet",
+    "choose_fleet",
+]
+
+STACK_ROUTERS = tuple(name for name in ROUTERS if name not in ("random", "earliest"))
+"""The routers that stacks have, but for drawing one: what is compared where none is named."""
+
+LINK_BANDWIDTH = 50 * 10**9
+"""Bytes per second from host memory to an engine where no accelerator is known."""
+
+TIER_BANDWIDTH = 10 * 10**9
+"""The same from a tier."""
 
 ENOUGH = 0.01
 """Share of the prefill, or of the tokens, by which less is as good as the best."""
@@ -17,8 +51,11 @@ ENOUGH = 0.01
 SLOWER = 1.25
 """Factor by which 95 % of the first tokens may take longer than in the fastest fleet."""
 
+BUSY = 0.9
+"""Share of the engines' time in prefill from which on queues of an open loop only grow."""
+
 _GIB = 2**30
-_ROUND_ROBIN = "round-robin"
+ROUND_ROBIN = "round-robin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +135,7 @@ def choose_fleet(
         chosen,
         results[chosen],
         best,
-        results.get(replace(chosen, router=_ROUND_ROBIN)),
+        results.get(replace(chosen, router=ROUND_ROBIN)),
         results.get(replace(chosen, host_blocks=2 * chosen.host_blocks)),
     )
 
@@ -117,3 +154,296 @@ def _simplicity(fleet: Fleet) -> tuple[float, int]:
     """Return how much has to be known of a fleet's policy, and the router's place in the table."""
     policy = float("inf") if is_own(fleet.policy) else registry.parse(fleet.policy).kind.simplicity
     return policy, list(ROUTERS).index(fleet.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTier:
+    """A tier behind host memory.
+
+    Attributes
+    ----------
+    kind : {"shared", "private"}
+        One that all engines reach, or one behind each.
+    memory : int
+        Its size, of each where it is private, bytes.
+    policy : str
+        Its policy.
+    """
+
+    kind: Literal["shared", "private"]
+    memory: int
+    policy: str = "lru"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSetup:
+    """The question: what should stand behind a router, for which blocks.
+
+    Attributes
+    ----------
+    engines : int
+        How many, 1 to 256.
+    memory : int
+        Host memory of each for KV blocks, bytes.
+    block_tokens, block_bytes : int
+        Tokens and bytes of a block.
+    device_memory : int
+        Memory of each accelerator's own prefix cache, bytes; 0 for none in front.
+    device_is_assumed : bool
+        Whether that is a typical size, which the user did not give.
+    policies, routers : tuple of str
+        Policy strings of host memory, and routers, to compare; ``round-robin`` is compared besides.
+    tiers : tuple of FleetTier or None
+        What to compare behind host memory; None for nothing.
+    engine : Engine or None
+        The rates of each engine; without that of prefill no time passes.
+    tier_bandwidth : int
+        Bytes per second from a tier to an engine.
+    decode_ns : int
+        Nanoseconds for each token of an answer.
+    slots : int
+        Most requests of an engine that are computed or answered at once; 0: any.
+    loop : {"open", "closed", "recorded"}
+        When a session's later requests come, as in `Fleet`.
+    prices : Prices or None
+        What memory costs; without them the least host memory is cheapest, then the smallest tier.
+    """
+
+    engines: int
+    memory: int
+    block_tokens: int
+    block_bytes: int
+    device_memory: int = 0
+    device_is_assumed: bool = False
+    policies: tuple[str, ...] = ("lru", "hit-density")
+    routers: tuple[str, ...] = STACK_ROUTERS
+    tiers: tuple[FleetTier | None, ...] = (None,)
+    engine: Engine | None = None
+    tier_bandwidth: int = TIER_BANDWIDTH
+    decode_ns: int = DECODE_NS
+    slots: int = 0
+    loop: Loop = "open"
+    prices: Prices | None = None
+
+    @property
+    def rate(self) -> int | None:
+        """Tokens of prompts that an engine computes per second; None where that is not known."""
+        return None if self.engine is None else int(self.engine.prefill_rate) or None
+
+    @property
+    def link(self) -> int:
+        """Bytes per second from host memory to an engine."""
+        return (
+            LINK_BANDWIDTH
+            if self.engine is None
+            else int(self.engine.link_bandwidth) or LINK_BANDWIDTH
+        )
+
+    @property
+    def saved(self) -> str:
+        """The word for what is saved: ``"prefill"``, or without a rate ``"tokens"``."""
+        return "tokens" if self.rate is None else "prefill"
+
+    def memories(self) -> list[int]:
+        """Return the host memories of each engine that are compared, bytes, ascending."""
+        return [int(self.memory * size) for size in SIZES]
+
+    def cases(self, unique_blocks: int) -> list[FleetCase]:
+        """Return the fleets to compare over a trace of so many distinct blocks.
+
+        A cache that holds all of these never evicts, so none is larger.
+        """
+        routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
+        axes = self.memories(), self.tiers, dict.fromkeys(self.policies), routers
+
+        def blocks(memory: int) -> int:
+            return min(memory // self.block_bytes, max(1, unique_blocks))
+
+        def fleet(memory: int, tier: FleetTier | None, policy: str, router: str) -> Fleet:
+            return Fleet(
+                engines=self.engines,
+                router=router,
+                policy=policy,
+                host_blocks=blocks(memory),
+                device_blocks=blocks(self.device_memory),
+                tier=None if tier is None else Tier(tier.kind, blocks(tier.memory), tier.policy),
+                rate=self.rate,
+                link=self.link,
+                tier_link=self.tier_bandwidth,
+                block_bytes=self.block_bytes,
+                block_tokens=self.block_tokens,
+                decode_ns=self.decode_ns,
+                slots=self.slots,
+                loop=self.loop,
+            )
+
+        return [
+            FleetCase(memory, tier, fleet(memory, tier, policy, router))
+            for memory, tier, policy, router in itertools.product(*axes)
+            if tier is not None or not (_sees_tier(router) and any(self.tiers))
+        ]
+
+    def fleets(self, unique_blocks: int) -> list[Fleet]:
+        """Return the fleets to replay: those of `cases`, each once."""
+        return list(dict.fromkeys(case.fleet for case in self.cases(unique_blocks)))
+
+
+def _sees_tier(router: str) -> bool:
+    """Return whether a router cannot be without a tier."""
+    return parse_router(router).options.get("sees") == "tier"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCase:
+    """A fleet, with its host memory and tier in bytes."""
+
+    memory: int
+    tier: FleetTier | None
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAdvice:
+    """The advice that a trace gives on a fleet.
+
+    Attributes
+    ----------
+    setup : FleetSetup
+        The question.
+    requests, input_tokens, blocks, unique_blocks : int
+        Counts of the trace.
+    cases : tuple of FleetCase
+        What was compared: by memory, tier, policy, router.
+    results : mapping of Fleet to FleetResult
+        What each did.
+    case : FleetCase
+        The one that is enough, whether or not the trace suffices.
+    reuse : float
+        The share of the blocks that a cache without bounds would hit.
+    objections : tuple of str
+        Why the trace does not suffice for a recommendation; empty if it does.
+    """
+
+    setup: FleetSetup
+    requests: int
+    input_tokens: int
+    blocks: int
+    unique_blocks: int
+    cases: tuple[FleetCase, ...]
+    results: Mapping[Fleet, FleetResult] = field(repr=False)
+    case: FleetCase
+    reuse: float
+    objections: tuple[str, ...]
+
+    @property
+    def result(self) -> FleetResult:
+        """What the fleet that is enough did."""
+        return self.results[self.case.fleet]
+
+    @property
+    def best(self) -> FleetCase:
+        """The case that saves most; of equal ones the first."""
+        return max(self.cases, key=lambda case: saving(self.results[case.fleet]))
+
+    @property
+    def may_need_more(self) -> bool:
+        """Whether the largest memory compared is needed, and does not hold all blocks."""
+        most = self.setup.memories()[-1]
+        return self.case.memory == most and most // self.setup.block_bytes < self.unique_blocks
+
+    def like(
+        self,
+        *,
+        memory: int | None = None,
+        tier: FleetTier | Literal["same"] | None = "same",
+        policy: str | None = None,
+        router: str | None = None,
+    ) -> FleetResult | None:
+        """Return what the fleet that is enough did with something else; None if not compared."""
+        fleet = self.case.fleet
+        wanted = (
+            self.case.memory if memory is None else memory,
+            self.case.tier if tier == "same" else tier,
+            fleet.policy if policy is None else policy,
+            fleet.router if router is None else router,
+        )
+        for case in self.cases:
+            if (case.memory, case.tier, case.fleet.policy, case.fleet.router) == wanted:
+                return self.results[case.fleet]
+        return None
+
+
+def advise_fleet(
+    recorded: RecordedTrace,
+    setup: FleetSetup,
+    *,
+    jobs: int = 1,
+    elsewhere: Elsewhere | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> FleetAdvice:
+    """Replay a trace through every fleet and return the advice.
+
+    Parameters
+    ----------
+    recorded : RecordedTrace
+        The trace, with its arrivals.
+    setup : FleetSetup
+        What is to be advised on; half of each memory must hold a block.
+    jobs : int
+        Number of processes that share the replays.
+    elsewhere : Elsewhere, optional
+        Other machines, which compute them instead.
+    progress : callable, optional
+        Called with the number of fleets done, out of those of `FleetSetup.fleets`.
+
+    Raises
+    ------
+    ValueError
+        As `Fleet` and `Fleet.check_trace` do.
+    """
+    trace = recorded.trace
+    cases = setup.cases(trace.unique_blocks)
+    fleets = setup.fleets(trace.unique_blocks)
+    fleets[0].check_trace(trace)
+    found: dict[Fleet, FleetResult] = {}
+    for job, result in run_fleets(jobs, trace, fleets, elsewhere):
+        if isinstance(job, Fleet) and isinstance(result, FleetResult):
+            found[job] = result
+        if progress is not None:
+            progress(len(found))
+    results = {fleet: found[fleet] for fleet in fleets}
+    choice = choose_fleet(results, setup.prices)
+    chosen = fleets[0] if choice is None else choice.fleet
+    nothing = np.zeros(trace.num_requests, dtype=np.int64)
+    reuse = infinite_hits(trace, nothing) / (trace.num_blocks or 1)
+    return FleetAdvice(
+        setup=setup,
+        requests=trace.num_requests,
+        input_tokens=recorded.tokens,
+        blocks=trace.num_blocks,
+        unique_blocks=trace.unique_blocks,
+        cases=tuple(cases),
+        results=results,
+        case=next(case for case in cases if case.fleet == chosen),
+        reuse=reuse,
+        objections=tuple(_objections(trace.num_requests, reuse)),
+    )
+
+
+def _objections(requests: int, reuse: float) -> list[str]:
+    if not requests:
+        return ["the trace has no requests"]
+    if reuse < LEAST_REUSE:
+        objection = (
+            f"there is no reuse to speak of: a cache without bounds would hit "
+            f"{percent_text(reuse)} of the blocks, and at least {percent_text(LEAST_REUSE)} is "
+            "asked for. Offloading gains nothing on such requests"
+        )
+        return [objection]
+    if requests < LEAST_REQUESTS:
+        objection = (
+            f"the trace is too short: {requests:,} requests, and at least {LEAST_REQUESTS} are "
+            "asked for"
+        )
+        return [objection]
+    return []

@@ -28,7 +28,7 @@ from .subject import Subject
 from .units import bytes_text, count_text, duration_text, percent_text, rate_text, unbroken
 from .wording import noise_text
 
-__all__ = ["report_html", "require_report", "write_report"]
+__all__ = ["rendered", "report_html", "require_report", "write_report"]
 
 _WIDE = {"width": 800, "height": 420, "label_height": 17}
 _NARROW = {"width": 340, "height": 360, "label_height": 16}
@@ -46,7 +46,7 @@ def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
         file.write(page.encode())
 
 
-_FIRST = ("Time", "Retention", "Accelerator", "More memory")
+_FIRST = ("Changes", "Capacity", "Time", "First token", "Retention", "Accelerator", "More memory")
 """Findings shown at the top of the page, under the recommendation."""
 
 
@@ -62,20 +62,13 @@ class _Column:
 
 def report_html(subject: Subject) -> str:
     """Return the page; MissingExtraError if jinja2 is not installed."""
-    require_report()
-    import jinja2
-    from markupsafe import Markup
-
     advice = subject.advice
     policy = advice.policy
-    style, script = _page("report.css"), _page("report.js")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = unbroken
-    template = environment.from_string(_page("report.html.jinja"))
     columns = _columns(subject)
     setup = advice.setup
     capacity = advice.capacities[advice.memory_index]
-    return template.render(
+    return rendered(
+        "report.html.jinja",
         subject=subject,
         policy=policy,
         headline=subject.headline(),
@@ -99,6 +92,20 @@ def report_html(subject: Subject) -> str:
         python=policy and python_text(policy, capacity, setup.block_tokens),
         vllm=policy and vllm_text(policy, setup.memory, setup.chunks),
         vllm_flag=subject.vllm_flag(),
+    )
+
+
+def rendered(template: str, **values: object) -> str:
+    """Return a page from a template, with style and script; MissingExtraError without jinja2."""
+    require_report()
+    import jinja2
+    from markupsafe import Markup
+
+    style, script = _page("report.css"), _page("report.js")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["unbroken"] = unbroken
+    return environment.from_string(_page(template)).render(
+        **values,
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=_hash(style),
         script=Markup(script),  # noqa: S704 - our own file

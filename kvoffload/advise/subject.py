@@ -8,13 +8,23 @@ from kvoffload._printable import printable
 from kvoffload.replay.policies import is_own
 
 from .advice import Advice
+from .comparison import Comparison
 from .details import Details
 from .economy import Engine, balance
+from .knee import Knee
 from .model_shape import ModelShape
 from .remarks import group_remarks, prompt_text
 from .retention import RetentionCell, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text
-from .wording import Finding, findings, headline, rates_text, verdict, workers_text
+from .wording import (
+    Finding,
+    context,
+    findings,
+    headline,
+    rates_text,
+    verdict,
+    workers_text,
+)
 
 __all__ = ["Subject"]
 
@@ -37,6 +47,8 @@ class Subject:
     retentions: tuple[RetentionCell, ...] = ()  # empty where the model has no windows or states
     shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
     hints_text: str | None = None  # what clients say of their sessions, in words
+    knee: Knee | None = None  # where the memory was to be found
+    since: Comparison | None = None  # with an earlier advice
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -50,7 +62,8 @@ class Subject:
 
     def findings(self) -> list[Finding]:
         """Return the findings."""
-        return findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
+        found = findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
+        return [*context(self.since, self.knee), *found]
 
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""

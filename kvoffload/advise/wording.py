@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import VLLM_DEFAULT, Advice, Cell
 from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
-from .details import Details, DiskCell
+from .comparison import Comparison
+from .details import Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
 from .grid import PARTS
+from .knee import Knee
 from .retention import RetentionCell, or_none, vllm_flag, worth
-from .units import bytes_text, count_text, duration_text, percent_text, rate_text
+from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
 
 __all__ = [
     "Finding",
+    "capacity_text",
+    "context",
     "detail_findings",
     "findings",
     "headline",
@@ -213,6 +217,53 @@ def _short(advice: Advice) -> str:
 def _difference(advice: Advice, cell: Cell) -> str:
     difference = cell.hit_ratio - advice.vllm_default.hit_ratio
     return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
+
+
+def capacity_text(knee: Knee, engines: int = 1) -> str:
+    """Return where the knee of the hits over memory lies, and how certain that is.
+
+    With several engines the curve is of one cache of all of them.
+    """
+    rung, memory = knee.rung, bytes_text(knee.memory)
+    text = (
+        f"--capacity auto: {memory} is the knee of the hits over memory, from which on twice the "
+        f"memory is not worth a point more than its error. There {rung.policy} hits "
+        f"{percent_text(rung.hit_ratio)}, and twice of it would hit {rung.gain * 100:.1f} ± "
+        f"{rung.error * 100:.1f} points more"
+    )
+    if knee.most > knee.memory:
+        text += f"; within the curve's error the knee may lie as high as {bytes_text(knee.most)}"
+    if engines > 1:
+        text += f". That is of one cache of all engines: {bytes_text(knee.memory / engines)} each"
+    return f"{text}."
+
+
+def context(since: Comparison | None, knee: Knee | None, engines: int = 1) -> list[Finding]:
+    """Return what changed since an earlier advice, and where the knee is, as far as asked for."""
+    return [
+        *([] if since is None else [Finding("Changes", f"{since}")]),
+        *([] if knee is None else [Finding("Capacity", capacity_text(knee, engines))]),
+    ]
+
+
+def _first_token(advice: Advice, found: Details) -> str:
+    """Return how long prompts take, and what offloading saves of that."""
+    engine = advice.setup.rates
+    *policies, without = found.first_tokens
+    first = policies[0]
+
+    def within(one: FirstTokens) -> str:
+        return f"{latency_text(one.p50)} and {latency_text(one.p95)}"
+
+    text = (
+        f"On {engine.name if engine else 'the engine'} half of the prompts, and 95 % of them, are "
+        f"read and computed within {within(first)} with {first.policy}, within {within(without)} "
+        f"without offloading: {latency_text(without.p50 - first.p50)} and "
+        f"{latency_text(without.p95 - first.p95)} saved"
+    )
+    for one in policies[1:]:
+        text += f"; within {within(one)} with {one.policy}, vLLM's default"
+    return f"{text}. Waiting for other prompts comes on top: kvoffload advise --engines."
 
 
 def findings(
@@ -463,6 +514,7 @@ def _ceiling_of_belady(advice: Advice, policy: str) -> str:
 def detail_findings(advice: Advice, found: Details) -> list[Finding]:
     """Return the findings on warm-up, requests, reuse and a disk."""
     return [
+        *([Finding("First token", _first_token(advice, found))] if found.first_tokens else []),
         Finding("Warm-up", _warm_up(found)),
         Finding("Requests", _requests(advice, found)),
         Finding("Reuse", _reuse(advice, found)),

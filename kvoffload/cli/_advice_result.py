@@ -82,6 +82,8 @@ def as_object(subject: Subject) -> dict[str, object]:
             for one in subject.by_device_memory()
         ],
         "details": None if subject.details is None else asdict(subject.details),
+        "knee": None if subject.knee is None else asdict(subject.knee),
+        "changes": None if subject.since is None else asdict(subject.since),
         **_retentions(subject),
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.advise.fleet_wording import NOT_MODELLED
 from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, saving
 from kvoffload.advise.router_configs import RouterConfig, router_configs
 from kvoffload.advise.units import percent_text
@@ -23,14 +24,6 @@ from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_json, print_prose, print_tables
-
-NOT_MODELLED = (
-    "Not modelled: an engine computes one prompt at a time, without chunks, batches, preemption or "
-    "slower decoding; requests that run take no memory of the device; links are not shared; "
-    "stores, routing, tokenizing and the network take no time; nothing fails, scales or fetches "
-    "from its peers. Times rank designs and predict no milliseconds; differences of .01 between "
-    "routers are noise."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +252,7 @@ def _print_totals(grid: FleetGrid) -> None:
     )
 
 
-def _object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
+def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
     """Return a fleet and its result as ``--json`` prints them."""
     fleet, tier = cell.fleet, cell.fleet.tier
     size = fleet.block_bytes or None
@@ -341,7 +334,7 @@ def print_fleets_json(grid: FleetGrid) -> None:
                 for router, configs in _configs(grid).items()
                 for config in configs
             ],
-            "results": [_object(*row) for row in grid.rows()],
+            "results": [fleet_object(*row) for row in grid.rows()],
         }
     )
 
@@ -359,7 +352,7 @@ def fleets_csv(grid: FleetGrid) -> str:
     writer: csv.DictWriter[str] | None = None
     for row in grid.rows():
         values: dict[str, object] = {}
-        for name, value in _object(*row).items():
+        for name, value in fleet_object(*row).items():
             if isinstance(value, dict):
                 values |= {f"{name}_{part}": one for part, one in value.items()}
             elif name != "per_engine":

@@ -6,8 +6,10 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvoffload._printable import printable
 from kvoffload.advise import (
@@ -25,17 +27,42 @@ from kvoffload.advise import (
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.advice import DEVICE_SHARES
+from kvoffload.advise.comparison import compared_advice, read_advice
+from kvoffload.advise.fleet_report import write_fleet_report
+from kvoffload.advise.fleet_subject import FleetSubject
+from kvoffload.advise.fleets import (
+    STACK_ROUTERS,
+    FleetAdvice,
+    FleetSetup,
+    FleetTier,
+    Prices,
+    advise_fleet,
+)
+from kvoffload.advise.knee import Knee, find_knee, knee_replays
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
 from kvoffload.replay import HintOptions, Selection
+from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
+from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
+from ._decoding import Decoding, check_dask, on_machines
+from ._fleet_advice import fleet_advice_object, print_fleet_advice
+from ._fleet_options import (
+    Shared,
+    note_limits,
+    price_option,
+    read_engines,
+    read_router,
+    shared_option,
+)
 from ._hint_options import (
     hint_options,
     hint_words,
@@ -48,10 +75,12 @@ from ._options import (
     MAX_BLOCKS,
     Capacity,
     block_tokens_option,
+    dask_option,
     device_memory_option,
     examples,
     jobs_option,
     json_option,
+    manager_of,
     policy_option,
     read_capacity,
     read_policy,
@@ -73,7 +102,7 @@ from ._sources import (
     open_source,
     order_object,
 )
-from ._terminal import note_bad_lines, print_json, progress_bar
+from ._terminal import note, note_bad_lines, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
 """Accelerator whose cache is assumed where a model is named and no accelerator is."""
@@ -90,11 +119,32 @@ def read_rate(text: str) -> float:
     return rate
 
 
+AUTO = "auto"
+FLEET_POLICIES = ("lru", "hit-density")
+"""Policies that are compared in fleets, and for the knee, where none is named."""
+
+MORE = 4
+"""Multiple of the memory that is tried where the knee of one cache is too little for several."""
+
+_SOME = Capacity("2", blocks=2)
+"""Stands in for the memory that is to be found."""
+
+
+def _read_capacity(text: str) -> Capacity | None:
+    """Read a capacity; None for the knee."""
+    return None if text == AUTO else read_capacity(text)
+
+
+def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
+    return path, read_advice(path)
+
+
 @click.command(
     epilog=examples(
         "kvoffload advise trace.jsonl --capacity 64GiB --model Qwen/Qwen3-8B",
         "kvoffload advise logs/ --capacity 1TiB --model path/config.json",
         "kvoffload advise trace.jsonl --capacity 5% --model glm-4.5 --disk 4TB",
+        "kvoffload advise trace.jsonl --capacity auto --model glm-4.5 --engines 8",
     )
 )
 @traces_argument
@@ -103,11 +153,12 @@ def read_rate(text: str) -> float:
     "capacities",
     required=True,
     multiple=True,
-    metavar="SIZE",
-    callback=values_of(read_capacity),
+    metavar="SIZE|auto",
+    callback=values_of(_read_capacity),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
     "(5%). Half, twice and four times it are compared; of several, comma-separated or "
-    "repeated, the first is advised on and the others are compared.",
+    "repeated, the first is advised on and the others are compared. auto: the knee of the hits "
+    "over memory. With --engines, of each.",
 )
 @policy_option(",".join(registry.names()))
 @model_options
@@ -156,6 +207,31 @@ def read_rate(text: str) -> float:
     "[default: lru,hit-density]",
 )
 @click.option(
+    "--engines",
+    metavar="N",
+    callback=value_of(read_engines),
+    help=f"Advise on so many engines behind a router, 1 to {MOST_ENGINES}: which router, policy, "
+    "memory and tier are enough.",
+)
+@click.option(
+    "--router",
+    "routers",
+    multiple=True,
+    metavar="ROUTER",
+    callback=values_of(read_router),
+    help="With --engines, the routers that can be deployed, as in kvoffload fleet.  [default: "
+    "those that stacks have]",
+)
+@shared_option
+@price_option
+@click.option(
+    "--compare",
+    "earlier",
+    metavar="FILE.json",
+    callback=value_of(_read_earlier),
+    help="Say what changed since an earlier advice, which --json printed.",
+)
+@click.option(
     "--report", metavar="FILE", help="Write the advice as one HTML page that needs no other file."
 )
 @click.option(
@@ -166,12 +242,13 @@ def read_rate(text: str) -> float:
 )
 @hint_options
 @jobs_option
+@dask_option
 @reading_options
 @json_option
 def advise(
     traces: tuple[str, ...],
     *,
-    capacities: tuple[Capacity, ...],
+    capacities: tuple[Capacity | None, ...],
     policies: tuple[str, ...],
     model: ModelShape | None,
     kv_bytes_per_token: int | None,
@@ -186,10 +263,16 @@ def advise(
     link_bandwidth: int | None,
     disk: int | None,
     disk_policies: tuple[str, ...],
+    engines: int | None,
+    routers: tuple[str, ...],
+    shared: tuple[Shared, ...],
+    price: Prices | None,
+    earlier: tuple[str, dict[str, Any]] | None,
     report: str | None,
     unchained_ids: bool,
     hints: HintOptions | None,
     jobs: int | None,
+    dask: str | None,
     reading: Reading,
     as_json: bool,
     quiet: bool,
@@ -206,6 +289,11 @@ def advise(
     prefill than moving blocks takes. With --model and without --device-memory there are several
     answers side by side: behind all of the cache that the accelerator typically has, behind a half
     and a quarter of it, and without one.
+
+    With --engines, engines behind a router are replayed instead, in each of these memories, with
+    each router, policy and tier. The cheapest is recommended that saves within a point of the best.
+    Where requests say how long their clients waited, each of a session comes after the one before
+    has been answered.
     """
     engine = engine_of(
         model,
@@ -217,17 +305,18 @@ def advise(
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
     size.check()
-    if disk is not None and size.cache.layout() is not None:
-        raise click.UsageError(
-            "--disk must go with a model whose layers all keep every token, got "
-            f"{size.cache.model and size.cache.model.name}, which has windows or states: leave "
-            "--disk out for the advice on host memory alone"
-        )
-    if disk_policies and disk is None:
-        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
+    fleet = None
+    if engines is not None:
+        fleet = _FleetOptions(engines, routers, shared, disk, disk_policies, price)
+    _check(size, capacities, disk, disk_policies, fleet)
+    if fleet is None:
+        _check_none({"router": routers, "shared": shared, "price": price})
     check_outputs(traces, {"--report": report})
+    check_dask(dask, traces)
     if report is not None:
         require_report()
+    if engines is not None and _is_default("policies"):
+        policies = FLEET_POLICIES
     with open_source(traces, reading) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
@@ -245,10 +334,11 @@ def advise(
             recorded = RecordedTrace.of(
                 Selection(source.requests, full_block_tokens=known.count if full else None),
                 hints=hints,
+                arrivals=engines is not None,
             )
         told = recorded.trace.hints
         setup = _setup(
-            capacities,
+            [_SOME if capacity is None else capacity for capacity in capacities],
             device_memory,
             recorded.trace.unique_blocks,
             block_tokens=known.count,
@@ -258,52 +348,272 @@ def advise(
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
             step_tokens=step_tokens,
         )
-        advice, alone, shares = _by_device_memory(
-            recorded,
-            replace(setup, engine=engine),
-            0 if device_memory else engine.device_memory,
-            jobs=jobs or usable_cores(),
-            quiet=quiet,
+        behind = None
+        if disk is not None:
+            behind = Disk(disk, disk_policies or ("lru", "hit-density"))
+        command = _Command(
+            traces,
+            setup,
+            size,
+            engine if accelerator or not model else replace(engine, accelerator=None),
+            behind,
+            report,
+            reading,
+            unchained_ids,
+            hints,
+            fleet,
         )
-        behind = None if disk is None else Disk(disk, disk_policies or ("lru", "hit-density"))
-        subject = Subject(
-            source.name,
-            advice,
-            model,
-            size.cache.dtype,
-            _Command(
-                traces,
-                setup,
-                size,
-                engine if accelerator or not model else replace(engine, accelerator=None),
-                behind,
-                report,
-                reading,
-                unchained_ids,
-                hints,
-            ).text(),
-            known.origin or "lengths",
-            alone,
-            details(recorded, advice, behind),
-            source.files,
-            source.id_spaces,
-            source.ids_text,
-            _retentions(recorded, advice, jobs=jobs or usable_cores(), quiet=quiet),
-            shares,
-            None if hints is None or told is None else hints_text(hints, told),
+        decoding = Decoding(
+            traces, reading, block_tokens, hints, full_blocks=full, arrivals=engines is not None
         )
+        context: dict[str, Any] = {
+            "block_tokens_from": known.origin or "lengths",
+            "files": source.files,
+            "id_spaces": source.id_spaces,
+            "ids_text": source.ids_text,
+            "hints_text": None if hints is None or told is None else hints_text(hints, told),
+        }
+        typical = 0 if device_memory else engine.device_memory
+        with on_machines(dask, decoding) as elsewhere:
+            effort = _Effort(jobs or usable_cores(), elsewhere, quiet)
+            if None in capacities:
+                knee = context["knee"] = _knee(recorded, setup, engines or 1, typical, effort)
+                each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
+                setup = replace(setup, memory=each)
+                command = replace(command, setup=setup)
+            context |= {
+                "trace": source.name,
+                "model": model,
+                "dtype": size.cache.dtype,
+                "command": command.text(),
+            }
+            setup = replace(setup, engine=engine)
+            subject: Subject | FleetSubject
+            if fleet is None:
+                subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
+            else:
+                grows = None in capacities
+                advice = _fleet_advice(recorded, setup, fleet, typical, effort, grows=grows)
+                setup = replace(setup, memory=advice.setup.memory)
+                context["command"] = replace(command, setup=setup).text()
+                subject = FleetSubject(advice=advice, **context)
+        if earlier is not None:
+            subject = _since(subject, *earlier)
         fault = None if report is None else _write(subject, report)
         if as_json:
             said = {"hints": hints_object(hints, told)}
-            print_json({**as_object(subject), **said, **order_object(survey)})
+            print_json({**_object(subject), **said, **order_object(survey)})
+        elif isinstance(subject, FleetSubject):
+            print_fleet_advice(subject)
         else:
             print_advice(subject)
         if fault is not None:
             raise fault
 
 
+def _check(
+    size: _TokenSize,
+    capacities: tuple[Capacity | None, ...],
+    disk: int | None,
+    disk_policies: tuple[str, ...],
+    fleet: _FleetOptions | None,
+) -> None:
+    """Refuse options that contradict each other."""
+    has_groups, model = size.cache.layout() is not None, size.cache.model
+    if None in capacities and len(capacities) > 1:
+        raise click.UsageError(f"--capacity auto must stand alone, got {len(capacities)} values")
+    if fleet is not None and len(capacities) > 1:
+        raise click.UsageError(
+            f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
+            "four times it are compared"
+        )
+    if fleet is not None and has_groups:
+        raise click.UsageError("--model must have one group for a fleet, got several")
+    if fleet is not None and not _is_default("step_tokens"):
+        raise click.UsageError("--step-tokens must go without --engines, got both")
+    if disk is not None and has_groups:
+        raise click.UsageError(
+            "--disk must go with a model whose layers all keep every token, got "
+            f"{model and model.name}, which has windows or states: leave "
+            "--disk out for the advice on host memory alone"
+        )
+    if disk_policies and disk is None and not (fleet and fleet.shared):
+        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
+
+
+def _check_none(options: dict[str, object]) -> None:
+    """Refuse options of a fleet without one."""
+    for option, given in options.items():
+        if given:
+            raise click.UsageError(f"--{option} must go with --engines, got it without")
+
+
+def _since(
+    subject: Subject | FleetSubject, path: str, earlier: dict[str, Any]
+) -> Subject | FleetSubject:
+    """Compare the advice with an earlier one."""
+    try:
+        return replace(subject, since=compared_advice(path, earlier, _object(subject)))
+    except ValueError as error:
+        raise click.UsageError(f"--compare {error}") from None
+
+
+def _is_default(name: str) -> bool:
+    """Return whether the user left an option out."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.DEFAULT
+
+
+def _object(subject: Subject | FleetSubject) -> dict[str, object]:
+    if isinstance(subject, FleetSubject):
+        return fleet_advice_object(subject)
+    return as_object(subject)
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """Who computes, and whether progress is shown."""
+
+    jobs: int
+    elsewhere: Elsewhere | None
+    quiet: bool
+
+
+def _knee(
+    recorded: RecordedTrace, setup: Setup, engines: int, typical: int, effort: _Effort
+) -> Knee:
+    """Find the memory of one cache of all engines, behind as large a cache on accelerators."""
+    setup = replace(setup, device_memory=engines * (setup.device_memory or typical))
+    if _is_default("policies"):
+        setup = replace(setup, policies=FLEET_POLICIES)
+    total = knee_replays(recorded, setup)
+    with progress_bar("finding the knee", total, quiet=effort.quiet, unit="replays") as progress:
+        return find_knee(
+            recorded, setup, jobs=effort.jobs, elsewhere=effort.elsewhere, progress=progress
+        )
+
+
+def _fleet_advice(
+    recorded: RecordedTrace,
+    setup: Setup,
+    options: _FleetOptions,
+    typical: int,
+    effort: _Effort,
+    *,
+    grows: bool,
+) -> FleetAdvice:
+    """Replay the fleets; note what limits them.
+
+    Where memory `grows`, more of it is tried as long as the largest is needed: one cache of all
+    engines, whose knee was found, has no block twice.
+    """
+    trace, engine = recorded.trace, setup.engine
+    if trace.arrivals is not None and not trace.arrivals.recorded.any():
+        note("the trace has no times of arrival: prompts take no time", quiet=effort.quiet)
+        engine = None
+    loop: Loop = "open"
+    if recorded.has_think and trace.arrivals is not None and trace.arrivals.has_sessions:
+        loop = "closed"
+    question = FleetSetup(
+        engines=options.engines,
+        memory=setup.memory,
+        block_tokens=setup.block_tokens,
+        block_bytes=setup.block_bytes,
+        device_memory=setup.device_memory or typical,
+        device_is_assumed=not setup.device_memory and typical > 0,
+        policies=setup.policies,
+        routers=options.routers or STACK_ROUTERS,
+        tiers=options.tiers(setup.block_bytes, trace.unique_blocks),
+        engine=engine,
+        loop=loop,
+        prices=options.price,
+    )
+    try:
+        cases = question.cases(trace.unique_blocks)
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+    memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases)}
+    for policy in question.policies:
+        manager_of(policy, min(fleet.host_blocks for fleet in memories), "block")
+    note_limits(trace, memories, quiet=effort.quiet)
+    advice = _replayed(recorded, question, effort)
+    while grows and advice.may_need_more:
+        question = replace(question, memory=MORE * question.memory)
+        advice = _replayed(recorded, question, effort)
+    return advice
+
+
+def _replayed(recorded: RecordedTrace, question: FleetSetup, effort: _Effort) -> FleetAdvice:
+    total, quiet = len(question.fleets(recorded.trace.unique_blocks)), effort.quiet
+    with progress_bar("replaying", total, quiet=quiet, unit="fleets") as progress:
+        return advise_fleet(
+            recorded, question, jobs=effort.jobs, elsewhere=effort.elsewhere, progress=progress
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FleetOptions:
+    """The options of a fleet, as they were given."""
+
+    engines: int
+    routers: tuple[str, ...]
+    shared: tuple[Shared, ...]
+    disk: int | None
+    tier_policies: tuple[str, ...]
+    price: Prices | None
+
+    def tiers(self, block_bytes: int, unique_blocks: int) -> tuple[FleetTier | None, ...]:
+        """Return the tiers to compare, none first."""
+        policies = self.tier_policies or ("lru",)
+        found: list[FleetTier | None] = [None]
+        for one in self.shared:
+            if one.capacity is None:
+                continue
+            blocks = one.capacity.resolve(block_bytes, unique_blocks, "--shared")
+            memory = one.capacity.size or blocks * block_bytes
+            given = policies if one.policy is None else (one.policy,)
+            found += [FleetTier("shared", memory, policy) for policy in given]
+        if self.disk is not None:
+            if self.disk < block_bytes:
+                raise click.UsageError(
+                    f"--disk must hold a block of {block_bytes:,} bytes, got {self.disk:,}"
+                )
+            found += [FleetTier("private", self.disk, policy) for policy in policies]
+        return tuple(dict.fromkeys(found))
+
+    def words(self) -> list[str]:
+        """Return them for a command line."""
+        words = ["--engines", str(self.engines)]
+        words += ["--router", ",".join(self.routers)] if self.routers else []
+        words += ["--shared", ",".join(one.text for one in self.shared)] if self.shared else []
+        if self.price is not None:
+            words += ["--price", f"host={self.price.host:g},tier={self.price.tier:g}"]
+        return words
+
+
+def _subject(
+    recorded: RecordedTrace,
+    setup: Setup,
+    typical: int,
+    effort: _Effort,
+    *,
+    behind: Disk | None,
+    **context: Any,
+) -> Subject:
+    """Replay one engine in all that is compared."""
+    advice, alone, shares = _by_device_memory(recorded, setup, typical, effort)
+    return Subject(
+        advice=advice,
+        alone=alone,
+        details=details(recorded, advice, behind),
+        retentions=_retentions(recorded, advice, effort),
+        shares=shares,
+        **context,
+    )
+
+
 def _by_device_memory(
-    recorded: RecordedTrace, setup: Setup, typical: int, *, jobs: int, quiet: bool
+    recorded: RecordedTrace, setup: Setup, typical: int, effort: _Effort
 ) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
     """Return the advice; where a cache is assumed, that without one, and with parts of it.
 
@@ -320,7 +630,7 @@ def _by_device_memory(
         setups = [whole, setup, *parts]
     total = sum(one.replays for one in setups)
     found: list[Advice] = []
-    with progress_bar("replaying", total, quiet=quiet, unit="replays") as progress:
+    with progress_bar("replaying", total, quiet=effort.quiet, unit="replays") as progress:
         for one in setups:
             before = sum(other.setup.replays for other in found)
 
@@ -328,25 +638,45 @@ def _by_device_memory(
                 if progress is not None:
                     progress(before + done)
 
-            found.append(advise_on(recorded, one, jobs=jobs, progress=report_progress))
+            found.append(
+                advise_on(
+                    recorded,
+                    one,
+                    jobs=effort.jobs,
+                    elsewhere=effort.elsewhere,
+                    progress=report_progress,
+                )
+            )
     return found[0], found[1] if len(found) > 1 else None, tuple(found[2:])
 
 
 def _retentions(
-    recorded: RecordedTrace, advice: Advice, *, jobs: int, quiet: bool
+    recorded: RecordedTrace, advice: Advice, effort: _Effort
 ) -> tuple[RetentionCell, ...]:
     """Return the retention intervals compared; none where they make no difference."""
     total = len(compared(advice.setup.chunks))
     if not total:
         return ()
+    quiet = effort.quiet
     with progress_bar("comparing intervals", total, quiet=quiet, unit="intervals") as progress:
-        return tuple(retentions(recorded, advice, jobs=jobs, progress=progress))
+        return tuple(
+            retentions(
+                recorded,
+                advice,
+                jobs=effort.jobs,
+                elsewhere=effort.elsewhere,
+                progress=progress,
+            )
+        )
 
 
-def _write(subject: Subject, report: str) -> OSError | None:
+def _write(subject: Subject | FleetSubject, report: str) -> OSError | None:
     """Write the page; return the error, if any, so that the advice is still printed."""
     try:
-        write_report(subject, report)
+        if isinstance(subject, FleetSubject):
+            write_fleet_report(subject, report)
+        else:
+            write_report(subject, report)
     except OSError as error:
         return error
     return None
@@ -402,6 +732,7 @@ class _Command:
     reading: Reading
     unchained_ids: bool
     hints: HintOptions | None
+    fleet: _FleetOptions | None = None
 
     def text(self) -> str:
         """Return it quoted for a shell."""
@@ -409,10 +740,11 @@ class _Command:
         words = ["kvoffload", "advise", *([] if are_like_options else self.traces)]
         words += self._sizes()
         words += self._engine()
+        words += [] if self.fleet is None else self.fleet.words()
         reading = self.reading
         for option, value in (
             ("--disk", self.disk and _exact(self.disk.size)),
-            ("--disk-policy", self.disk and ",".join(self.disk.policies)),
+            ("--disk-policy", ",".join(self._disk_policies())),
             ("--format", reading.format),
             ("--model-name", reading.model_name),
             ("--limit", reading.limit and str(reading.limit)),
@@ -425,6 +757,11 @@ class _Command:
         words += hint_words(self.hints)
         words += ["--", *self.traces] if are_like_options else []
         return " ".join(map(_shell_word, words))
+
+    def _disk_policies(self) -> tuple[str, ...]:
+        if self.fleet is not None:
+            return self.fleet.tier_policies
+        return () if self.disk is None else self.disk.policies
 
     def _sizes(self) -> list[str]:
         setup, size = self.setup, self.size

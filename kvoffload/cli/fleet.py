@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +9,27 @@ from typing import Any
 import click
 
 from kvoffload._extras import require
-from kvoffload._sizes import parse_size
 from kvoffload.advise import ModelShape, engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
-from kvoffload.advise.fleets import Prices
-from kvoffload.errors import describe
+from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
 from kvoffload.replay import DecodedTrace, HintOptions
-from kvoffload.replay.arrivals import NONE, NoSessionsError
-from kvoffload.replay.fleet import Fleet, FleetResult, Tier, parse_router
+from kvoffload.replay.arrivals import NoSessionsError
+from kvoffload.replay.fleet import Fleet, FleetResult, Tier
 from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES, Loop
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces.outputs import open_output
 
 from ._decoding import Decoding, check_dask, decode, on_machines
+from ._fleet_options import (
+    Shared,
+    note_limits,
+    price_option,
+    read_engines,
+    read_router,
+    shared_option,
+)
 from ._fleet_result import (
     FleetCell,
     FleetGrid,
@@ -65,11 +68,8 @@ from ._output import check_outputs
 from ._sources import Reading, note_order, open_source, order_object
 from ._terminal import note, note_bad_lines, progress_bar
 
-LINK_BANDWIDTH = 50 * 10**9
-BUSY = 0.9  # from which on an open loop only grows its queues
 _NS_A_MS = 10**6
 _CLOSED = "closed"
-_UNSHARED = "none"
 
 
 class _FleetCommand(click.Command):
@@ -81,61 +81,6 @@ class _FleetCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _read_engines(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_ENGINES:
-        raise ValueError(f"must be 1 ... {MOST_ENGINES}, got {describe(text)}")
-    return int(text)
-
-
-def _read_router(text: str) -> str:
-    return str(parse_router(text))
-
-
-def _read_prices(text: str) -> Prices:
-    pairs = dict(part.partition("=")[::2] for part in text.split(","))
-    if text.count(",") != 1 or set(pairs) != {"host", "tier"}:
-        raise ValueError(f"must read host=N,tier=N, got {describe(text)}")
-    values = {}
-    for name, value in pairs.items():
-        try:
-            values[name] = float(value)
-        except ValueError:
-            values[name] = math.nan
-        if not 0 <= values[name] < math.inf:
-            raise ValueError(f"{name} must be a number >= 0, got {describe(value)}")
-    return Prices(**values)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """A shared tier as it was given; `capacity` is None for none."""
-
-    text: str
-    capacity: Capacity | None = None
-    policy: str | None = None
-
-
-def _read_shared(text: str) -> _Shared:
-    """Read a size, the address of a tier that gives one, or none."""
-    if text == _UNSHARED:
-        return _Shared(text)
-    if ":" not in text:
-        return _Shared(text, read_capacity(text))
-    from kvoffload.tiers.options import split_url  # which needs an extra where it is not compiled
-
-    kind, place, options = split_url(text)
-    if "capacity" not in options:
-        raise ValueError(
-            f"address must have a capacity, got none in {describe(kind + ':' + place)}"
-        )
-    try:
-        size = parse_size(options["capacity"])
-    except ValueError as error:
-        raise ValueError(f"capacity {error}") from None
-    policy = read_policy(options["policy"]) if "policy" in options else None
-    return _Shared(f"{kind}:{place}", Capacity(options["capacity"], size=size), policy)
-
-
 @dataclass(frozen=True, slots=True)
 class _Memory:
     """The memory that is compared, as it was given."""
@@ -145,7 +90,7 @@ class _Memory:
     capacities: tuple[Capacity, ...]
     device: Capacity | None
     disks: tuple[Capacity, ...]
-    shared: tuple[_Shared, ...]
+    shared: tuple[Shared, ...]
     tier_policy: str
     is_total: bool
 
@@ -202,7 +147,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     default=("1, 2, 4, 8",),
     show_default=True,
     metavar="N",
-    callback=values_of(_read_engines),
+    callback=values_of(read_engines),
     help=f"Numbers of engines to compare, 1 to {MOST_ENGINES}.",
 )
 @click.option(
@@ -212,7 +157,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     default=("round-robin, session, prefix, events",),
     show_default=True,
     metavar="ROUTER",
-    callback=values_of(_read_router),
+    callback=values_of(read_router),
     help="Routers to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE'.",
 )
 @click.option(
@@ -235,14 +180,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     callback=values_of(read_capacity),
     help="A tier behind each engine's host memory, of its own: sizes to compare.",
 )
-@click.option(
-    "--shared",
-    multiple=True,
-    metavar="SIZE|ADDRESS|none",
-    callback=values_of(_read_shared),
-    help="One tier behind all engines: sizes to compare, or addresses that have a capacity, as "
-    "'slab:PATH?capacity=2TB&policy=lru'; nothing is opened.",
-)
+@shared_option
 @click.option(
     "--tier-policy",
     default="lru",
@@ -323,13 +261,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     help="Draw the tokens hit over the memory of all engines: .png, .svg or .pdf.",
 )
 @click.option("--csv", metavar="FILE.csv", help="Write one line per fleet, comma-separated.")
-@click.option(
-    "--price",
-    metavar="host=N,tier=N",
-    callback=value_of(_read_prices),
-    help="Price of a GiB of host memory and of a tier, to find the cheapest fleet that is enough; "
-    "otherwise that with the least host memory, then the smallest tier.",
-)
+@price_option
 @click.option(
     "--router-config",
     is_flag=True,
@@ -346,7 +278,7 @@ def fleet(
     capacities: tuple[Capacity, ...],
     device_memory: Capacity | None,
     disks: tuple[Capacity, ...],
-    shared: tuple[_Shared, ...],
+    shared: tuple[Shared, ...],
     tier_policy: str,
     total: bool,
     block_bytes: int | None,
@@ -453,7 +385,7 @@ def fleet(
     for cell in cells:
         manager_of(cell.fleet.policy, cell.fleet.host_blocks, "block")
     _check(decoded, cells[0].fleet)
-    _warn(decoded, cells, quiet=quiet)
+    note_limits(decoded, {cell.fleet: cell.capacity for cell in cells}, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
     with on_machines(dask, decoding) as elsewhere:
         results = _replayed(decoded, cells, jobs or usable_cores(), elsewhere, quiet=quiet)
@@ -514,54 +446,6 @@ def _replayed(
             if progress is not None:
                 progress(done)
     return results
-
-
-def _warn(trace: DecodedTrace, cells: list[FleetCell], *, quiet: bool) -> None:
-    """Note what a fleet cannot balance, cannot store, and what adds nothing."""
-    sizes = (trace.starts[1:] - trace.starts[:-1]).tolist()
-    least = min(cell.fleet.host_blocks for cell in cells)
-    longer = sum(size for size in sizes if size > least)
-    if longer:
-        note(
-            f"{longer:,} of {trace.num_blocks:,} blocks are of requests that are longer than a "
-            f"host memory of {least:,} blocks, which refuses them",
-            quiet=quiet,
-        )
-    small = next(
-        (
-            cell
-            for cell in cells
-            if cell.fleet.tier is not None
-            and cell.fleet.tier.kind == "private"
-            and cell.fleet.tier.blocks <= cell.fleet.host_blocks
-        ),
-        None,
-    )
-    if small is not None:
-        note(
-            f"a tier of an engine's own no larger than its host memory of {small.capacity} adds "
-            "nothing",
-            quiet=quiet,
-        )
-    if not any(cell.fleet.spec.name in ("session", "sticky") for cell in cells):
-        return
-    most = max(cell.fleet.engines for cell in cells)
-    if trace.arrivals is None:
-        return
-    tokens: Counter[int] = Counter()
-    for session, length in zip(
-        trace.arrivals.sessions.tolist(), trace.lengths.tolist(), strict=True
-    ):
-        if session != NONE:
-            tokens[session] += length
-    total = int(trace.lengths.sum())
-    (largest,) = tokens.most_common(1) or [(NONE, 0)]
-    if total and largest[1] * most > total and most > 1:
-        note(
-            f"one session has {largest[1] / total:.0%} of the tokens, more than 1 of {most} "
-            "engines can take: session and sticky cannot balance it",
-            quiet=quiet,
-        )
 
 
 def _warn_of_load(grid: FleetGrid, *, quiet: bool) -> None:

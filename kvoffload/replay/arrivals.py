@@ -83,9 +83,14 @@ class Arrivals:
         """Number of requests."""
         return len(self.recorded)
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any session has two requests."""
+        return bool((self.following != NONE).any())
+
     def check_sessions(self) -> None:
         """Raise `NoSessionsError` if no session has two requests."""
-        if (self.following == NONE).all():
+        if not self.has_sessions:
             raise NoSessionsError(
                 f"the trace must have sessions of several requests, got {self.num_requests:,} "
                 "requests without"

@@ -11,6 +11,10 @@ from kvoffload.advise import (
     engine_of,
     model_shape,
 )
+from kvoffload.advise.comparison import Change, Comparison
+from kvoffload.advise.fleet_report import fleet_report_html
+from kvoffload.advise.fleet_subject import FleetSubject
+from kvoffload.advise.fleets import FleetSetup, FleetTier, advise_fleet
 from kvoffload.advise.report import report_html
 from kvoffload.advise.subject import Subject
 from kvoffload.traces import Workload
@@ -46,3 +50,26 @@ def page(**arguments):
 def hostile_page():
     model = replace(model_shape("gpt-oss-20b"), name=HOSTILE)
     return report_html(replace(subject(name=HOSTILE), model=model, command=HOSTILE))
+
+
+def fleet_subject(name="chats.jsonl", **more):
+    engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
+    tiers = (None, FleetTier("shared", 10 * MEMORY))
+    setup = FleetSetup(
+        engines=4, memory=MEMORY // 20, block_tokens=512, block_bytes=2**20, engine=engine,
+        tiers=tiers,
+    )  # fmt: skip
+    recorded = RecordedTrace.of(Workload(300, seed=3), arrivals=True)
+    advice = advise_fleet(recorded, setup)
+    return FleetSubject(name, advice, None, "bfloat16", f"kvoffload advise {name}", **more)
+
+
+def fleet_page():
+    return fleet_report_html(fleet_subject())
+
+
+def hostile_fleet_page():
+    model = replace(model_shape("llama-3.1-8b"), name=HOSTILE)
+    subject = replace(fleet_subject(name=HOSTILE), model=model, command=HOSTILE)
+    since = Comparison(HOSTILE, HOSTILE, (Change("router", HOSTILE, HOSTILE),))
+    return fleet_report_html(replace(subject, since=since))

@@ -19,7 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from .pages import VARIANTS, hostile_page, page
+from .pages import VARIANTS, fleet_page, hostile_fleet_page, hostile_page, page
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -65,6 +65,8 @@ def pages(tmp_path_factory):
         "short": page(requests=20),
         "hostile": hostile_page(),
         "variants": page(policies=VARIANTS),
+        "fleet": fleet_page(),
+        "hostile-fleet": hostile_fleet_page(),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -96,7 +98,7 @@ def label(element):
     return element.get_attribute("aria-label") or element.text
 
 
-@pytest.mark.parametrize("name", ["good", "short", "hostile"])
+@pytest.mark.parametrize("name", ["good", "short", "hostile", "fleet", "hostile-fleet"])
 def test_nothing_is_logged_and_nothing_is_fetched(show, name):
     show(name).get_log("performance")  # forget how the browser itself started
     browser = show(name)
@@ -110,8 +112,9 @@ def test_nothing_is_logged_and_nothing_is_fetched(show, name):
     assert requested - {"data"} == {"file"}
 
 
-def test_a_hostile_name_is_shown_and_runs_nothing(show):
-    browser = show("hostile")
+@pytest.mark.parametrize("name", ["hostile", "hostile-fleet"])
+def test_a_hostile_name_is_shown_and_runs_nothing(show, name):
+    browser = show(name)
     assert browser.find_element(By.CSS_SELECTOR, ".trace").text.startswith("<script>alert(1)")
     assert browser.find_elements(By.TAG_NAME, "img") == []
 
@@ -129,7 +132,7 @@ def test_no_text_of_a_picture_is_cut(show, name, width):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["good", "short", "hostile"])
+@pytest.mark.parametrize("name", ["good", "short", "hostile", "fleet", "hostile-fleet"])
 @pytest.mark.parametrize("width", [320, 390, 640, 700, 860, 861, 1280])
 def test_nothing_scrolls_sideways(show, name, width, scheme):
     browser = show(name, width, scheme)
@@ -275,19 +278,45 @@ def test_a_copy_button_copies_what_stands_beside_it(show):
     assert settings["kv_connector_extra_config"]["spec_name"] == "KVOffloadSpec"
 
 
+def luminance(color):
+    parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(a, b):
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_heat_map_has_a_darker_shade_for_more_and_text_that_can_be_read(show, scheme):
+    browser = show("fleet", scheme=scheme)
+    (page_color,) = browser.execute_script(
+        "return [getComputedStyle(document.body).backgroundColor]"
+    )
+    base = [float(part) for part in page_color[page_color.index("(") + 1 : -1].split(",")[:3]]
+    cells = browser.execute_script(
+        "return Array.from(document.querySelectorAll('#map td')).map(e => [e.textContent, "
+        "getComputedStyle(e).backgroundColor, getComputedStyle(e).color])"
+    )
+    shades = []
+    for text, background, ink in cells:
+        *tint, alpha = [float(part) for part in background[5:-1].split(",")]
+        mixed = [round(b + alpha * (t - b)) for b, t in zip(base, tint, strict=True)]
+        assert contrast(f"rgb({', '.join(map(str, mixed))})", ink) >= 4.5
+        shades.append((float(text.split()[0]), alpha))
+    ordered = [alpha for _, alpha in sorted(shades)]
+    assert ordered == sorted(ordered)
+    assert len(set(ordered)) > 2
+    (enough,) = browser.find_elements(By.CSS_SELECTOR, ".enough")
+    assert enough.find_elements(By.TAG_NAME, "b")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_lines_stand_out_from_the_page(show, scheme):
     """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the parts of a drawing."""
     browser = show(scheme=scheme)
-
-    def luminance(color):
-        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    def contrast(a, b):
-        dark, light = sorted((luminance(a), luminance(b)))
-        return (light + 0.05) / (dark + 0.05)
 
     def colors(selector, name):
         return browser.execute_script(

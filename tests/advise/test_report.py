@@ -13,11 +13,21 @@ import pytest
 pytest.importorskip("jinja2", reason="the report needs the report extra")
 
 from kvoffload.advise.chart import chart
+from kvoffload.advise.fleet_report import fleet_report_html
 from kvoffload.advise.report import write_report
+from kvoffload.advise.units import percent_text
 from kvoffload.policies import registry
 from kvoffload.traces import MissingExtraError
 
-from .pages import HOSTILE, hostile_page, page, subject
+from .pages import (
+    HOSTILE,
+    fleet_page,
+    fleet_subject,
+    hostile_fleet_page,
+    hostile_page,
+    page,
+    subject,
+)
 
 
 class Tags(HTMLParser):
@@ -48,7 +58,9 @@ def text():
     return page()
 
 
-def test_it_names_nothing_outside_itself(text):
+@pytest.mark.parametrize("make", [page, fleet_page])
+def test_it_names_nothing_outside_itself(make):
+    text = make()
     for tag, attributes in Tags(text).tags:
         for name in ("src", "href", "action", "data", "xlink:href"):
             target = attributes.get(name, "#")
@@ -59,8 +71,9 @@ def test_it_names_nothing_outside_itself(text):
     assert "@import" not in text
 
 
-def test_its_policy_admits_its_own_script_and_style_and_nothing_else(text):
-    found = Tags(text)
+@pytest.mark.parametrize("make", [page, fleet_page])
+def test_its_policy_admits_its_own_script_and_style_and_nothing_else(make):
+    found = Tags(make())
     (policy,) = (a["content"] for t, a in found.tags if a.get("http-equiv"))
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
@@ -70,8 +83,9 @@ def test_its_policy_admits_its_own_script_and_style_and_nothing_else(text):
         assert rules[f"{kind}-src"] == f"'sha256-{digest}'"
 
 
-def test_foreign_strings_are_text():
-    hostile = hostile_page()
+@pytest.mark.parametrize("make", [hostile_page, hostile_fleet_page])
+def test_foreign_strings_are_text(make):
+    hostile = make()
     tags = Tags(hostile).tags
     assert sum(tag == "script" for tag, _ in tags) == 1
     assert not any(tag == "img" for tag, _ in tags)
@@ -94,6 +108,32 @@ def test_without_a_recommendation_there_is_no_configuration():
     assert "No recommendation" in short
     assert "CPUOffloadingManager" not in short
     assert 'href="#table"' in short
+
+
+def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
+    subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
+    advice = subject.advice
+    assert text.count('class="heat"') == 4
+    assert text.count(' enough"') == 1
+    for router in subject.routers():
+        assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
+    for heat in subject.heats():
+        for results in heat.rows.values():
+            assert len(results) == 4
+            for result in results:
+                assert percent_text(result.saved) in text
+    assert f"<b>{percent_text(advice.result.saved)}</b>" in text
+    assert "cpu_bytes_to_use" in text
+    for config in subject.router_configs():
+        assert config.release in text
+
+
+def test_a_fleet_without_a_recommendation_has_no_configuration():
+    subject = fleet_subject()
+    advice = replace(subject.advice, objections=("no reuse",))
+    text = fleet_report_html(replace(subject, advice=advice))
+    assert "No recommendation: no reuse." in text
+    assert 'id="configuration"' not in text
 
 
 @pytest.mark.parametrize("requests", [1, 20, 300])

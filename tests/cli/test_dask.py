@@ -87,6 +87,15 @@ def test_fleets_are_those_of_this_machine(kvoffload, trace, cluster) -> None:
     assert kvoffload(*arguments, "--dask", address).out == kvoffload(*arguments, "--jobs", "1").out
 
 
+def test_advice_is_that_of_this_machine(kvoffload, trace, cluster) -> None:
+    address, _ = cluster
+    asked = ("advise", trace, "--capacity", "auto", "--kv-bytes-per-token", "2048", "--quiet")
+    for more in (("--policy", "lru,sieve"), ("--engines", "2", "--router", "session,events")):
+        there = kvoffload(*asked, *more, "--json", "--dask", address)
+        assert there.code == 0, there.err
+        assert there.out == kvoffload(*asked, *more, "--json", "--jobs", "1").out
+
+
 def test_what_cannot_be_asked_is_one_line(kvoffload, trace) -> None:
     arguments = ("--policy", "lru", "--capacity", "5%", "--quiet")
     with socket.create_server(("127.0.0.1", 0)) as server:

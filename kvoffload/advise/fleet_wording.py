@@ -1,0 +1,171 @@
+"""An advice on a fleet in sentences, which the command and the page share."""
+
+from __future__ import annotations
+
+from kvoffload.replay.fleet import FleetResult
+
+from .fleets import BUSY, ENOUGH, ROUND_ROBIN, SLOWER, FleetAdvice, FleetCase, FleetTier, saving
+from .units import bytes_text, latency_text, percent_text
+from .wording import Finding, points
+
+__all__ = ["NOT_MODELLED", "case_text", "fleet_findings", "fleet_headline", "tier_text"]
+
+NOT_MODELLED = (
+    "Not modelled: an engine computes one prompt at a time, without chunks, batches, preemption or "
+    "slower decoding; requests that run take no memory of the device; links are not shared; "
+    "stores, routing, tokenizing and the network take no time; nothing fails, scales or fetches "
+    "from its peers. Times rank designs and predict no milliseconds; differences of .01 between "
+    "routers are noise."
+)
+
+
+def tier_text(tier: FleetTier | None) -> str:
+    """Return a tier in words."""
+    if tier is None:
+        return "no tier"
+    kind = "shared by all" if tier.kind == "shared" else "of each engine's own"
+    return f"a tier of {bytes_text(tier.memory)} {kind}, {tier.policy}"
+
+
+def case_text(case: FleetCase) -> str:
+    """Return what is enough in words."""
+    text = f"{case.fleet.router}, {case.fleet.policy}, {bytes_text(case.memory)} each"
+    return text if case.tier is None else f"{text}, {tier_text(case.tier)}"
+
+
+def fleet_headline(advice: FleetAdvice) -> str:
+    """Return the advice in one sentence."""
+    if advice.objections:
+        return f"No recommendation: {'; '.join(advice.objections)}."
+    case, setup = advice.case, advice.setup
+    behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
+    text = (
+        f"Take {case.fleet.router} before {setup.engines:,} engines with {case.fleet.policy} in "
+        f"{bytes_text(case.memory)} each{behind}: it saves {percent_text(saving(advice.result))} "
+        f"of the {setup.saved}"
+    )
+    by_turns = advice.like(router=ROUND_ROBIN)
+    if by_turns is not None and case.fleet.router != ROUND_ROBIN:
+        text += f", {_more(saving(advice.result) - saving(by_turns))} than {ROUND_ROBIN}"
+    twice = advice.like(memory=_next_memory(advice))
+    if twice is not None:
+        text += f"; twice the memory would save {_more(saving(twice) - saving(advice.result))}"
+    return f"{text}."
+
+
+def _more(difference: float) -> str:
+    return f"{points(abs(difference))} {'more' if difference >= 0 else 'less'}"
+
+
+def _next_memory(advice: FleetAdvice) -> int:
+    """Return the memory above the one that is enough; 0, which is none, for the largest."""
+    memories = advice.setup.memories()
+    above = memories.index(advice.case.memory) + 1
+    return memories[above] if above < len(memories) else 0
+
+
+def fleet_findings(advice: FleetAdvice) -> list[Finding]:
+    """Return the findings, the most important first."""
+    return [
+        Finding("Enough", _enough(advice)),
+        Finding("Router", _routers(advice)),
+        Finding("Memory", _memory(advice)),
+        *([Finding("Tier", _tiers(advice))] if len(advice.setup.tiers) > 1 else []),
+        *([Finding("Policy", _policies(advice))] if len(advice.setup.policies) > 1 else []),
+        *([Finding("First token", _first_token(advice))] if advice.setup.rate else []),
+        Finding("Balance", _balance(advice)),
+        Finding("Ceiling", _ceiling(advice)),
+    ]
+
+
+def _enough(advice: FleetAdvice) -> str:
+    best = advice.best
+    cheapest = (
+        "the least host memory, then the smallest tier"
+        if advice.setup.prices is None
+        else "the least price"
+    )
+    times = (
+        f", with 95 % of the first tokens within {SLOWER:g} times the least time"
+        if advice.setup.rate
+        else ""
+    )
+    return (
+        f"Of {len(advice.cases):,} fleets compared {case_text(best)} saves most, "
+        f"{percent_text(saving(advice.results[best.fleet]))} of the {advice.setup.saved}. Enough "
+        f"is what comes within {points(ENOUGH)} of it{times}; of that, {cheapest}."
+    )
+
+
+def _routers(advice: FleetAdvice) -> str:
+    """Return what each router saves with the same policy and memory, the best first."""
+    found = {}
+    for case in advice.cases:
+        result = advice.like(router=case.fleet.router)
+        if result is not None:
+            found[case.fleet.router] = saving(result)
+    ranked = sorted(found.items(), key=lambda pair: -pair[1])
+    texts = ", ".join(f"{router} {percent_text(saved)}" for router, saved in ranked)
+    return f"With the same policy and memory: {texts}."
+
+
+def _memory(advice: FleetAdvice) -> str:
+    texts = []
+    for memory in advice.setup.memories():
+        result = advice.like(memory=memory)
+        if result is not None:
+            texts.append(f"{bytes_text(memory)} {percent_text(saving(result))}")
+    text = f"Of each engine, behind the same router: {', '.join(texts)}."
+    if advice.case.memory == advice.setup.memories()[0]:
+        text += " The least that was compared is enough: a smaller --capacity may be, too."
+    elif advice.may_need_more:
+        text += " The most that was compared is needed: a larger --capacity may save more."
+    return text
+
+
+def _tiers(advice: FleetAdvice) -> str:
+    texts = []
+    for tier in advice.setup.tiers:
+        result = advice.like(tier=tier)
+        if result is not None:
+            texts.append(f"{tier_text(tier)}: {percent_text(saving(result))}")
+    return f"With the same router, policy and memory, {'; '.join(texts)}."
+
+
+def _policies(advice: FleetAdvice) -> str:
+    texts = []
+    for policy in dict.fromkeys(advice.setup.policies):
+        result = advice.like(policy=policy)
+        if result is not None:
+            texts.append(f"{policy} {percent_text(saving(result))}")
+    return f"With the same router and memory: {', '.join(texts)}."
+
+
+def _first_token(advice: FleetAdvice) -> str:
+    def within(found: FleetResult) -> str:
+        p50, p95 = latency_text(found.ttft_p50 or 0), latency_text(found.ttft_p95 or 0)
+        return f"{p50} for half of the requests, {p95} for 95 %"
+
+    result = advice.result
+    text = f"From arrival to the first token {within(result)}"
+    by_turns = advice.like(router=ROUND_ROBIN)
+    if by_turns is not None and advice.case.fleet.router != ROUND_ROBIN:
+        text += f"; behind {ROUND_ROBIN} {within(by_turns)}"
+    return f"{text}. Waiting is part of it."
+
+
+def _balance(advice: FleetAdvice) -> str:
+    result = advice.result
+    text = f"The engine with most to compute has {result.imbalance:.2f} times the mean"
+    if result.busy is not None:
+        text += f"; engines compute prompts {percent_text(result.busy)} of the time"
+        if advice.setup.loop == "open" and result.busy >= BUSY:
+            text += ": more than they can do, as in an open loop queues only grow"
+    return f"{text}."
+
+
+def _ceiling(advice: FleetAdvice) -> str:
+    return (
+        f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks, the fleet "
+        f"hits {percent_text(advice.result.hit_ratio)}."
+    )

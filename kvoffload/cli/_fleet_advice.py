@@ -1,0 +1,155 @@
+"""The advice on a fleet as text and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.advise.configuration import vllm_arguments
+from kvoffload.advise.fleet_subject import FleetSubject, Heat
+from kvoffload.advise.fleet_wording import tier_text
+from kvoffload.advise.fleets import FleetCase, saving
+from kvoffload.advise.units import bytes_text, latency_text, percent_text
+from kvoffload.replay.groups import GroupChunks
+
+from ._fleet_result import FleetCell, fleet_object
+from ._terminal import Column, print_prose, print_tables
+
+
+def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
+    """Return the advice as the object that ``--json`` prints."""
+    advice, setup = subject.advice, subject.advice.setup
+    groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
+    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, groups)
+    engine = setup.engine
+    return {
+        "trace": subject.trace,
+        "files": subject.files,
+        "id_spaces": subject.id_spaces,
+        "implementation": IMPLEMENTATION,
+        "version": __version__,
+        "requests": advice.requests,
+        "input_tokens": advice.input_tokens,
+        "blocks": advice.blocks,
+        "unique_blocks": advice.unique_blocks,
+        "unbounded_hit_ratio": advice.reuse,
+        "model": None if subject.model is None else subject.model.name,
+        "block_tokens": setup.block_tokens,
+        "block_tokens_from": subject.block_tokens_from,
+        "block_bytes": setup.block_bytes,
+        "engines": setup.engines,
+        "memory": setup.memory,
+        "device_memory": setup.device_memory,
+        "device_memory_assumed": setup.device_is_assumed,
+        "loop": setup.loop,
+        "prefill_tokens_per_second": setup.rate,
+        "prefill_given": None if engine is None else engine.prefill_given,
+        "link_bandwidth": setup.link,
+        "tier_bandwidth": setup.tier_bandwidth,
+        "prices": None if setup.prices is None else asdict(setup.prices),
+        "recommendation": _case(subject, advice.case) if subject.is_recommended else None,
+        "best": _case(subject, advice.best),
+        "objections": list(advice.objections),
+        "headline": subject.headline(),
+        "findings": [asdict(finding) for finding in subject.findings()],
+        "configuration": {"vllm": arguments} if subject.is_recommended else None,
+        "router_configs": [asdict(config) for config in subject.router_configs()],
+        "knee": None if subject.knee is None else asdict(subject.knee),
+        "changes": None if subject.since is None else asdict(subject.since),
+        "not_modelled": subject.not_modelled,
+        "results": [
+            fleet_object(
+                FleetCell(case.fleet, bytes_text(case.memory), None), advice.results[case.fleet]
+            )
+            | {"memory": case.memory, "tier_memory": case.tier.memory if case.tier else None}
+            for case in advice.cases
+        ],
+    }
+
+
+def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
+    result = subject.advice.results[case.fleet]
+    return {
+        "router": case.fleet.router,
+        "policy": case.fleet.policy,
+        "memory": case.memory,
+        "tier": None if case.tier is None else tier_text(case.tier),
+        "tier_memory": None if case.tier is None else case.tier.memory,
+        "token_hit_ratio": result.token_hit_ratio,
+        "saved": result.saved,
+        "ttft": {"p50": result.ttft_p50, "p95": result.ttft_p95, "mean": result.ttft_mean},
+        "imbalance": result.imbalance,
+    }
+
+
+def print_fleet_advice(subject: FleetSubject) -> None:
+    """Print the advice: what was replayed, the tables, what follows, the configuration."""
+    heats = list(subject.heats())
+    _print_heat(subject, heats[0], [subject.name, subject.trace_text(), subject.memory_text()])
+    click.echo()
+    _print_routers(subject)
+    for heat in heats[1:]:
+        click.echo()
+        _print_heat(subject, heat, [])
+    click.echo()
+    print_prose(subject.headline())
+    for finding in subject.findings():
+        click.echo()
+        print_prose(f"{finding.title}: {finding.text}", "  ")
+    click.echo()
+    for remark in subject.remarks():
+        print_prose(remark)
+    vllm = subject.vllm_text()
+    if vllm is not None:
+        click.echo("\nvLLM, each engine, --kv-transfer-config:\n")
+        click.echo(textwrap.indent(vllm, "    "))
+    for config in subject.router_configs():
+        click.echo()
+        heading = f"{config.stack} ({config.release}): {config.router}"
+        print_prose(f"{heading}. {config.note}" if config.note else heading)
+        click.echo()
+        click.echo(textwrap.indent(config.text, "    "))
+
+
+def _print_heat(subject: FleetSubject, heat: Heat, title: list[str]) -> None:
+    advice = subject.advice
+    tiers = f", {tier_text(heat.tier)}" if len(advice.setup.tiers) > 1 else ""
+    title.append(f"{advice.setup.saved} saved with {heat.policy}{tiers}, by memory of each engine")
+    enough = advice.case.memory, advice.case.tier, advice.case.fleet.policy
+    router = advice.case.fleet.router
+
+    def text(name: str, index: int) -> str:
+        result, memory = heat.rows[name][index], advice.setup.memories()[index]
+        is_enough = (memory, heat.tier, heat.policy) == enough and name == router
+        mark = " *" if is_enough and subject.is_recommended else ""
+        return "-" if result is None else f"{percent_text(saving(result))}{mark}"
+
+    columns = [
+        Column(bytes_text(memory), [text(name, index) for name in heat.rows])
+        for index, memory in enumerate(advice.setup.memories())
+    ]
+    print_tables(title, [Column("router", list(heat.rows), numeric=False)], [columns])
+
+
+def _print_routers(subject: FleetSubject) -> None:
+    """Print what each router does with the policy, memory and tier that are enough."""
+    advice = subject.advice
+    found = {name: advice.like(router=name) for name in subject.routers()}
+    known = {name: result for name, result in found.items() if result is not None}
+    results = list(known.values())
+    columns = [Column("tokens\nhit", [percent_text(one.token_hit_ratio) for one in results])]
+    if advice.setup.rate is not None:
+        columns += [
+            Column("first token\np50", [latency_text(one.ttft_p50 or 0) for one in results]),
+            Column("\np95", [latency_text(one.ttft_p95 or 0) for one in results]),
+            Column("busy", [percent_text(one.busy) for one in results]),
+        ]
+    columns.append(Column("most of an\nengine/mean", [f"{one.imbalance:.2f}" for one in results]))
+    title = f"with {advice.case.fleet.policy} in {bytes_text(advice.case.memory)} each"
+    if advice.case.tier is not None:
+        title += f" and {tier_text(advice.case.tier)}"
+    print_tables([title], [Column("router", list(known), numeric=False)], [columns])

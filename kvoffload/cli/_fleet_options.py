@@ -1,0 +1,147 @@
+"""Options of ``kvoffload fleet`` that ``kvoffload advise --engines`` has, too."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from kvoffload._sizes import parse_size
+from kvoffload.advise.fleets import Prices
+from kvoffload.errors import describe
+from kvoffload.replay import DecodedTrace
+from kvoffload.replay.arrivals import NONE
+from kvoffload.replay.fleet import Fleet, parse_router
+from kvoffload.replay.fleet.fleet import MOST_ENGINES
+
+from ._options import Capacity, read_capacity, read_policy, value_of, values_of
+from ._terminal import note
+
+UNSHARED = "none"
+
+
+def read_engines(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_ENGINES:
+        raise ValueError(f"must be 1 ... {MOST_ENGINES}, got {describe(text)}")
+    return int(text)
+
+
+def read_router(text: str) -> str:
+    return str(parse_router(text))
+
+
+def read_prices(text: str) -> Prices:
+    pairs = dict(part.partition("=")[::2] for part in text.split(","))
+    if text.count(",") != 1 or set(pairs) != {"host", "tier"}:
+        raise ValueError(f"must read host=N,tier=N, got {describe(text)}")
+    values = {}
+    for name, value in pairs.items():
+        try:
+            values[name] = float(value)
+        except ValueError:
+            values[name] = math.nan
+        if not 0 <= values[name] < math.inf:
+            raise ValueError(f"{name} must be a number >= 0, got {describe(value)}")
+    return Prices(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A shared tier as it was given; `capacity` is None for none."""
+
+    text: str
+    capacity: Capacity | None = None
+    policy: str | None = None
+
+
+def read_shared(text: str) -> Shared:
+    """Read a size, the address of a tier that gives one, or none."""
+    if text == UNSHARED:
+        return Shared(text)
+    if ":" not in text:
+        return Shared(text, read_capacity(text))
+    from kvoffload.tiers.options import split_url  # which needs an extra where it is not compiled
+
+    kind, place, options = split_url(text)
+    if "capacity" not in options:
+        raise ValueError(
+            f"address must have a capacity, got none in {describe(kind + ':' + place)}"
+        )
+    try:
+        size = parse_size(options["capacity"])
+    except ValueError as error:
+        raise ValueError(f"capacity {error}") from None
+    policy = read_policy(options["policy"]) if "policy" in options else None
+    return Shared(f"{kind}:{place}", Capacity(options["capacity"], size=size), policy)
+
+
+shared_option = click.option(
+    "--shared",
+    multiple=True,
+    metavar="SIZE|ADDRESS|none",
+    callback=values_of(read_shared),
+    help="One tier behind all engines: sizes to compare, or addresses that have a capacity, as "
+    "'slab:PATH?capacity=2TB&policy=lru'; nothing is opened.",
+)
+
+price_option = click.option(
+    "--price",
+    metavar="host=N,tier=N",
+    callback=value_of(read_prices),
+    help="Price of a GiB of host memory and of a tier, to find the cheapest fleet that is enough; "
+    "otherwise that with the least host memory, then the smallest tier.",
+)
+
+
+def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool) -> None:
+    """Note what a fleet cannot balance, cannot store, and what adds nothing.
+
+    `fleets` maps each to its host memory, in words.
+    """
+    sizes = (trace.starts[1:] - trace.starts[:-1]).tolist()
+    least = min(fleet.host_blocks for fleet in fleets)
+    longer = sum(size for size in sizes if size > least)
+    if longer:
+        note(
+            f"{longer:,} of {trace.num_blocks:,} blocks are of requests that are longer than a "
+            f"host memory of {least:,} blocks, which refuses them",
+            quiet=quiet,
+        )
+    small = next(
+        (
+            memory
+            for fleet, memory in fleets.items()
+            if fleet.tier is not None
+            and fleet.tier.kind == "private"
+            and fleet.tier.blocks <= fleet.host_blocks
+        ),
+        None,
+    )
+    if small is not None:
+        note(
+            f"a tier of an engine's own no larger than its host memory of {small} adds nothing",
+            quiet=quiet,
+        )
+    if not any(fleet.spec.name in ("session", "sticky") for fleet in fleets):
+        return
+    most = max(fleet.engines for fleet in fleets)
+    if trace.arrivals is None:
+        return
+    tokens: Counter[int] = Counter()
+    for session, length in zip(
+        trace.arrivals.sessions.tolist(), trace.lengths.tolist(), strict=True
+    ):
+        if session != NONE:
+            tokens[session] += length
+    total = int(trace.lengths.sum())
+    (largest,) = tokens.most_common(1) or [(NONE, 0)]
+    if total and largest[1] * most > total and most > 1:
+        note(
+            f"one session has {largest[1] / total:.0%} of the tokens, more than 1 of {most} "
+            "engines can take: session and sticky cannot balance it",
+            quiet=quiet,
+        )

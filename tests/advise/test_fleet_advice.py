@@ -1,0 +1,153 @@
+"""Advice on a fleet: what is compared, what is enough, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvoffload.advise import RecordedTrace, engine_of
+from kvoffload.advise.fleet_wording import fleet_findings, fleet_headline
+from kvoffload.advise.fleets import (
+    STACK_ROUTERS,
+    FleetSetup,
+    FleetTier,
+    advise_fleet,
+    choose_fleet,
+    saving,
+)
+from kvoffload.replay.fleet import replay_fleet
+from kvoffload.traces import Request
+
+pytestmark = pytest.mark.fast
+
+MIB = 2**20
+SETUP = FleetSetup(
+    engines=2, memory=40 * MIB, block_tokens=16, block_bytes=MIB, routers=("session", "events")
+)
+SHARED = FleetTier("shared", 100 * MIB)
+
+
+def recorded(turns=15, sessions=21, **more):
+    """Return sessions whose prompts grow by a block each turn."""
+    requests = [
+        Request(
+            1000 * turn + 37 * session,
+            16 * (turn + 1),
+            5,
+            tuple(range(100 * session, 100 * session + turn + 1)),
+            f"session {session}",
+            **more,
+        )
+        for turn in range(turns)
+        for session in range(sessions)
+    ]
+    return RecordedTrace.of(requests, arrivals=True)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return recorded()
+
+
+@pytest.fixture(scope="module")
+def timed(trace):
+    engine = engine_of(None, None, prefill_rate=500, link_bandwidth=100 * MIB)
+    return advise_fleet(trace, replace(SETUP, engine=engine, tiers=(None, SHARED)))
+
+
+def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
+    cases = replace(SETUP, tiers=(None, SHARED)).cases(1000)
+    assert len(cases) == 4 * 2 * 2 * 3
+    assert [case.fleet.router for case in cases[:3]] == ["round-robin", "session", "events"]
+    assert [case.fleet.policy for case in cases[:6:3]] == ["lru", "hit-density"]
+    assert [case.tier for case in cases[:12:6]] == [None, SHARED]
+    assert [case.fleet.host_blocks for case in cases[::12]] == [20, 40, 80, 160]
+    assert cases[6].fleet.tier.blocks == 100
+
+
+def test_a_cache_that_holds_everything_is_replayed_once():
+    cases = SETUP.cases(50)
+    assert [case.fleet.host_blocks for case in cases[::6]] == [20, 40, 50, 50]
+    assert len(SETUP.fleets(50)) == 18
+
+
+def test_stacks_have_the_routers_that_are_compared_by_default():
+    assert set(STACK_ROUTERS) >= {"round-robin", "session", "prefix", "events", "cost"}
+    assert "earliest" not in STACK_ROUTERS
+
+
+def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():
+    cases = replace(SETUP, routers=("events?sees=tier",), tiers=(None, SHARED)).cases(100)
+    seeing = {case.tier for case in cases if "sees" in case.fleet.router}
+    assert seeing == {SHARED}
+    with pytest.raises(ValueError, match="must have a tier to see"):
+        replace(SETUP, routers=("events?sees=tier",)).cases(100)
+
+
+def test_the_results_are_those_of_fleets_and_the_choice_is_made_of_them(trace, timed):
+    keys = trace.trace.keys()
+    for case in timed.cases[::7]:
+        assert timed.results[case.fleet] == replay_fleet(trace.trace, keys, case.fleet)
+    choice = choose_fleet(timed.results)
+    assert timed.case.fleet == choice.fleet
+    assert timed.result == choice.result
+    assert saving(timed.results[timed.best.fleet]) == saving(choice.best)
+    assert timed.like() == timed.result
+    assert timed.like(memory=7) is None
+    assert timed.like(router="round-robin") == choice.by_turns
+    assert timed.reuse == pytest.approx(7 * 15 / 120)  # all but the last block of each prompt
+
+
+def test_it_is_the_same_whoever_computes(trace, timed):
+    done: list[int] = []
+    found = advise_fleet(trace, timed.setup, jobs=2, progress=done.append)
+    assert found == timed
+    assert done == list(range(1, len(timed.setup.fleets(10**6)) + 1))
+
+
+def test_the_headline_and_findings_say_what_was_found(timed):
+    text = fleet_headline(timed)
+    case = timed.case
+    gain = saving(timed.result) - saving(timed.like(router="round-robin"))
+    assert text.startswith(f"Take {case.fleet.router} before 2 engines with {case.fleet.policy}")
+    assert f"{100 * gain:.1f} points more than round-robin" in text
+    found = {finding.title: finding.text for finding in fleet_findings(timed)}
+    assert set(found) == {
+        *("Enough", "Router", "Memory", "Tier", "Policy", "First token", "Balance", "Ceiling")
+    }
+    for memory in ("20 MiB", "40 MiB", "80 MiB", "160 MiB"):
+        assert memory in found["Memory"]
+    assert "no tier" in found["Tier"]
+    assert "behind round-robin" in found["First token"]
+
+
+def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
+    found = advise_fleet(trace, SETUP)
+    assert "of the tokens" in fleet_headline(found)
+    assert "First token" not in {finding.title for finding in fleet_findings(found)}
+
+
+def test_a_trace_that_does_not_suffice_has_no_recommendation():
+    found = advise_fleet(recorded(turns=5), SETUP)
+    assert found.objections == (
+        "the trace is too short: 105 requests, and at least 200 are asked for",
+    )
+    assert fleet_headline(found).startswith("No recommendation: the trace is too short")
+    once = RecordedTrace.of([Request(n, 16, 1, (n,)) for n in range(300)], arrivals=True)
+    (objection,) = advise_fleet(once, SETUP).objections
+    assert objection.startswith("there is no reuse to speak of")
+    nothing = RecordedTrace.of([], arrivals=True)
+    assert advise_fleet(nothing, SETUP).objections == ("the trace has no requests",)
+
+
+def test_more_may_be_needed_only_where_the_most_is_needed_and_does_not_hold_all(trace):
+    assert advise_fleet(trace, replace(SETUP, memory=10 * MIB)).may_need_more
+    assert not advise_fleet(trace, replace(SETUP, memory=300 * MIB)).may_need_more
+
+
+def test_an_open_loop_that_is_too_busy_is_named(trace):
+    engine = engine_of(None, None, prefill_rate=100, link_bandwidth=MIB)
+    found = advise_fleet(trace, replace(SETUP, engine=engine))
+    balance = next(one.text for one in fleet_findings(found) if one.title == "Balance")
+    assert "queues only grow" in balance

@@ -1,0 +1,199 @@
+"""`kvoffload advise` on engines behind a router, in the memory that suffices, since last time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from kvoffload.traces import Request, write_trace
+
+pytestmark = pytest.mark.thorough
+
+SIZE = ("--kv-bytes-per-token", "65536", "--jobs", "1", "--quiet")
+RATES = ("--prefill-tokens-per-second", "1000", "--link-bandwidth", "1GB")
+
+
+def requests(**more):
+    return [
+        Request(
+            1000 * turn + 37 * session,
+            16 * (turn + 2),
+            5,
+            (0, *(100 * session + block for block in range(1, turn + 2))),
+            f"session {session}",
+            **more,
+        )
+        for turn in range(12)
+        for session in range(20)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fleet-advice") / "trace.jsonl"
+    write_trace(requests(), path)
+    return path
+
+
+@pytest.fixture
+def advise(kvoffload, trace):
+    def run(*arguments):
+        done = kvoffload("advise", trace, *SIZE, *arguments, "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    return run
+
+
+def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise, tmp_path):
+    report = tmp_path / "fleet.html"
+    asked = ("--engines", "4", "--capacity", "40MiB", "--router", "session,prefix", *RATES)
+    value = advise(*asked, "--shared", "128MiB", "--disk", "100MiB", "--report", report)
+    assert (value["engines"], value["memory"], value["loop"]) == (4, 40 * 2**20, "open")
+    assert len(value["results"]) == 4 * 3 * 2 * 3
+    found = value["recommendation"]
+    (same,) = [
+        one
+        for one in value["results"]
+        if all(one[name] == found[name] for name in ("router", "policy", "memory", "tier_memory"))
+    ]
+    assert (same["saved"], same["ttft"]["p95"]) == (found["saved"], found["ttft"]["p95"])
+    extra = value["configuration"]["vllm"]["kv_connector_extra_config"]
+    assert extra["cpu_bytes_to_use"] == found["memory"]
+    assert {one["stack"] for one in value["router_configs"]}
+    text = kvoffload("advise", trace, *SIZE, *asked, "--shared", "128MiB", "--disk", "100MiB").out
+    assert value["headline"] in " ".join(text.split())
+    assert text.count(" *\n") + text.count(" *  ") == 1  # what is enough has a mark
+    for one in value["router_configs"]:
+        assert one["release"] in text
+    page = report.read_text(encoding="utf-8")
+    assert "Advice for 4 engines behind a router" in page
+
+
+def test_the_command_on_the_page_writes_the_same_page(kvoffload, tmp_path, trace):
+    report = tmp_path / "fleet.html"
+    asked = ("--engines", "3", "--capacity", "auto", "--price", "host=5,tier=.5", *RATES)
+    more = ("--shared", "64MiB", "--report", report)
+    assert kvoffload("advise", trace, *SIZE, *asked, *more).code == 0
+    page = report.read_text(encoding="utf-8")
+    command = page.partition("<code>kvoffload ")[2].partition("</code>")[0].replace("&#39;", "'")
+    assert "--capacity auto" not in command
+    assert kvoffload(*shlex.split(command), "--quiet").code == 0
+    again = report.read_text(encoding="utf-8")
+
+    def without_knee(text):
+        start, _, rest = text.partition("<div><dt>Capacity</dt>")
+        return start + rest.partition("</div>\n")[2] if rest else start
+
+    assert without_knee(again) == without_knee(page)
+
+
+def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_path):
+    path = tmp_path / "think.jsonl"
+    write_trace(requests(think=500), path)
+    asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", "--policy", "lru")
+    value = json.loads(kvoffload("advise", path, *SIZE, *asked, *RATES, "--json").out)
+    assert value["loop"] == "closed"
+    fleet = json.loads(
+        kvoffload(
+            *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
+            *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
+            *("--closed-loop", "--json", "--quiet"),
+        ).out
+    )["results"][0]
+    (same,) = [
+        one for one in value["results"] if (one["router"], one["memory"]) == ("session", 20 * 2**20)
+    ]
+    for name in ("placement", "saved", "ttft", "host_hits"):
+        assert same[name] == fleet[name]
+
+
+def test_a_trace_without_times_has_no_first_tokens(kvoffload, tmp_path):
+    path = tmp_path / "timeless.jsonl"
+    write_trace([Request(0, one.input_length, 5, one.hash_ids) for one in requests()], path)
+    asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", *RATES)
+    done = kvoffload("advise", path, *SIZE[:-1], *asked)
+    assert done.code == 0
+    assert "note: the trace has no times of arrival: prompts take no time" in done.err
+    assert "First token" not in done.out
+
+
+def test_the_knee_is_the_memory_that_is_advised_on(advise, kvoffload, trace):
+    value = advise("--capacity", "auto")
+    knee = value["knee"]
+    assert value["memory"] == knee["memory"] <= knee["most"]
+    assert [one["memory"] for one in value["memories"]] == [
+        knee["memory"] * size // 2 for size in (1, 2, 4, 8)
+    ]
+    given = advise("--capacity", f"{knee['memory']}B")
+    assert given["knee"] is None
+    assert given["memories"] == value["memories"]
+    words = " ".join(kvoffload("advise", trace, *SIZE, "--capacity", "auto").out.split())
+    assert "Capacity: --capacity auto: " in words
+    assert " is the knee of the hits over memory" in words
+
+
+def test_of_several_engines_more_is_tried_while_the_most_is_needed(advise):
+    value = advise("--capacity", "auto", "--engines", "8", "--router", "round-robin")
+    assert value["memory"] >= value["knee"]["memory"] // 8
+    greatest = max(one["memory"] for one in value["results"])
+    holds_all = greatest >= value["unique_blocks"] * value["block_bytes"]
+    assert value["recommendation"]["memory"] < greatest or holds_all
+
+
+def test_what_changed_since_an_earlier_advice_is_said(kvoffload, trace, advise, tmp_path):
+    path = tmp_path / "old.json"
+    for more in ((), ("--engines", "2")):
+        old = advise("--capacity", "20MiB", *more)
+        path.write_text(json.dumps(old))
+        new = advise("--capacity", "80MiB", *more, "--compare", path)
+        first, *others = new["changes"]["changes"]
+        assert first == {"name": "host memory asked for", "before": 20 * 2**20, "now": 80 * 2**20}
+        assert "hit ratio" in {one["name"] for one in others}
+        assert new["findings"][0]["title"] == "Changes"
+        same = advise("--capacity", "20MiB", *more, "--compare", path)
+        assert same["changes"]["changes"] == []
+    asked = ("advise", trace, *SIZE, "--capacity", "20MiB", "--compare")
+    message = "--compare file must have an advice on one engine, got one on several engines"
+    assert kvoffload(*asked, path).error == message
+    path.write_text("{")
+    assert "must have what kvoffload advise --json prints" in kvoffload(*asked, path).error
+    assert "absent" in kvoffload(*asked, tmp_path / "absent").error
+
+
+def test_first_tokens_are_told_where_rates_are_known(kvoffload, trace, advise):
+    value = advise("--capacity", "40MiB", *RATES)
+    times = value["details"]["first_tokens"]
+    assert times[-1]["policy"] is None
+    assert times[0]["p95"] < times[-1]["p95"]
+    words = " ".join(kvoffload("advise", trace, *SIZE, "--capacity", "40MiB", *RATES).out.split())
+    assert "First token: On the engine described half of the prompts, and 95 % of them," in words
+    assert advise("--capacity", "40MiB")["details"]["first_tokens"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--router", "session"), "--router must go with --engines"),
+        (("--shared", "1GiB"), "--shared must go with --engines"),
+        (("--price", "host=1,tier=1"), "--price must go with --engines"),
+        (("--engines", "0"), "must be 1 ... 256, got '0'"),
+        (("--engines", "2", "--capacity", "1MiB,2MiB"), "--capacity must be one size"),
+        (("--capacity", "auto,4MiB"), "--capacity auto must stand alone, got 2 values"),
+        (("--engines", "2", "--step-tokens", "512"), "--step-tokens must go without --engines"),
+        (("--engines", "2", "--router", "best"), "router must be one of "),
+        (("--engines", "2", "--router", "events?sees=tier"), "must have a tier to see"),
+        (("--engines", "2", "--router", "events?lag_ms=5"), "must have a rate for its lag"),
+        (("--engines", "2", "--disk", "1kB"), "--disk must hold a block of 1,048,576 bytes"),
+    ],
+)
+def test_what_cannot_be_is_one_line(kvoffload, trace, arguments, message):
+    capacity = () if "--capacity" in arguments else ("--capacity", "8MiB")
+    assert message in kvoffload("advise", trace, *SIZE, *capacity, *arguments).error
+
+
+def test_a_model_with_groups_has_no_fleet(kvoffload, trace):
+    asked = ("--model", "gpt-oss-20b", "--capacity", "1GiB", "--engines", "2")
+    assert "must have one group for a fleet" in kvoffload("advise", trace, *asked).error
