@@ -377,7 +377,7 @@ def advise(
         with on_machines(dask, decoding) as elsewhere:
             effort = _Effort(jobs or usable_cores(), elsewhere, quiet)
             if None in capacities:
-                knee = context["knee"] = _knee(recorded, setup, engines or 1, typical, effort)
+                knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
                 command = replace(command, setup=setup)
@@ -479,11 +479,12 @@ class _Effort:
     quiet: bool
 
 
-def _knee(
-    recorded: RecordedTrace, setup: Setup, engines: int, typical: int, effort: _Effort
-) -> Knee:
-    """Find the memory of one cache of all engines, behind as large a cache on accelerators."""
-    setup = replace(setup, device_memory=engines * (setup.device_memory or typical))
+def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) -> Knee:
+    """Find the memory of one cache of all engines, behind as large a cache on accelerators.
+
+    A cache that is only assumed is left out: it may serve all reuse, and running requests share it.
+    """
+    setup = replace(setup, device_memory=engines * setup.device_memory)
     if _is_default("policies"):
         setup = replace(setup, policies=FLEET_POLICIES)
     total = knee_replays(recorded, setup)
