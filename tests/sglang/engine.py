@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
+from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
@@ -88,6 +95,25 @@ def host_pool(device: Any, layout: str = "page_first", ratio: float = HOST_RATIO
     return host
 
 
+def mamba_pool(slots: int = 16, *, side: bool = False, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Return SGLang's host memory of Mamba's states, filled with random bytes.
+
+    `side`: whether the model has other states in each slot, which SGLang copies only.
+    """
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(LAYERS, slots, HEADS, HEAD_SIZE, dtype=torch.float32),
+        conv=(
+            torch.zeros(LAYERS, slots, HEAD_SIZE, 3, dtype=dtype),
+            torch.zeros(LAYERS, slots, HEADS, 3, dtype=dtype),
+        ),
+        extra_checkpoint_buffers=(torch.zeros(slots, 5, dtype=torch.uint8),) if side else (),
+    )
+    host = MambaPoolHost(info, 2.0, 0, device_capacity=slots, pin_memory=False, layout="page_first")
+    for buffer in host.get_hybrid_pool_buffer():
+        buffer.view(-1).view(torch.uint8).random_()
+    return host
+
+
 def config(url: str | None, *, copied: bool = False, **fields: Any) -> HiCacheStorageConfig:
     """Return what SGLang tells a storage; of one rank unless `fields` say otherwise."""
     extra = {**BACKEND, "url": url, "interface_v1": int(not copied), **fields.pop("extra", {})}
@@ -141,6 +167,8 @@ class Controller:
         Whether pages are copied.
     rank : tuple, optional
         Where the engine has several processes, which one this is.
+    pools : dict, optional
+        Host memory and tier of each pool beside the KV cache, by its name.
     """
 
     def __init__(
@@ -150,18 +178,25 @@ class Controller:
         *,
         copied: bool = False,
         rank: Rank | None = None,
+        pools: dict[str, tuple[Any, str]] | None = None,
     ) -> None:
         self.rank = rank
+        self.pools = {PoolName(name): host for name, (host, _) in (pools or {}).items()}
         device = device_pool()
         self.host = host_pool(device, layout)
         entry = PoolEntry(PoolName.KV, self.host, device, lambda layer: layer, True)
         extra = {**BACKEND, "url": url, "interface_v1": int(not copied)}
+        if pools:
+            extra["pools"] = {name: pool_url for name, (_, pool_url) in pools.items()}
+        beside = [
+            PoolEntry(name, pool, None, lambda layer: layer) for name, pool in self.pools.items()
+        ]
         with one_process(rank):
             self.controller = HybridCacheController(
                 PagedTokenToKVPoolAllocator(
                     DEVICE_TOKENS, PAGE_TOKENS, torch.bfloat16, "cpu", device, False
                 ),
-                HostPoolGroup([entry]),
+                HostPoolGroup([entry, *beside]),
                 PAGE_TOKENS,
                 torch.distributed.group.WORLD,
                 threading.Event(),
@@ -177,31 +212,57 @@ class Controller:
     def storage(self) -> KVOffloadStorage:
         return self.controller.storage_backend
 
-    def store(self, tokens: list[int]) -> list[bytes]:
-        """Back a prompt's pages up, as a request that was computed is; return their bytes."""
+    def store(
+        self, tokens: list[int], states: dict[PoolName, list[int]] | None = None
+    ) -> list[bytes]:
+        """Back a prompt's pages up, as a request that was computed is; return their bytes.
+
+        `states`: blocks of the other pools' host memory, which belong to the last pages.
+        """
         indices = self.controller.mem_pool_host.alloc(len(tokens))
-        self.controller.write_storage(indices, array("q", tokens), page_keys(tokens))
+        keys = page_keys(tokens)
+        extra = [
+            trailing(name, keys[-len(blocks) :], tokens_of(self.pools[name], blocks))
+            for name, blocks in (states or {}).items()
+        ]
+        self.controller.write_storage(indices, array("q", tokens), keys, extra_pools=extra or None)
         operation = self.controller.ack_backup_queue.get(timeout=WAIT_S)
         assert operation.completed_tokens == len(tokens)
         pages = [page_bytes(self.host, int(first)) for first in indices[::PAGE_TOKENS]]
         self.controller.mem_pool_host.free(indices)
         return pages
 
-    def load(self, tokens: list[int]) -> list[bytes]:
-        """Prefetch a prompt's pages, as for a new request; return the bytes of those that came."""
+    def load(
+        self, tokens: list[int], states: dict[PoolName, list[int]] | None = None
+    ) -> list[bytes]:
+        """Prefetch a prompt's pages, as for a new request; return the bytes of those that came.
+
+        `states`: blocks of the other pools' host memory, for what they have of the last pages.
+        Of those that came, `loaded` has the number by pool.
+        """
         controller = self.controller
-        controller.prefetch(CacheRequestHandle("request", 0), array("q", tokens))
+        self.loaded: dict[str, int] = {}
+        extra = [
+            trailing(name, ["__placeholder__"] * len(blocks), None)
+            for name, blocks in (states or {}).items()
+        ]
+        handle = CacheRequestHandle("request", 0)
+        controller.prefetch(handle, array("q", tokens), extra_pools=extra or None)
         operation = controller.prefetch_hit_queue.get(timeout=WAIT_S)
         indices = controller.mem_pool_host.alloc(operation.storage_hit_count)
         for buffer in [self.host.kv_buffer]:
             buffer.view(torch.uint8).random_()  # nothing is left there of before
         operation.host_indices = indices
+        for transfer in extra:
+            transfer.host_indices = tokens_of(self.pools[transfer.name], states[transfer.name])
         controller.prefetch_buffer.put(operation)
         count = 0
         while True:
             ack = controller.ack_prefetch_queue.get(timeout=WAIT_S)
             if ack.completed_tokens is not None:
                 count = ack.completed_tokens
+            if ack.pool_hits is not None:
+                self.loaded = ack.pool_hits
             if ack.completed_req:
                 break
         pages = [page_bytes(self.host, int(first)) for first in indices[:count:PAGE_TOKENS]]
@@ -211,6 +272,17 @@ class Controller:
     def close(self) -> None:
         with one_process(self.rank):
             self.controller.detach_storage_backend()
+
+
+def trailing(name: PoolName, keys: list[str], indices: torch.Tensor | None) -> PoolTransfer:
+    """Return what SGLang says of a pool that has only the last pages of a prefix."""
+    return PoolTransfer(name, indices, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES)
+
+
+def tokens_of(pool: Any, pages: list[int]) -> torch.Tensor:
+    """Return the tokens of pages of a host memory."""
+    first = [torch.arange(pool.page_size) + page * pool.page_size for page in pages]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *first])
 
 
 @contextmanager

@@ -27,6 +27,10 @@ WRONG = {
     "interface_v1": ("no", "1", None, 2, []),
     PREFIX: ("yes", 1, None),
     "url": ("", "nonesuch:x", "slab:", "memory:?capacity=1MiB&events=perhaps", None, *TEXT),
+    "pools": (
+        *(5, True, ["mamba"], None, {"kv": "memory:?capacity=1MiB"}, {"mambo": "memory:"}),
+        *({"mamba": value} for value in ("", None, 5, ["memory:"])),
+    ),
     "weights_id": ("", *TEXT),
     "revision": TEXT,
     "salt": TEXT,

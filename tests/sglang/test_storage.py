@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
-from kvoffload.integrations.sglang.storage import pages_of
+from kvoffload.integrations.sglang.memory import pages_of
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import TierError, TierInUseError
 from tests.sglang.engine import (
@@ -133,7 +133,7 @@ def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(tmp_path,
 
 
 def test_more_pages_than_a_buffer_has_are_copied_in_turns(tmp_path, host, make, monkeypatch):
-    monkeypatch.setattr("kvoffload.integrations.sglang.storage.COPY_BYTES", 3 * 512)
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.COPY_BYTES", 3 * 512)
     made = make(slab(tmp_path, CAPACITY), host, copied=True)
     keys, _ = prompt()
     pages = [host.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
@@ -166,6 +166,20 @@ def test_other_kinds_of_memory(kind, layout, copied, tmp_path, make):
         pool.kv_buffer.zero_()
         assert all(made.batch_get_v1(keys, indices))
         assert bytes_of(pool) == before
+
+
+def test_keys_and_values_of_different_sizes(tmp_path, make):
+    """They lie in two tensors, wherever the allocator put them."""
+    pool = host_pool(device_pool(value_size=4))
+    made = make(slab(tmp_path, CAPACITY), pool)
+    keys, indices = prompt()
+    tensors = [tensor.view(torch.uint8) for tensor in pool.kv_buffer]
+    before = [tensor.clone() for tensor in tensors]
+    assert all(made.batch_set_v1(keys, indices))
+    for tensor in tensors:
+        tensor[: PAGES * PAGE_TOKENS].random_()
+    assert all(made.batch_get_v1(keys, indices))
+    assert all(map(torch.equal, tensors, before))
 
 
 @pytest.mark.parametrize(("head_size", "is_aligned"), [(128, True), (8, False)])
@@ -222,7 +236,7 @@ def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, monkeypatch):
         opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
         return opened[-1]
 
-    monkeypatch.setattr("kvoffload.integrations.sglang.storage.open_tier", open_faulty)
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
     made = make("faulty:", host)
     keys, indices = prompt()
     assert all(made.batch_set_v1(keys, indices))
@@ -242,7 +256,7 @@ def test_a_medium_that_has_not_forgotten_serves_nothing(host, make, monkeypatch,
         opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
         return opened[-1]
 
-    monkeypatch.setattr("kvoffload.integrations.sglang.storage.open_tier", open_faulty)
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
     made = make("faulty:", host)
     keys, indices = prompt()
     assert all(made.batch_set_v1(keys, indices))
@@ -374,12 +388,12 @@ def test_two_processes_of_one_rank_cannot_share_a_slab(tmp_path, host, make):
         (
             {"slat": "7"},
             ValueError,
-            "an option must be one of url, weights_id, revision, salt, got 'slat'",
+            "an option must be one of url, pools, weights_id, revision, salt, got 'slat'",
         ),
         (
             {"k" * 100: "7"},
             ValueError,
-            f"an option must be one of url, weights_id, revision, salt, got {'k' * 100!r}",
+            f"an option must be one of url, pools, weights_id, revision, salt, got {'k' * 100!r}",
         ),
     ],
 )
@@ -407,8 +421,6 @@ def test_ranks_of_an_mla_model_cannot_have_a_slab(tmp_path):
     ("layout", "value_size", "copied", "message"),
     [
         ("layer_first", 0, False, "hicache_mem_layout must be page_first, .* got 'layer_first'"),
-        # keys and values of different sizes, which lie in two tensors
-        ("page_first", 4, False, "host memory must be one tensor, got AsymmetricMHA"),
         ("page_first", 4, True, "host memory must have flat pages, got AsymmetricMHA"),
     ],
 )
@@ -417,14 +429,6 @@ def test_memory_whose_pages_cannot_be_moved(layout, value_size, copied, message,
     with pytest.raises(ValueError, match=message):
         storage(slab(tmp_path, CAPACITY), pool, copied=copied)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_models_with_more_than_a_kv_cache_are_refused(tmp_path, host, make):
-    made = make(slab(tmp_path, CAPACITY), host)
-    made.register_mem_host_pool_v2(host, PoolName.KV)
-    with pytest.raises(ValueError, match=r"host_pool_name must be 'kv'.*got 'mamba'"):
-        made.register_mem_host_pool_v2(host, PoolName.MAMBA)
-    make(slab(tmp_path, CAPACITY), host)  # the slab is free again
 
 
 def test_wrong_arguments_change_nothing(tmp_path, host, make):

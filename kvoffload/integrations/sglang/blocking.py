@@ -64,8 +64,16 @@ class BlockingTier:
         return self._end_of(lambda: self._tier.get(keys, ids)).status
 
     def lookup(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys without any I/O, a `State` each, ``(n,)`` int8."""
-        return self._do(lambda: self._tier.lookup(keys))
+        """Return what is known about keys without any I/O, a `State` each, ``(n,)`` int8.
+
+        That includes stores that ended when they were copied: the poll has them found.
+        """
+
+        def found() -> npt.NDArray[np.int8]:
+            self._poll()
+            return self._tier.lookup(keys)
+
+        return self._do(found)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
@@ -103,9 +111,7 @@ class BlockingTier:
         """Submit a job and return its end."""
         with self._turn:
             job = submit()
-            self._poll()  # what needs no I/O has ended already
-            if self._polling and self._ended.keys() - {job}:
-                self._wake_sleeper()
+            self._poll(job)  # what needs no I/O has ended already
             while job not in self._ended:
                 if self._polling:
                     self._turn.wait()
@@ -135,9 +141,12 @@ class BlockingTier:
         with suppress(BlockingIOError):  # it is full: the sleeper is woken already
             os.write(self._wake, b"1")
 
-    def _poll(self) -> None:
+    def _poll(self, job: int | None = None) -> None:
+        """Take in what has ended; if it is another's than that of `job`, wake the sleeper."""
         for done in self._tier.poll():
             self._ended[done.job] = done
+        if self._polling and self._ended.keys() - {job}:
+            self._wake_sleeper()
 
 
 def _close(*fds: int) -> None:

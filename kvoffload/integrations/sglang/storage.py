@@ -1,12 +1,15 @@
-"""A tier of ``kvoffload.tiers`` as HiCache's storage: pages of its host memory, by their hashes.
+"""Tiers of ``kvoffload.tiers`` as HiCache's storage: pages of its host memory, by their hashes.
 
 Structure
-    A page of HiCache is a block of the tier. With ``interface_v1`` the tier's region is HiCache's
-    own host memory, whose pages move without a copy; without it, pages are copied through memory
-    of this object, in whatever layout HiCache flattens them to.
+    A page of HiCache is a block of a tier. The KV cache has one tier, and so has each *pool* of
+    state that a model keeps beside it. With ``interface_v1`` the region of the KV cache's tier is
+    HiCache's own host memory, whose pages move without a copy; without it, pages are copied through
+    memory of this object, in whatever layout HiCache flattens them to. Pages of the other pools
+    move without a copy wherever SGLang tells where they are.
 Invariants
     What is not certainly the page that was stored is a miss. Trouble with a tier is a miss or a
-    page that is not stored, never an exception.
+    page that is not stored, never an exception. A prefix counts only if every pool can serve its
+    end.
 Cost
     A call takes as long as its transfer, at most until the tier's deadline where the tier has
     buffers of its own (`Tier`, *Deadlines*); HiCache calls from threads of its own.
@@ -16,8 +19,9 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,47 +32,46 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
+    PoolHitPolicy,
     PoolName,
+    PoolTransfer,
+    PoolTransferResult,
 )
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.version import __version__ as sglang_version
 
 from kvoffload.errors import describe
-from kvoffload.tiers import (
-    Namespace,
-    Region,
-    State,
-    Status,
-    Tier,
-    TierError,
-    open_tier,
-    weights_identity,
-)
+from kvoffload.tiers import Namespace, Tier, TierError, weights_identity
 
-from .blocking import BlockingTier
+from .memory import bytes_of, memory_of, pages_by_address, pages_of
+from .pool import CopiedPool, Copies, Pool
 
 __all__ = ["KVOffloadStorage"]
 
 log = logging.getLogger("kvoffload.sglang")
 
-CLOSE_S = 5.0
-"""Seconds that transfers under way have when the storage is closed."""
-COPY_BYTES = 64 * 2**20
-"""Bytes of each of the two buffers for pages that are copied."""
-_OPTIONS = ("url", "weights_id", "revision", "salt")
+_TEXTS = ("url", "weights_id", "revision", "salt")
+_OPTIONS = ("url", "pools", "weights_id", "revision", "salt")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
 _PAGE_HASH = re.compile(r"[0-9a-f]{64}")
 _LOCAL = ("slab", "memory")  # tiers that one process has to itself
+_KV = str(PoolName.KV)
+_CUT_BY_RANK = (str(PoolName.MAMBA),)
+"""Pools of which each rank of an MLA model has its own part, and SGLang stores every rank's."""
 
 
 class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
-    """HiCache's pages in any tier of ``kvoffload.tiers``.
+    """HiCache's pages in any tiers of ``kvoffload.tiers``.
 
     Parameters
     ----------
     storage_config : HiCacheStorageConfig
         From SGLang. Its ``extra_config`` has, beside what SGLang needs to find this class,
 
-        - ``url``: the tier, as for `open_tier`, such as ``"slab:/nvme/kv?capacity=2TB"``;
+        - ``url``: the tier of the KV cache, as for `open_tier`, such as
+          ``"slab:/nvme/kv?capacity=2TB"``;
+        - ``pools``: the tier of each pool of state that the model keeps beside its KV cache, by the
+          pool's name, such as ``{"mamba": "slab:/nvme/kv?capacity=200GB"}``;
         - ``weights_id``: identity of the weights; by default `weights_identity` of the model's
           path;
         - ``revision``: the revision that was asked for, where the model's path is no directory; by
@@ -80,9 +83,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     Attributes
     ----------
     tier : Tier or None
-        The tier; None until host memory is registered.
+        The tier of the KV cache; None until host memory is registered.
     namespace : Namespace or None
-        What the bytes mean.
+        What the bytes of the KV cache mean.
 
     Raises
     ------
@@ -92,7 +95,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     Notes
     -----
     Thread-safety: any thread may call any method at any time. Complexity: linear in the keys of a
-    call. SGLang's ranks are processes, and each has a tier of its own: a slab of ``capacity`` each
+    call. SGLang's ranks are processes, and each has tiers of its own: a slab of ``capacity`` each
     below the same folder, or one shared directory or server for all.
     """
 
@@ -107,7 +110,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 raise ValueError(
                     f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
                 )
-        for name in _OPTIONS:
+        for name in _TEXTS:
             value = options.get(name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be text, got {describe(value)}")
@@ -124,11 +127,11 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self._config = storage_config
         self._options = options
         self._is_copying = not copies_nothing
-        self._url = _own_url(options["url"], storage_config)
-        self._page_tokens = 0
-        self._buffers: list[_Buffer] = []  # for reads and for writes, where pages are copied
-        self._calls: BlockingTier | None = None
-        self._is_waiting = False  # for the medium to confirm a `clear`
+        self._urls = {_KV: _own_url("url", options["url"], storage_config, is_cut=False)}
+        for name, url in _check_pools(options.get("pools", {})).items():
+            is_cut = name in _CUT_BY_RANK
+            self._urls[name] = _own_url(f"pools[{name!r}]", url, storage_config, is_cut=is_cut)
+        self._pools: dict[str, Pool] = {}
         self.tier: Tier | None = None
         self.namespace: Namespace | None = None
 
@@ -140,107 +143,100 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         TypeError or ValueError if the memory's pages are not what a tier can move, or `url` has a
         wrong option; TierError if the tier cannot be opened.
         """
-        if self.tier is not None:
+        if _KV in self._pools:
             raise ValueError("mem_pool_host must be registered once, and the storage has one")
+        if not memory_of(mem_pool_host):
+            raise ValueError(
+                "mem_pool_host must have memory: models that keep their KV cache in other pools "
+                f"only are not supported, got {type(mem_pool_host).__name__}"
+            )
         super().register_mem_pool_host(mem_pool_host)
-        self._page_tokens = mem_pool_host.page_size
         if self._is_copying:
-            region = self._make_buffers(mem_pool_host)
-            page = [region.block_bytes]
+            copies = Copies(mem_pool_host)
+            page = [copies.region.block_bytes]
+            namespace = namespace_of(self._config, mem_pool_host, page, self._options)
+            pool: Pool = CopiedPool(_KV, mem_pool_host, self._urls[_KV], namespace, copies)
         else:
             region = pages_of(mem_pool_host)
             page = [nbytes for _, _, nbytes in region.parts]
-        self.namespace = namespace_of(self._config, mem_pool_host, page, self._options)
-        tier = open_tier(self._url, self.namespace)
-        try:
-            tier.attach(region)
-            self._calls = BlockingTier(tier)
-        except BaseException:
-            tier.close(0.0)
-            raise
-        self.tier = tier
-        log.info(
-            "kvoffload: tier %r active for HiCache, namespace %s, %s pages found",
-            tier.name,
-            self.namespace.fingerprint.hex(),
-            self._calls.stats().get("restored", "unknown"),
-        )
-
-    def _make_buffers(self, mem_pool_host: Any) -> Region:
-        """Allocate memory through which pages are copied: half for reads, half for writes."""
-        try:
-            page = mem_pool_host.get_dummy_flat_data_page()
-        except NotImplementedError as error:
-            raise ValueError(
-                f"host memory must have flat pages, got {type(mem_pool_host).__name__}: {error}"
-            ) from error
-        nbytes = page.numel() * page.element_size()
-        count = max(1, COPY_BYTES // nbytes)
-        region = Region.allocate(2 * count, nbytes)
-        self._buffers = [_Buffer(region, range(start, start + count)) for start in (0, count)]
-        return region
+            namespace = namespace_of(self._config, mem_pool_host, page, self._options)
+            pool = Pool(_KV, mem_pool_host, self._urls[_KV], namespace, region)
+        self._pools[_KV] = pool
+        self.namespace, self.tier = namespace, pool.tier
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Take note of a pool that SGLang keeps beside; ValueError if it is not the KV cache.
+        """Take note of a pool that SGLang keeps beside the KV cache, and open its tier.
 
-        Other state of the model would have to be stored with it.
+        ValueError if `pools` names no tier for it, or its pages are not what a tier can move;
+        TierError if the tier cannot be opened. The storage is closed then: SGLang gives up on it.
         """
-        if host_pool_name != PoolName.KV:
-            self.close()  # SGLang gives up on it
-            raise ValueError(
-                "host_pool_name must be 'kv': models with state besides the KV cache are not "
-                f"supported, got {describe(str(host_pool_name))}"
-            )
+        name = str(host_pool_name)
+        if name != _KV:
+            try:
+                self._open_pool(name, host_pool)
+            except BaseException:
+                self.close()
+                raise
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
+    def _open_pool(self, name: str, host_pool: Any) -> None:
+        if self.namespace is None:
+            raise ValueError(f"mem_pool_host must be registered before pool {name!r}")
+        if name in self._pools:
+            raise ValueError(f"pool {name!r} must be registered once, and the storage has it")
+        url = self._urls.get(name)
+        if url is None:
+            raise ValueError(
+                f"pools must name a tier for {name!r}, which the model keeps beside its KV cache, "
+                f"as slab:/nvme/kv?capacity=200GB, got {describe(self._options.get('pools'))}"
+            )
+        _check_pool(name, host_pool, self._config)
+        try:
+            region = pages_by_address(host_pool)
+        except (NotImplementedError, ValueError) as error:
+            log.info("kvoffload: pages of pool %r are copied: %s", name, error)
+            try:
+                copies = Copies(host_pool)
+            except ValueError as refusal:
+                raise ValueError(f"pool {name!r}: {refusal}") from error
+            page = [copies.region.block_bytes]
+        else:
+            copies, page = None, [nbytes for _, _, nbytes in region.parts]
+        namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
+        try:
+            if copies is None:
+                self._pools[name] = Pool(name, host_pool, url, namespace, region)
+            else:
+                self._pools[name] = CopiedPool(name, host_pool, url, namespace, copies)
+        except ValueError as error:
+            raise ValueError(f"pools[{name!r}]: {error}") from error
+
     def close(self) -> None:
-        """Close the tier; a second call does nothing.
+        """Close the tiers; a second call does nothing.
 
         TierError if a call of the kernel's has not returned that may still write to HiCache's
         memory.
         """
-        calls, self._calls = self._calls, None
-        if calls is None:
-            return
-        tier, self.tier = self.tier, None
-        if not calls.close(CLOSE_S) and tier is not None and tier.direct:
-            raise TierError(
-                f"tier {tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it may "
-                "still use HiCache's memory"
-            )
+        pools, self._pools = self._pools, {}
+        self.tier = None
+        with ExitStack() as closing:  # closes all, whichever raises
+            for pool in pools.values():
+                closing.callback(pool.close)
 
     def clear(self) -> bool:
-        """Drop everything, as after an update of the weights.
+        """Drop everything in all tiers, as after an update of the weights.
 
         SGLang calls it for ``/clear_hicache_storage_backend`` only, not when weights change. False,
-        and logged, where the medium has not confirmed it: nothing is stored or loaded until it has.
+        and logged, where a medium has not confirmed it: its pool stores and loads nothing until it
+        has.
         """
-        calls = self._calls
-        if calls is None:
-            return False
-        self._is_waiting = True
-        self._is_waiting = not calls.forget()
-        if self._is_waiting:
-            log.error(
-                "the tier's medium has not confirmed that everything was dropped; nothing is "
-                "stored or loaded until it has"
-            )
-        return not self._is_waiting
+        are_confirmed = [pool.forget() for pool in list(self._pools.values())]
+        return bool(are_confirmed) and all(are_confirmed)
 
-    def _serving(self) -> BlockingTier | None:
-        """Return the tier's calls; None where it is closed or has not confirmed a `clear`."""
-        calls = self._calls
-        if calls is not None and self._is_waiting:
-            if not calls.has_forgotten():
-                return None
-            self._is_waiting = False
-            log.warning("the tier's medium has confirmed that everything was dropped")
-        return calls
-
-    def stats(self) -> dict[str, int]:
-        """Return the tier's counters since it was opened, and present sizes."""
-        calls = self._calls
-        return {} if calls is None else calls.stats()
+    def stats(self, pool: str = "kv") -> dict[str, int]:
+        """Return the counters of a pool's tier since it was opened, and present sizes."""
+        found = self._pools.get(str(pool))
+        return {} if found is None else found.stats()
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -254,15 +250,114 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> int:
         """Return how many pages are there from the first on, without a gap."""
-        calls = self._serving()
-        if calls is None:
-            return 0
+        pool = self._pools.get(_KV)
+        return 0 if pool is None else pool.num_leading([stored_key(key) for key in keys])
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
+    ) -> PoolTransferResult:
+        """Return which prefixes every pool can serve.
+
+        A prefix needs all its pages of the KV cache, and of each other pool what its policy says:
+        all pages, or the last ones.
+
+        ValueError if a policy is another.
+        """
+        transfers = list(pool_transfers or ())
+        _check_policies(transfers)
         stored = [stored_key(key) for key in keys]
-        known = calls.lookup(stored)
-        count = _leading(known == State.HIT)
-        if count < len(stored) and known[count] == State.UNKNOWN:
-            count += _leading(calls.query(stored[count:]) == Status.OK)
-        return count
+        kv = self._pools.get(_KV)
+        count = 0 if kv is None else kv.num_leading(stored)
+        stored = stored[:count]
+        hits: dict[Any, int] = {PoolName.KV: count} if count else {}
+        are_restorable = np.ones(count, np.bool_)  # whether the prefix of i + 1 pages is
+        for transfer in transfers:
+            if not are_restorable.any():
+                break
+            can_serve = self._served_ends(transfer, stored)
+            ends = np.flatnonzero(can_serve)
+            if len(ends):
+                hits[transfer.name] = int(ends[-1]) + 1
+            are_restorable &= can_serve
+        restorable = (np.flatnonzero(are_restorable) + 1).tolist()
+        return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
+
+    def _served_ends(self, transfer: PoolTransfer, stored: list[bytes]) -> npt.NDArray[np.bool_]:
+        """Return whether a pool can serve the prefix that ends with each page, ``(n,)`` bool."""
+        pool = self._pools.get(str(transfer.name))
+        are_served = np.zeros(len(stored), np.bool_)
+        if pool is None:
+            return are_served
+        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+            are_served[: pool.num_leading(stored)] = True
+            return are_served
+        places = np.arange(len(stored))
+        last_missing = np.maximum.accumulate(np.where(pool.are_there(stored), -1, places))
+        first_needed = np.maximum(places + 1 - max(1, len(transfer.keys or ())), 0)
+        return np.less(last_missing, first_needed, out=are_served)
+
+    # -- pages of pools beside the KV cache --------------------------------------------------
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Load pages of pools into their host memory; return of each whether it was loaded.
+
+        ValueError if a pool's policy is not all pages or the last ones.
+        """
+
+        def load(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
+            # To load a window or a state, none of those before it are needed.
+            is_whole = transfer.hit_policy == PoolHitPolicy.ALL_PAGES
+            prefix = _prefix(extra_info) if is_whole else ()
+            return pool.load(stored, transfer.host_indices, prefix)
+
+        return self._move(transfers, load)
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
+    ) -> dict[str, list[bool]]:
+        """Store pages of pools from their host memory; return of each whether nothing is wrong.
+
+        ValueError if a pool's policy is not all pages or the last ones.
+        """
+
+        def store(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
+            return pool.store(stored, transfer.host_indices)
+
+        return self._move(transfers, store)
+
+    def _move(
+        self,
+        transfers: list[PoolTransfer],
+        move: Callable[[Pool, PoolTransfer, list[bytes]], list[bool]],
+    ) -> dict[str, list[bool]]:
+        _check_policies(transfers)
+        moved = {}
+        for transfer in transfers:
+            stored = [stored_key(key) for key in transfer.keys or ()]
+            pool, indices = self._pools.get(str(transfer.name)), transfer.host_indices
+            found = 0 if indices is None else indices.numel()
+            if pool is None:
+                moved[transfer.name] = [False] * len(stored)
+            elif found != len(stored) * pool.page_tokens:
+                log.error(
+                    "host_indices of pool %r must be %d, %d for each of %d keys, got %d",
+                    pool.name,
+                    len(stored) * pool.page_tokens,
+                    pool.page_tokens,
+                    len(stored),
+                    found,
+                )
+                moved[transfer.name] = [False] * len(stored)
+            else:
+                moved[transfer.name] = move(pool, transfer, stored) if stored else []
+        return moved
 
     # -- pages of HiCache's memory -----------------------------------------------------------
 
@@ -273,8 +368,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Load pages into HiCache's memory; say of each whether it was loaded."""
-        ids = self._page_ids(keys, host_indices)
-        return self._get([stored_key(key) for key in keys], ids, extra_info)
+        pool = self._pool_in_place(keys, host_indices)
+        if pool is None:
+            return [False] * len(keys)
+        return pool.load([stored_key(key) for key in keys], host_indices, _prefix(extra_info))
 
     def batch_set_v1(
         self,
@@ -287,21 +384,25 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         A page that the policy declines is not wrong: SGLang gives up on a prompt at the first that
         is.
         """
-        ids = self._page_ids(keys, host_indices)
-        return self._put([stored_key(key) for key in keys], ids)
+        pool = self._pool_in_place(keys, host_indices)
+        if pool is None:
+            return [False] * len(keys)
+        return pool.store([stored_key(key) for key in keys], host_indices)
 
-    def _page_ids(self, keys: list[str], host_indices: torch.Tensor) -> npt.NDArray[np.int64]:
-        """Return the blocks of pages; ValueError if the indices are not as many as their tokens."""
+    def _pool_in_place(self, keys: list[str], host_indices: torch.Tensor) -> Pool | None:
+        """Return the pool of the KV cache, None when closed; ValueError if the indices are wrong.
+
+        TierError without ``interface_v1``.
+        """
         if self._is_copying:
             raise TierError("interface_v1 must be 1 for pages of HiCache's memory, got 0")
-        num_tokens = len(keys) * self._page_tokens
-        if host_indices.numel() != num_tokens:
+        pool = self._pools.get(_KV)
+        if pool is not None and host_indices.numel() != len(keys) * pool.page_tokens:
             raise ValueError(
-                f"host_indices must be {num_tokens}, {self._page_tokens} for each of {len(keys)} "
-                f"keys, got {host_indices.numel()}"
+                f"host_indices must be {len(keys) * pool.page_tokens}, {pool.page_tokens} for each "
+                f"of {len(keys)} keys, got {host_indices.numel()}"
             )
-        first: npt.NDArray[np.int64] = host_indices[:: self._page_tokens].numpy()
-        return first // self._page_tokens
+        return pool
 
     # -- pages that are copied ---------------------------------------------------------------
 
@@ -318,20 +419,18 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_sizes: Any = None,  # noqa: ARG002
     ) -> list[torch.Tensor | None]:
         """Load pages into tensors of their size; return each, or None."""
-        targets = self._tensors("target_locations", keys, target_locations)
-        stored = [stored_key(key) for key in keys]
-        found: list[torch.Tensor | None] = []
-        while len(found) < len(stored):
-            buffer = self._buffers[0]
-            with buffer.lock:
-                part = slice(len(found), len(found) + len(buffer.ids))
-                are_there = self._get(stored[part], buffer.ids[: len(stored[part])])
-                for index, is_there in enumerate(are_there):
-                    target = targets[len(found)]
-                    if is_there:
-                        _bytes_of(target)[:] = buffer.page(index)
-                    found.append(target if is_there else None)
-        return found
+        pool, targets = self._pool_copied("target_locations", keys, target_locations)
+        if pool is None:
+            return [None] * len(keys)
+
+        def take(index: int, page: npt.NDArray[np.uint8]) -> None:
+            bytes_of(targets[index])[:] = page
+
+        are_there = pool.copy_out([stored_key(key) for key in keys], take)
+        return [
+            target if is_there else None
+            for target, is_there in zip(targets, are_there, strict=True)
+        ]
 
     def set(
         self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
@@ -347,22 +446,16 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_sizes: Any = None,  # noqa: ARG002
     ) -> bool:
         """Store pages, tensors; say whether nothing is wrong."""
-        pages = self._tensors("values", keys, values)
+        pool, pages = self._pool_copied("values", keys, values)
+        if pool is None:
+            return not keys
         stored = [stored_key(key) for key in keys]
-        done = 0
-        is_right = True
-        while done < len(stored) and is_right:
-            buffer = self._buffers[1]
-            with buffer.lock:
-                part = stored[done : done + len(buffer.ids)]
-                for index, page in enumerate(pages[done : done + len(part)]):
-                    buffer.page(index)[:] = _bytes_of(page)
-                is_right = all(self._put(part, buffer.ids[: len(part)]))
-            done += len(part)
-        return is_right
+        return all(pool.copy_in(stored, lambda index: bytes_of(pages[index])))
 
-    def _tensors(self, name: str, keys: list[str], tensors: Any) -> list[torch.Tensor]:
-        """Check tensors that are copied from or to.
+    def _pool_copied(
+        self, name: str, keys: list[str], tensors: Any
+    ) -> tuple[CopiedPool | None, list[torch.Tensor]]:
+        """Return the pool of the KV cache, None when closed, and tensors that were checked.
 
         TypeError or ValueError if one is no tensor of a page's size; TierError with
         ``interface_v1``.
@@ -375,7 +468,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         pages: list[torch.Tensor] = list(tensors or ())
         if len(pages) != len(keys):
             raise ValueError(f"{name} must be as many as keys, {len(keys)}, got {len(pages)}")
-        nbytes = self._buffers[0].region.block_bytes if self._buffers else 0
+        pool = self._pools.get(_KV)
+        if not isinstance(pool, CopiedPool):
+            return None, pages
+        nbytes = pool.copies.region.block_bytes
         for index, tensor in enumerate(pages):
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"{name}[{index}] must be a tensor, got {describe(tensor)}")
@@ -384,55 +480,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             found = tensor.numel() * tensor.element_size()
             if found != nbytes:
                 raise ValueError(f"{name}[{index}] must have {nbytes} bytes, got {found}")
-        return pages
-
-    # -- transfers ---------------------------------------------------------------------------
-
-    def _get(
-        self,
-        stored: list[bytes],
-        ids: npt.NDArray[np.int64],
-        extra_info: HiCacheStorageExtraInfo | None = None,
-    ) -> list[bool]:
-        calls = self._serving()
-        if calls is None or not stored:
-            return [False] * len(stored)
-        are_there: list[bool] = (calls.get(stored, ids) == Status.OK).tolist()
-        if any(are_there):  # one access; where SGLang tells what is before, that is as recent
-            there = [key for key, is_there in zip(stored, are_there, strict=True) if is_there]
-            calls.touch([*_prefix(extra_info), *there])
-        return are_there
-
-    def _put(self, stored: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
-        calls = self._serving()
-        if calls is None or not stored:
-            return [False] * len(stored)
-        done = calls.put(stored, ids)
-        are_ok = done.status == Status.OK
-        if not done.nbytes and are_ok.all():  # all were there: they were asked for once more
-            calls.touch(stored)
-        are_right: list[bool] = (are_ok | (done.status == Status.DECLINED)).tolist()
-        return are_right
-
-
-class _Buffer:
-    """Pages of one's own, blocks of a region, which a transfer is copied through."""
-
-    def __init__(self, region: Region, ids: range) -> None:
-        self.region = region
-        self.ids = np.array(ids, np.int64)
-        self.lock = threading.Lock()
-
-    def page(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a page."""
-        (view,) = self.region.views(int(self.ids[index]))
-        return np.frombuffer(view, np.uint8)
-
-
-def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return a contiguous tensor's memory as bytes."""
-    array: npt.NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
-    return array
+        return pool, pages
 
 
 def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[bytes]:
@@ -441,76 +489,74 @@ def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[bytes]:
     return [stored_key(key) for key in keys]
 
 
-def _leading(are_there: npt.NDArray[np.bool_]) -> int:
-    """Return how many are True from the first on."""
-    return len(are_there) if are_there.all() else int(are_there.argmin())
-
-
 def stored_key(key: str) -> bytes:
     """Return the tier's key of a page: the 32 bytes of SGLang's hash, or the text."""
     return bytes.fromhex(key) if _PAGE_HASH.fullmatch(key) else b"text:" + key.encode()
 
 
-def _own_url(url: str, config: HiCacheStorageConfig) -> str:
-    """Return the tier's text for one rank; ValueError if ranks would have to share a local one."""
+def _check_policies(transfers: list[PoolTransfer]) -> None:
+    for transfer in transfers:
+        if transfer.hit_policy not in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES):
+            policy = getattr(transfer.hit_policy, "value", transfer.hit_policy)
+            raise ValueError(
+                f"hit_policy of pool {str(transfer.name)!r} must be all_pages or trailing_pages, "
+                f"got {describe(policy)}"
+            )
+
+
+def _check_pools(pools: Any) -> dict[str, str]:
+    """Return the option ``pools``; TypeError or ValueError if it does not map pools to tiers."""
+    if not isinstance(pools, dict):
+        raise TypeError(f"pools must map names of pools to tiers, got {describe(pools)}")
+    known = [str(name) for name in PoolName if str(name) != _KV]
+    for name, url in pools.items():
+        if name not in known:
+            raise ValueError(
+                "pools must have names of SGLang's pools beside the KV cache, such as mamba or "
+                f"swa, got {describe(name)}"
+            )
+        if not isinstance(url, str):
+            raise TypeError(f"pools[{name!r}] must be text, got {describe(url)}")
+        if not url:
+            raise ValueError(
+                f"pools[{name!r}] must name a tier, as slab:/nvme/kv?capacity=200GB, got ''"
+            )
+    return pools
+
+
+def _check_pool(name: str, host_pool: Any, config: HiCacheStorageConfig) -> None:
+    """Refuse a pool whose pages move, or would be another rank's; ValueError."""
+    if getattr(host_pool, "shared_allocation_domain", None) is not None:
+        raise ValueError(
+            f"pool {name!r} must keep its pages in place, got {type(host_pool).__name__}, which "
+            "moves them"
+        )
+    is_one_for_all = config.is_mla_model and config.tp_size > 1 and name not in _CUT_BY_RANK
+    if is_one_for_all and isinstance(host_pool, MHATokenToKVPoolHost):
+        raise ValueError(
+            f"pool {name!r} must have the same pages on all {config.tp_size} ranks of an MLA "
+            "model, of which SGLang stores the first rank's, got "
+            f"{type(host_pool).__name__}, whose heads are cut among them"
+        )
+
+
+def _own_url(option: str, url: str, config: HiCacheStorageConfig, *, is_cut: bool) -> str:
+    """Return a tier's text for one rank; ValueError if ranks would have to share a local one.
+
+    `is_cut`: whether each rank has pages of its own even in an MLA model.
+    """
     kind, colon, rest = url.partition(":")
     if kind not in _LOCAL:
         return url
-    if config.is_mla_model and config.tp_size > 1:
+    if config.is_mla_model and config.tp_size > 1 and not is_cut:
         raise ValueError(
-            f"url must name a tier that the {config.tp_size} ranks of an MLA model share, as "
+            f"{option} must name a tier that the {config.tp_size} ranks of an MLA model share, as "
             f"dir:/mnt/kv?capacity=2TB, got {kind}:"
         )
     location, question, options = rest.partition("?")
     if kind == "slab" and location and config.dp_rank:
         location = f"{location.rstrip('/')}/replica{config.dp_rank}"
     return f"{kind}{colon}{location}{question}{options}"
-
-
-def pages_of(mem_pool_host: Any) -> Region:
-    """Return HiCache's host memory as a region whose blocks are its pages.
-
-    ValueError if its pages do not lie in one tensor at equal distances.
-    """
-    layout = mem_pool_host.layout
-    if not str(layout).startswith("page_"):
-        raise ValueError(
-            "hicache_mem_layout must be page_first, page_first_direct or page_head with "
-            f"interface_v1 1, got {describe(layout)}"
-        )
-    buffer = mem_pool_host.kv_buffer
-    if not isinstance(buffer, torch.Tensor) or not buffer.is_contiguous():
-        raise ValueError(
-            f"host memory must be one tensor, got {type(mem_pool_host).__name__} of another form"
-        )
-    page_tokens, num_pages = mem_pool_host.page_size, mem_pool_host.page_num
-    address = buffer.data_ptr()
-
-    def offsets_of(page: int) -> list[int]:
-        first = page * page_tokens
-        tokens = torch.arange(first, first + page_tokens)
-        pointers, _ = mem_pool_host.get_page_buffer_meta(tokens)
-        return [pointer - address for pointer in pointers]
-
-    try:
-        _, sizes = mem_pool_host.get_page_buffer_meta(torch.arange(page_tokens))
-        start = offsets_of(0)
-        second, last = (offsets_of(min(page, num_pages - 1)) for page in (1, num_pages - 1))
-    except (NotImplementedError, ValueError) as error:
-        raise ValueError(
-            f"interface_v1 must be 0 for the layout {describe(layout)} of "
-            f"{type(mem_pool_host).__name__}, got 1"
-        ) from error
-    parts = []
-    for offset, next_offset, last_offset, nbytes in zip(start, second, last, sizes, strict=True):
-        stride = next_offset - offset if num_pages > 1 else nbytes
-        if last_offset != offset + (num_pages - 1) * stride:
-            raise ValueError(
-                "interface_v1 must be 0 for host memory whose pages are not at equal distances, "
-                f"got 1 and {type(mem_pool_host).__name__}"
-            )
-        parts.append((offset, stride, nbytes))
-    return Region.of_parts(_bytes_of(buffer), parts, num_pages)
 
 
 def namespace_of(
@@ -553,12 +599,61 @@ def namespace_of(
     )
 
 
+def _namespace_of_pool(
+    config: HiCacheStorageConfig, kv: Namespace, name: str, host_pool: Any, page: list[int]
+) -> Namespace:
+    """Return what the bytes of another pool's page depend on: what those of the KV cache do, too.
+
+    That includes the rank where each rank has a part of its own, and the weights of a draft model,
+    whose states SGLang keeps in pools of its own or with the model's.
+    """
+    parallel = dict(kv.parallel)
+    if name in _CUT_BY_RANK:
+        parallel["tensor"] = [config.tp_rank, config.tp_size]
+    draft = _draft_model()
+    weights = kv.weights
+    if draft["path"] is not None:
+        weights = [weights, weights_identity(draft["path"], draft["revision"])]
+    return replace(
+        kv,
+        block_bytes=sum(page),
+        weights=weights,
+        layout={
+            "name": name,
+            "memory": host_pool.layout,
+            "pool": type(host_pool).__name__,
+            "format": getattr(host_pool, "storage_format_tag", None),
+            "page": page,
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in memory_of(host_pool)],
+            "layers": [
+                getattr(host_pool, "start_layer", None),
+                getattr(host_pool, "end_layer", None),
+            ],
+            "kv": kv.layout,
+        },
+        tokens_per_block=host_pool.page_size,
+        parallel=parallel,
+    )
+
+
 def _served_model() -> dict[str, str | None]:
     """Return what SGLang was told about the model; nothing where no engine runs."""
+    names = ("model_path", "revision", "kv_cache_dtype", "quantization")
+    return _settings(runtime_context.get_model, names)
+
+
+def _draft_model() -> dict[str, str | None]:
+    """Return the path and the revision of a draft model; None where there is none."""
+    names = ("speculative_draft_model_path", "speculative_draft_model_revision")
+    found = _settings(runtime_context.get_spec, names)
+    return {"path": found.get(names[0]), "revision": found.get(names[1])}
+
+
+def _settings(get: Callable[[], Any], names: tuple[str, ...]) -> dict[str, str | None]:
+    """Return some of SGLang's settings; nothing where no engine runs."""
     try:
-        model = runtime_context.get_model()
+        settings = get()
     except ValueError:
         return {}
-    names = ("model_path", "revision", "kv_cache_dtype", "quantization")
-    values = {name: getattr(model, name, None) for name in names}
+    values = {name: getattr(settings, name, None) for name in names}
     return {name: None if value is None else str(value) for name, value in values.items()}

@@ -1,0 +1,307 @@
+"""One of SGLang's host memories and the tier that keeps its pages.
+
+Structure
+    SGLang has a host memory for the KV cache, and one for each kind of state that a model keeps
+    beside it; each is a *pool* here, with a tier and a region of its own. The region is the host
+    memory where pages move without a copy, else memory of this object which they are copied
+    through, as SGLang flattens them.
+Invariants
+    What is not certainly the page that was stored is a miss. A tier that has not confirmed a
+    `forget` serves and stores nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvoffload.tiers import Namespace, Region, State, Status, TierError, open_tier
+
+from .blocking import BlockingTier
+from .memory import bytes_of
+
+__all__ = ["CopiedPool", "Copies", "Pool"]
+
+log = logging.getLogger("kvoffload.sglang")
+
+CLOSE_S = 5.0
+"""Seconds that transfers under way have when a pool is closed."""
+COPY_BYTES = 64 * 2**20
+"""Bytes of each of the two buffers for pages that are copied."""
+QUERY_KEYS = 64
+"""Keys of a query whose pages need not begin at the first: an object store takes more for a chain,
+of which it asks for a few (`kvoffload.tiers.remote.objects`, *Structure*)."""
+
+
+class Copies:
+    """Memory through which a pool's pages are copied, half for reads and half for writes.
+
+    Parameters
+    ----------
+    host_pool : HostKVCache
+        The host memory.
+
+    Raises
+    ------
+    ValueError
+        If its pages cannot be copied.
+    """
+
+    def __init__(self, host_pool: Any) -> None:
+        try:
+            page = host_pool.get_dummy_flat_data_page()
+        except NotImplementedError as error:
+            raise ValueError(
+                f"host memory must have flat pages, got {type(host_pool).__name__}: {error}"
+            ) from error
+        self.dtype: torch.dtype = page.dtype
+        nbytes = page.numel() * page.element_size()
+        count = max(1, COPY_BYTES // nbytes)
+        self.region = Region.allocate(2 * count, nbytes)
+        self.ids = [np.arange(start, start + count) for start in (0, count)]
+        self.locks = [threading.Lock(), threading.Lock()]
+
+    def page(self, block_id: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a block."""
+        (view,) = self.region.views(block_id)
+        return np.frombuffer(view, np.uint8)
+
+
+class Pool:
+    """The pages of a host memory, in a tier.
+
+    Parameters
+    ----------
+    name : str
+        SGLang's name of the pool.
+    host_pool : HostKVCache
+        The host memory.
+    url : str
+        The tier, as for `open_tier`.
+    namespace : Namespace
+        What the bytes mean.
+    region : Region
+        The host memory, whose pages move without a copy.
+
+    Raises
+    ------
+    TypeError, ValueError, TierError
+        As `open_tier` does.
+    """
+
+    def __init__(
+        self, name: str, host_pool: Any, url: str, namespace: Namespace, region: Region
+    ) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.page_tokens: int = host_pool.page_size
+        self._host_pool = host_pool
+        self._is_waiting = False  # for the medium to confirm a `forget`
+        self.tier = open_tier(url, namespace)
+        try:
+            self.tier.attach(region)
+            self._calls = BlockingTier(self.tier)
+        except BaseException:
+            self.tier.close(0.0)
+            raise
+        log.info(
+            "kvoffload: tier %r active for HiCache's pool %r, namespace %s, %s pages found",
+            self.tier.name,
+            name,
+            namespace.fingerprint.hex(),
+            self._calls.stats().get("restored", "unknown"),
+        )
+
+    def stats(self) -> dict[str, int]:
+        """Return the tier's counters since it was opened, and present sizes."""
+        return self._calls.stats()
+
+    def close(self) -> None:
+        """Close the tier.
+
+        TierError if a call of the kernel's has not returned that may still use host memory.
+        """
+        if not self._calls.close(CLOSE_S) and self.tier.direct:
+            raise TierError(
+                f"tier {self.tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it "
+                "may still use HiCache's memory"
+            )
+
+    def forget(self) -> bool:
+        """Drop everything; return whether the medium has confirmed it."""
+        self._is_waiting = True
+        self._is_waiting = not self._calls.forget()
+        if self._is_waiting:
+            log.error(
+                "the medium of pool %r has not confirmed that everything was dropped; nothing is "
+                "stored there or loaded until it has",
+                self.name,
+            )
+        return not self._is_waiting
+
+    def serves(self) -> bool:
+        """Return whether the medium has confirmed the last `forget`."""
+        if self._is_waiting and self._calls.has_forgotten():
+            self._is_waiting = False
+            log.warning("the medium of pool %r has confirmed that all was dropped", self.name)
+        return not self._is_waiting
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def num_leading(self, keys: list[bytes]) -> int:
+        """Return how many pages are there from the first on, without a gap."""
+        if not keys or not self.serves():
+            return 0
+        known = self._calls.lookup(keys)
+        count = _leading(known == State.HIT)
+        if count < len(keys) and known[count] == State.UNKNOWN:
+            count += _leading(self._calls.query(keys[count:]) == Status.OK)
+        return count
+
+    def are_there(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
+        """Return whether each page is there, ``(n,)`` bool; any of them may be missing."""
+        if not keys or not self.serves():
+            return np.zeros(len(keys), np.bool_)
+        known = self._calls.lookup(keys)
+        found: npt.NDArray[np.bool_] = known == State.HIT
+        unknown = np.flatnonzero(known == State.UNKNOWN)
+        for start in range(0, len(unknown), QUERY_KEYS):
+            places = unknown[start : start + QUERY_KEYS]
+            found[places] = self._calls.query([keys[place] for place in places]) == Status.OK
+        return found
+
+    # -- transfers ---------------------------------------------------------------------------
+
+    def load(
+        self, keys: list[bytes], host_indices: torch.Tensor, prefix: Sequence[bytes] = ()
+    ) -> list[bool]:
+        """Load pages into host memory; return of each whether it was loaded.
+
+        Parameters
+        ----------
+        keys : list of bytes
+            The pages.
+        host_indices : torch.Tensor
+            Tokens of the host memory, `page_tokens` for each page.
+        prefix : sequence of bytes
+            Pages that are used with them, from the first on.
+        """
+        return self._get(keys, self._page_ids(host_indices), prefix)
+
+    def store(self, keys: list[bytes], host_indices: torch.Tensor) -> list[bool]:
+        """Store pages of host memory; return of each whether nothing is wrong.
+
+        Arguments as for `load`. A page that the policy declines is not wrong.
+        """
+        return self._put(keys, self._page_ids(host_indices))
+
+    def _page_ids(self, host_indices: torch.Tensor) -> npt.NDArray[np.int64]:
+        first: npt.NDArray[np.int64] = host_indices[:: self.page_tokens].numpy()
+        return first // self.page_tokens
+
+    def _get(
+        self, keys: list[bytes], ids: npt.NDArray[np.int64], prefix: Sequence[bytes]
+    ) -> list[bool]:
+        if not keys or not self.serves():
+            return [False] * len(keys)
+        are_there: list[bool] = (self._calls.get(keys, ids) == Status.OK).tolist()
+        if any(are_there):  # one access; where SGLang tells what is before, that is as recent
+            there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
+            self._calls.touch([*prefix, *there])
+        return are_there
+
+    def _put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
+        if not keys or not self.serves():
+            return [False] * len(keys)
+        done = self._calls.put(keys, ids)
+        are_ok = done.status == Status.OK
+        if not done.nbytes and are_ok.all():  # all were there: they were asked for once more
+            self._calls.touch(keys)
+        are_right: list[bool] = (are_ok | (done.status == Status.DECLINED)).tolist()
+        return are_right
+
+
+class CopiedPool(Pool):
+    """The pages of a host memory that does not tell where they are: SGLang flattens them.
+
+    Parameters
+    ----------
+    name, host_pool, url, namespace
+        As for `Pool`.
+    copies : Copies
+        Memory through which pages are copied.
+    """
+
+    def __init__(
+        self, name: str, host_pool: Any, url: str, namespace: Namespace, copies: Copies
+    ) -> None:
+        super().__init__(name, host_pool, url, namespace, copies.region)
+        self.copies = copies
+
+    def load(
+        self, keys: list[bytes], host_indices: torch.Tensor, prefix: Sequence[bytes] = ()
+    ) -> list[bool]:
+        """Load pages into host memory; return of each whether it was loaded."""
+        first = host_indices[:: self.page_tokens].tolist()
+
+        def unflatten(index: int, page: npt.NDArray[np.uint8]) -> None:
+            flat = torch.from_numpy(page).view(self.copies.dtype)
+            self._host_pool.set_from_flat_data_page(first[index], flat)
+
+        return self.copy_out(keys, unflatten, prefix)
+
+    def store(self, keys: list[bytes], host_indices: torch.Tensor) -> list[bool]:
+        """Store pages of host memory; return of each whether nothing is wrong."""
+        first = host_indices[:: self.page_tokens].tolist()
+
+        def flatten(index: int) -> npt.NDArray[np.uint8]:
+            return bytes_of(self._host_pool.get_data_page(first[index], flat=True).contiguous())
+
+        return self.copy_in(keys, flatten)
+
+    def copy_out(
+        self,
+        keys: list[bytes],
+        take: Callable[[int, npt.NDArray[np.uint8]], None],
+        prefix: Sequence[bytes] = (),
+    ) -> list[bool]:
+        """Load pages and hand each that is there to `take`, with its place among the keys."""
+        copies, loaded = self.copies, list[bool]()
+        while len(loaded) < len(keys):
+            start = len(loaded)
+            with copies.locks[0]:
+                ids = copies.ids[0][: len(keys) - start]
+                found = self._get(keys[start : start + len(ids)], ids, prefix)
+                for index, is_there in enumerate(found):
+                    if is_there:
+                        take(start + index, copies.page(int(ids[index])))
+            loaded += found
+        return loaded
+
+    def copy_in(
+        self, keys: list[bytes], page_of: Callable[[int], npt.NDArray[np.uint8]]
+    ) -> list[bool]:
+        """Store the pages that `page_of` returns for places among the keys.
+
+        Where one cannot be stored, those after its buffer's are not tried.
+        """
+        copies, stored = self.copies, list[bool]()
+        while len(stored) < len(keys) and all(stored):
+            start = len(stored)
+            with copies.locks[1]:
+                ids = copies.ids[1][: len(keys) - start]
+                for index, block_id in enumerate(ids.tolist()):
+                    copies.page(block_id)[:] = page_of(start + index)
+                stored += self._put(keys[start : start + len(ids)], ids)
+        return stored + [False] * (len(keys) - len(stored))
+
+
+def _leading(are_there: npt.NDArray[np.bool_]) -> int:
+    """Return how many are True from the first on."""
+    return len(are_there) if are_there.all() else int(are_there.argmin())

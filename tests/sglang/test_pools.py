@@ -1,0 +1,615 @@
+"""Pools of state beside the KV cache: what a prefix needs of them, and what is kept apart."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheFile,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+from sglang.srt.runtime_context import get_context
+
+from kvoffload.integrations.sglang import KVOffloadStorage
+from kvoffload.integrations.sglang.memory import pages_by_address
+from kvoffload.integrations.sglang.pool import CopiedPool
+from kvoffload.testing.tiers import FaultyTier
+from kvoffload.tiers import TierInUseError
+from tests.sglang.engine import (
+    PAGE_TOKENS,
+    config,
+    device_pool,
+    host_pool,
+    mamba_pool,
+    page_bytes,
+    page_keys,
+    slab,
+    storage,
+    tokens_of,
+    trailing,
+)
+
+CAPACITY = 1 << 20
+SLOT_BYTES = 4096
+KV, MAMBA, SWA, INDEXER = PoolName.KV, PoolName.MAMBA, PoolName.SWA, PoolName.INDEXER
+POLICIES = {
+    INDEXER: PoolHitPolicy.ALL_PAGES,
+    SWA: PoolHitPolicy.TRAILING_PAGES,
+    MAMBA: PoolHitPolicy.TRAILING_PAGES,
+}
+MAX_PAGES = 12
+FOUND_S = 10
+UNKNOWN = "pools must have names of SGLang's pools beside the KV cache, such as mamba or swa, got "
+
+
+def own_pools(*, side: bool = False) -> dict:
+    """Return host memory of each pool."""
+    return {
+        KV: host_pool(device_pool()),
+        INDEXER: host_pool(device_pool(head_size=2)),
+        SWA: host_pool(device_pool(), "page_first_direct"),
+        MAMBA: mamba_pool(side=side),
+    }
+
+
+@pytest.fixture
+def make(tmp_path, close_all):
+    """Make storages with pools, of which each has a slab; they are closed at the end."""
+
+    def made(pools, urls=None, *, url=None, folder="kv", **fields):
+        if urls is None:
+            urls = {str(name): slab(tmp_path / folder, CAPACITY) for name in pools if name != KV}
+        extra = {"pools": urls, **fields.pop("extra", {})}
+        one = storage(url or slab(tmp_path / folder, CAPACITY), pools[KV], extra=extra, **fields)
+        close_all.append(one)
+        for name, pool in pools.items():
+            one.register_mem_host_pool_v2(pool, name)
+        return one
+
+    return made
+
+
+def keys_of(number: int, pages: int = MAX_PAGES) -> list[str]:
+    """Return the keys of a prompt's pages; prompts of different numbers have none in common."""
+    return page_keys([number, *range(1, pages * PAGE_TOKENS)])
+
+
+def all_pages(name: PoolName, keys: list[str], indices: torch.Tensor | None) -> PoolTransfer:
+    return PoolTransfer(name, indices, keys=keys)
+
+
+def set_of(made, pools, name: PoolName, keys: list[str], blocks: list[int]) -> list[bool]:
+    """Store pages of one pool."""
+    transfer = trailing(name, keys, tokens_of(pools[name], blocks))
+    return made.batch_set_v2([transfer])[name]
+
+
+def get_of(made, pools, name: PoolName, keys: list[str], blocks: list[int]) -> list[bool]:
+    """Load pages of one pool."""
+    transfer = trailing(name, keys, tokens_of(pools[name], blocks))
+    return made.batch_get_v2([transfer])[name]
+
+
+def block_bytes(pool, block: int) -> bytes:
+    return page_bytes(pool, block * pool.page_size)
+
+
+def wipe(pool) -> None:
+    """Put other bytes everywhere."""
+    for tensor in pool.get_hybrid_pool_buffer():
+        tensor.view(-1).view(torch.uint8).random_()
+
+
+# -- beside SGLang's own file store ----------------------------------------------------------
+
+
+def sets(rng: random.Random, pages: int) -> list[int]:
+    """Return the pages that a store has: mostly the first ones, sometimes all but a few."""
+    if rng.random() < 0.5:
+        return list(range(rng.randint(0, pages)))
+    share = rng.random()
+    return [page for page in range(pages) if rng.random() < share]
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["states in place", "states copied"])
+def test_random_sets_of_pages_are_served_as_by_the_file_store(side, make, tmp_path):
+    rounds = 150
+    pools = own_pools(side=side)
+    urls = {str(name): slab(tmp_path / "kv", 16 * CAPACITY) for name in POLICIES}
+    ours = make(pools, urls, url=urls["mamba"])
+    plain = config(None)
+    plain.extra_config = {"file_storage_path": str(tmp_path / "files")}
+    theirs = HiCacheFile(plain)
+    for name, pool in pools.items():
+        theirs.register_mem_host_pool_v2(pool, name)
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    num_loaded = num_sparse = 0
+    for number in range(rounds):
+        pages = rng.randint(1, MAX_PAGES)
+        keys = keys_of(number, pages)
+        kinds = rng.sample(list(POLICIES), rng.randint(1, 3))
+        before = {}
+        for name in (KV, *kinds):
+            there = sets(rng, pages) if name != KV or rng.random() < 0.3 else list(range(pages))
+            some = [keys[page] for page in there]
+            expected = [True] * len(some)
+            assert set_of(theirs, pools, name, some, there) == expected
+            assert set_of(ours, pools, name, some, there) == expected
+            before[name] = [block_bytes(pools[name], page) for page in range(pages)]
+        window = rng.randint(1, 4)
+        windows = {SWA: ["?"] * window, MAMBA: rng.choice([None, ["?"]])}
+        transfers = [
+            PoolTransfer(name, keys=windows.get(name), hit_policy=POLICIES[name]) for name in kinds
+        ]
+        found = ours.batch_exists_v2(keys, transfers)
+        assert found == theirs.batch_exists_v2(keys, transfers)
+        ends = found.restorable_prefix_pages
+        num_sparse += bool(ends) and len(ends) < ends[-1]
+        if not ends:
+            continue
+        end = rng.choice(ends)
+        for name, pool in pools.items():
+            if name in before:
+                wipe(pool)
+                number_needed = {SWA: window, MAMBA: 1}.get(name, end)
+                needed = list(range(max(0, end - number_needed), end))
+                some = [keys[page] for page in needed]
+                assert get_of(ours, pools, name, some, needed) == [True] * len(needed)
+                loaded = [block_bytes(pool, page) for page in needed]
+                assert loaded == [before[name][page] for page in needed]
+                num_loaded += len(needed)
+    assert num_loaded > rounds
+    assert num_sparse > rounds / 20
+
+
+def test_the_set_has_holes_where_a_pool_has(make):
+    pools = own_pools()
+    made = make(pools)
+    keys = keys_of(0, 8)
+    assert all(set_of(made, pools, KV, keys, list(range(8))))
+    assert all(set_of(made, pools, MAMBA, [keys[1], keys[4], keys[6]], [0, 1, 2]))
+    assert all(set_of(made, pools, SWA, keys[:5], list(range(5))))
+    mamba, swa = trailing(MAMBA, ["?"], None), trailing(SWA, ["?"] * 2, None)
+    found = made.batch_exists_v2(keys, [mamba])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (7, [2, 5, 7])
+    assert found.extra_pool_hit_pages == {KV: 8, MAMBA: 7}
+    found = made.batch_exists_v2(keys, [mamba, swa])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (5, [2, 5])
+    assert found.extra_pool_hit_pages == {KV: 8, MAMBA: 7, SWA: 5}
+    found = made.batch_exists_v2(keys, [mamba, all_pages(SWA, [], None)])
+    assert found.restorable_prefix_pages == [2, 5]
+    assert made.batch_exists_v2(keys).restorable_prefix_pages == list(range(1, 9))
+    assert made.batch_exists_v2([], [mamba]).restorable_prefix_pages == []
+    nothing = made.batch_exists_v2(keys_of(1), [mamba, swa])
+    assert (nothing.kv_hit_pages, nothing.extra_pool_hit_pages) == (0, {})
+
+
+# -- states ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["in place", "copied"])
+def test_states_of_mamba_come_back_as_they_were(side, make):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool(side=side)}
+    made = make(pools)
+    assert isinstance(made._pools["mamba"], CopiedPool) is side
+    states = 20
+    keys = keys_of(0, states)
+    slots = random.sample(range(pools[MAMBA].size), states)
+    before = [block_bytes(pools[MAMBA], slot) for slot in slots]
+    assert all(set_of(made, pools, MAMBA, keys, slots))
+    wipe(pools[MAMBA])
+    other = random.sample(range(pools[MAMBA].size), states)
+    assert all(get_of(made, pools, MAMBA, keys, other))
+    assert [block_bytes(pools[MAMBA], slot) for slot in other] == before
+    assert made.stats("mamba")["blocks"] == states
+    assert made.stats()["blocks"] == 0
+
+
+def test_the_tensors_of_a_state_are_parts_of_one_block():
+    pool = mamba_pool()
+    region = pages_by_address(pool)
+    assert len(region.parts) == 3
+    assert region.num_blocks == pool.size
+    for slot in (0, 7, pool.size - 1):
+        assert region.read(slot) == block_bytes(pool, slot)
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["in place", "copied"])
+def test_a_flipped_byte_is_a_miss(side, make, tmp_path):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool(side=side)}
+    made = make(pools)
+    keys = keys_of(0, 3)
+    before = block_bytes(pools[MAMBA], 1)
+    assert all(set_of(made, pools, MAMBA, keys, [0, 1, 2]))
+    folder = tmp_path / "kv" / made._pools["mamba"].namespace.fingerprint.hex()
+    (path,) = folder.rglob("blocks.dat")
+    data = bytearray(path.read_bytes())
+    data[data.index(before) + 5] ^= 0x10
+    path.write_bytes(data)
+    assert get_of(made, pools, MAMBA, keys, [0, 1, 2]) == [True, False, True]
+    assert made.stats("mamba")["removed_corrupt"] == 1
+
+
+def test_more_states_than_a_buffer_has_are_copied_in_turns(make, monkeypatch):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool(side=True)}
+    nbytes = len(block_bytes(pools[MAMBA], 0))
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.COPY_BYTES", 3 * nbytes)
+    made = make(pools)
+    keys, slots = keys_of(0, 8), list(range(8))
+    before = [block_bytes(pools[MAMBA], slot) for slot in slots]
+    assert all(set_of(made, pools, MAMBA, keys, slots))
+    wipe(pools[MAMBA])
+    assert all(get_of(made, pools, MAMBA, keys, slots))
+    assert [block_bytes(pools[MAMBA], slot) for slot in slots] == before
+
+
+def test_pages_that_lie_apart_are_parts_too(make):
+    """Of a window's host memory: layers apart, and keys and values of different sizes."""
+    for window in (host_pool(device_pool(), "layer_first"), host_pool(device_pool(value_size=4))):
+        pools = {KV: host_pool(device_pool()), SWA: window}
+        made = make(pools, folder=type(window).__name__)
+        keys, blocks = keys_of(0, 4), [5, 2, 3, 9]
+        region = pages_by_address(window)
+        before = [region.read(block) for block in blocks]
+        assert all(set_of(made, pools, SWA, keys, blocks))
+        wipe(window)
+        assert all(get_of(made, pools, SWA, keys, blocks))
+        assert [region.read(block) for block in blocks] == before
+
+
+# -- what is kept ----------------------------------------------------------------------------
+
+
+def test_a_state_that_is_loaded_stays(make, tmp_path):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    made = make(pools, {"mamba": slab(tmp_path / "states", 4 * SLOT_BYTES)})
+    keys = keys_of(0, 6)
+    assert all(set_of(made, pools, MAMBA, keys[:4], [0, 1, 2, 3]))
+    assert get_of(made, pools, MAMBA, keys[:1], [0]) == [True]
+    assert all(set_of(made, pools, MAMBA, keys[4:], [4, 5]))
+    there = [get_of(made, pools, MAMBA, [key], [0])[0] for key in keys]
+    assert there[0]
+    assert sum(there) == 4
+
+
+def test_only_pages_that_are_all_needed_keep_those_before_them(make, tmp_path):
+    """SGLang loads a long prompt in parts, and a state without those of the pages before."""
+    pools = {name: pool for name, pool in own_pools().items() if name in (KV, MAMBA, INDEXER)}
+    urls = {name: slab(tmp_path / name, 4 * SLOT_BYTES) for name in ("mamba", "indexer")}
+    made = make(pools, urls)
+    keys = keys_of(0, 6)
+    told = HiCacheStorageExtraInfo(prefix_keys=keys[:2])
+    for name, transfer in ((MAMBA, trailing), (INDEXER, all_pages)):
+        pool = pools[name]
+        assert all(set_of(made, pools, name, keys[:4], [0, 1, 2, 3]))
+        assert made.batch_get_v2([transfer(name, keys[2:4], tokens_of(pool, [2, 3]))], told)
+        assert all(set_of(made, pools, name, keys[4:], [4, 5]))
+    assert get_of(made, pools, INDEXER, keys[:2], [0, 1]) == [True, True]
+    assert get_of(made, pools, MAMBA, keys[:2], [0, 1]) == [False, False]
+
+
+def test_a_restart_finds_the_states(make):
+    pools = own_pools()
+    first = make(pools)
+    keys = keys_of(0, 4)
+    for name in pools:
+        assert all(set_of(first, pools, name, keys, [0, 1, 2, 3]))
+    first.close()
+    second = make(pools)
+    assert [second.stats(str(name))["restored"] for name in pools] == [4] * 4
+    wanted = [PoolTransfer(name, keys=["?"], hit_policy=POLICIES[name]) for name in POLICIES]
+    assert second.batch_exists_v2(keys, wanted).restorable_prefix_pages == [1, 2, 3, 4]
+
+
+def test_clear_forgets_all_tiers(make):
+    pools = own_pools()
+    made = make(pools)
+    keys = keys_of(0, 4)
+    for name in pools:
+        assert all(set_of(made, pools, name, keys, [0, 1, 2, 3]))
+    assert made.clear() is True
+    assert [made.stats(str(name))["blocks"] for name in pools] == [0] * 4
+    assert get_of(made, pools, MAMBA, keys, [0, 1, 2, 3]) == [False] * 4
+
+
+def test_a_pool_that_has_not_forgotten_serves_nothing(make, monkeypatch, caplog):
+    opened = []
+
+    def open_faulty(url, namespace):
+        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
+        return opened[-1]
+
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    made = make(pools)
+    keys = keys_of(0, 2)
+    opened[1].hang()
+    try:
+        assert made.clear() is False
+        assert "pool 'mamba' has not confirmed" in caplog.text
+        assert set_of(made, pools, MAMBA, keys, [0, 1]) == [False, False]
+        assert set_of(made, pools, KV, keys, [0, 1]) == [True, True]
+        found = made.batch_exists_v2(keys, [trailing(MAMBA, ["?"], None)])
+        assert found.restorable_prefix_pages == []
+    finally:
+        opened[1].resume()
+    assert set_of(made, pools, MAMBA, keys, [0, 1]) == [True, True]
+    found = made.batch_exists_v2(keys, [trailing(MAMBA, ["?"], None)])
+    assert found.restorable_prefix_pages == [1, 2]
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["in place", "copied"])
+def test_a_store_that_ends_when_copied_is_found_a_little_later(side, make, tmp_path):
+    """Meanwhile fewer prefixes count, and none whose state cannot be loaded."""
+    pools = own_pools(side=side)
+    url = slab(tmp_path / "kv", CAPACITY).replace("ack=stored", "ack=copied&staged=yes")
+    made = make(pools, {str(name): url for name in pools if name != KV}, url=url)
+    pages = 8
+    blocks = list(range(pages))
+    wanted = [PoolTransfer(name, keys=["?"], hit_policy=POLICIES[name]) for name in POLICIES]
+    before = {name: [block_bytes(pools[name], block) for block in blocks] for name in pools}
+    for number in range(20):
+        keys = keys_of(number, pages)
+        for name in pools:
+            assert all(set_of(made, pools, name, keys, blocks))
+        give_up = time.monotonic() + FOUND_S
+        ends: list[int] = []
+        while ends != [block + 1 for block in blocks]:
+            assert time.monotonic() < give_up
+            found = made.batch_exists_v2(keys, wanted)
+            ends = found.restorable_prefix_pages
+            assert found.kv_hit_pages == (ends[-1] if ends else 0)
+            if ends:
+                assert get_of(made, pools, MAMBA, [keys[ends[-1] - 1]], [pages]) == [True]
+                assert block_bytes(pools[MAMBA], pages) == before[MAMBA][ends[-1] - 1]
+
+
+# -- media that are asked --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dir", "memory"])
+def test_other_tiers(kind, make, tmp_path, close_all):
+    pools = own_pools()
+    place = tmp_path / "shared" if kind == "dir" else ""
+    ack = "&ack=stored" if kind == "dir" else ""
+    url = f"{kind}:{place}?capacity={CAPACITY}{ack}"
+    urls = {str(name): url for name in pools if name != KV}
+    made = make(pools, urls, url=url)
+    pages = 100
+    keys = keys_of(0, pages)
+    assert all(set_of(made, pools, KV, keys, [block % 60 for block in range(pages)]))
+    ends = [3, 4, 40, 71, 99]
+    assert all(set_of(made, pools, MAMBA, [keys[end - 1] for end in ends], [0, 1, 2, 3, 4]))
+    wanted = [trailing(MAMBA, ["?"], None)]
+    assert made.batch_exists_v2(keys, wanted).restorable_prefix_pages == ends
+    if kind == "dir":  # another engine, which knows nothing yet and has to ask
+        other = make(pools, urls, url=url)
+        assert other.batch_exists_v2(keys, wanted).restorable_prefix_pages == ends
+
+
+def test_a_tier_that_hangs_is_a_shorter_prefix(make, monkeypatch):
+    opened = []
+
+    def open_faulty(url, namespace):
+        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
+        return opened[-1]
+
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    made = make(pools)
+    keys = keys_of(0, 2)
+    assert all(set_of(made, pools, MAMBA, keys, [0, 1]))
+    opened[1].hang()
+    try:
+        assert get_of(made, pools, MAMBA, keys, [0, 1]) == [False, False]
+        assert set_of(made, pools, MAMBA, keys_of(1, 2), [0, 1]) == [False, False]
+        assert all(set_of(made, pools, KV, keys, [0, 1]))
+    finally:
+        opened[1].resume()
+
+
+# -- what is kept apart ----------------------------------------------------------------------
+
+
+def fingerprint(make, folder: str, pool=None, name=MAMBA, kv=None, **fields) -> bytes:
+    pools = {KV: kv or host_pool(device_pool()), name: pool or mamba_pool()}
+    return make(pools, folder=folder, **fields)._pools[str(name)].namespace.fingerprint
+
+
+def test_what_changes_the_bytes_of_a_state_changes_its_namespace(make):
+    variants = [
+        {},
+        {"pool": mamba_pool(side=True)},
+        {"pool": mamba_pool(dtype=torch.float16)},
+        {"kv": host_pool(device_pool(), "page_first_direct")},
+        {"kv": host_pool(device_pool(dtype=torch.float16))},
+        {"tp_rank": 1, "tp_size": 2},
+        {"pp_rank": 1, "pp_size": 2},
+        {"model_name": "other"},
+        {"extra": {"weights_id": "7"}},
+        {"extra": {"salt": "7"}},
+        {"pool": host_pool(device_pool()), "name": SWA},
+        {"pool": host_pool(device_pool()), "name": PoolName.DRAFT},
+    ]
+    found = [fingerprint(make, str(number), **each) for number, each in enumerate(variants)]
+    found.append(fingerprint(make, "same"))
+    assert found[-1] == found[0]
+    assert len(set(found)) == len(variants)
+
+
+def test_another_draft_model_has_other_states(make):
+    pool = host_pool(device_pool())
+    found = [fingerprint(make, "none", pool, PoolName.DRAFT)]
+    for number, path in enumerate(("someone/draft", "someone/other", "someone/draft")):
+        with get_context().override_server_args(speculative_draft_model_path=path):
+            found.append(fingerprint(make, str(number), pool, PoolName.DRAFT))
+    assert found[1] == found[3]
+    assert len(set(found)) == 3
+
+
+def test_ranks_of_an_mla_model_have_states_of_their_own_and_share_the_rest(make, tmp_path):
+    kv, indexer = host_pool(device_pool("mla")), host_pool(device_pool("mla"))
+    url = f"dir:{tmp_path}?capacity=1MiB&ack=stored"
+    urls = {"mamba": slab(tmp_path / "states", CAPACITY), "indexer": url}
+    made = [
+        make(
+            {KV: kv, MAMBA: mamba_pool(), INDEXER: indexer},
+            urls,
+            url=url,
+            is_mla_model=True,
+            tp_rank=rank,
+            tp_size=2,
+        )
+        for rank in range(2)
+    ]
+    for name, is_shared in ((KV, True), (INDEXER, True), (MAMBA, False)):
+        first, second = (each._pools[str(name)].namespace for each in made)
+        assert (first == second) is is_shared
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+
+def test_a_pool_without_a_tier_is_refused_by_name(make, tmp_path):
+    pools = {KV: host_pool(device_pool()), SWA: host_pool(device_pool()), MAMBA: mamba_pool()}
+    with pytest.raises(ValueError, match=r"pools must name a tier for 'mamba'.*got {'swa': 'slab:"):
+        make(pools, {"swa": slab(tmp_path / "kv", CAPACITY)})
+    with pytest.raises(ValueError, match=r"pools must name a tier for 'swa'.*got {}"):
+        make(pools, {})
+    make({KV: pools[KV]}, {})  # the slab is free again
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        (None, TypeError, "pools must map names of pools to tiers, got None"),
+        ("mamba", TypeError, "pools must map names of pools to tiers, got 'mamba'"),
+        ({"kv": "memory:?capacity=1MiB"}, ValueError, UNKNOWN + "'kv'"),
+        ({"mambo": "memory:?capacity=1MiB"}, ValueError, UNKNOWN + "'mambo'"),
+        ({"mamba": 7}, TypeError, "pools['mamba'] must be text, got 7"),
+        (
+            {"mamba": ""},
+            ValueError,
+            "pools['mamba'] must name a tier, as slab:/nvme/kv?capacity=200GB, got ''",
+        ),
+    ],
+)
+def test_wrong_options(option, error, message):
+    with pytest.raises(error) as raised:
+        KVOffloadStorage(config("memory:?capacity=1MiB", extra={"pools": option}))
+    assert str(raised.value) == message
+
+
+def test_a_wrong_tier_is_refused_with_the_pool(make):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    with pytest.raises(ValueError, match=r"pools\['mamba'\]: url: option capacity must be"):
+        make(pools, {"mamba": "memory:?capacity=nothing"})
+
+
+def test_block_groups_are_refused_by_name(make):
+    pools = {KV: host_pool(device_pool()), SWA: host_pool(device_pool())}
+    made = make(pools)
+    keys = keys_of(0, 2)
+    transfer = PoolTransfer(SWA, tokens_of(pools[SWA], [0, 1]), keys=keys)
+    transfer.hit_policy = PoolHitPolicy.BLOCK_GROUPS
+    message = "hit_policy of pool 'swa' must be all_pages or trailing_pages, got 'block_groups'"
+    for call in (
+        lambda: made.batch_exists_v2(keys, [transfer]),
+        lambda: made.batch_set_v2([transfer]),
+        lambda: made.batch_get_v2([transfer]),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert made.stats("swa")["put_ok"] == 0
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_anchor_without_memory_is_refused(copied, tmp_path):
+    with pytest.raises(ValueError, match=r"mem_pool_host must have memory.*got LogicalHostPool"):
+        storage(slab(tmp_path, CAPACITY), LogicalHostPool(64, PAGE_TOKENS), copied=copied)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heads_that_are_cut_are_refused_where_sglang_stores_those_of_one_rank(make, tmp_path):
+    pools = {KV: host_pool(device_pool("mla")), PoolName.DRAFT: host_pool(device_pool())}
+    url = f"dir:{tmp_path}?capacity=1MiB"
+    with pytest.raises(ValueError, match="pool 'draft' must have the same pages on all 2 ranks"):
+        make(pools, {"draft": url}, url=url, is_mla_model=True, tp_size=2)
+    make(pools, {"draft": url}, url=url, is_mla_model=True)
+
+
+def test_ranks_of_an_mla_model_share_no_slab_but_for_states(tmp_path):
+    url = f"dir:{tmp_path}?capacity=1MiB"
+    for name, is_right in (("mamba", True), ("indexer", False)):
+        extra = {"pools": {name: slab(tmp_path, 1)}}
+        wanted = config(url, is_mla_model=True, tp_size=2, extra=extra)
+        if is_right:
+            KVOffloadStorage(wanted)
+        else:
+            with pytest.raises(ValueError, match=r"pools\['indexer'\] must name a tier that the 2"):
+                KVOffloadStorage(wanted)
+
+
+def test_memory_that_moves_or_has_no_pages_is_refused(make):
+    kv, window = host_pool(device_pool()), host_pool(device_pool())
+    window.shared_allocation_domain = object()
+    with pytest.raises(ValueError, match="pool 'swa' must keep its pages in place"):
+        make({KV: kv, SWA: window})
+    apart = host_pool(device_pool(value_size=4))
+    apart.get_page_buffer_meta = refuse
+    with pytest.raises(ValueError, match="pool 'swa': host memory must have flat pages"):
+        make({KV: kv, SWA: apart})
+
+
+def refuse(indices):
+    raise NotImplementedError("not in place")
+
+
+def test_wrong_calls_load_and_store_nothing(make, caplog):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    made = make(pools)
+    keys = keys_of(0, 2)
+    short = trailing(MAMBA, keys, torch.tensor([0]))
+    assert made.batch_set_v2([short]) == made.batch_get_v2([short]) == {MAMBA: [False, False]}
+    assert made.batch_set_v2([trailing(MAMBA, keys, None)]) == {MAMBA: [False, False]}
+    assert "host_indices of pool 'mamba' must be 2, 1 for each of 2 keys, got 0" in caplog.text
+    assert made.batch_set_v2([trailing(SWA, keys, torch.arange(8))]) == {SWA: [False, False]}
+    assert made.batch_get_v2([trailing(MAMBA, [], torch.arange(0))]) == {MAMBA: []}
+    assert made.stats("mamba")["put_ok"] == 0
+    with pytest.raises(ValueError, match="pool 'mamba' must be registered once"):
+        made.register_mem_host_pool_v2(pools[MAMBA], MAMBA)
+    unready = KVOffloadStorage(config("memory:?capacity=1MiB", extra={"pools": {}}))
+    with pytest.raises(ValueError, match="mem_pool_host must be registered before pool 'mamba'"):
+        unready.register_mem_host_pool_v2(pools[MAMBA], MAMBA)
+
+
+def test_two_pools_may_have_one_folder_and_two_storages_may_not(make):
+    pools = own_pools()
+    make(pools)
+    with pytest.raises(TierInUseError):
+        make(pools)
+
+
+def test_closed_it_has_nothing(make):
+    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
+    made = make(pools)
+    keys = keys_of(0, 2)
+    assert all(set_of(made, pools, MAMBA, keys, [0, 1]))
+    made.close()
+    assert set_of(made, pools, MAMBA, keys, [0, 1]) == [False, False]
+    assert get_of(made, pools, MAMBA, keys, [0, 1]) == [False, False]
+    found = made.batch_exists_v2(keys, [trailing(MAMBA, ["?"], None)])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (0, [])
+    assert made.stats("mamba") == {}
