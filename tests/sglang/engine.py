@@ -187,7 +187,7 @@ class Controller:
         entry = PoolEntry(PoolName.KV, self.host, device, lambda layer: layer, True)
         extra = {**BACKEND, "url": url, "interface_v1": int(not copied)}
         if pools:
-            extra["pools"] = {name: pool_url for name, (_, pool_url) in pools.items()}
+            extra["pools"] = {name: tier for name, (_, tier) in pools.items() if tier}
         beside = [
             PoolEntry(name, pool, None, lambda layer: layer) for name, pool in self.pools.items()
         ]

@@ -1,8 +1,9 @@
 """A tensor-parallel rank as a process of its own: stores prompts, loads them, says what came.
 
-    python -m tests.sglang.rank NUMBER SIZE FILE FOLDER
+    python -m tests.sglang.rank NUMBER SIZE FILE FOLDER pages|states
 
-Each rank has a slab below the same folder. The last one damages a page of its slab in between.
+Each rank has slabs below the same folder. With ``pages`` the last one damages a page of its slab in
+between; with ``states`` each stores states of other pages, and the last one loses one.
 """
 
 from __future__ import annotations
@@ -14,14 +15,25 @@ from pathlib import Path
 import torch
 
 import tests.sglang.conftest  # noqa: F401  (so that SGLang can be imported)
-from tests.sglang.engine import PAGE_TOKENS, Controller, slab
+from tests.sglang.engine import (
+    PAGE_TOKENS,
+    Controller,
+    PoolName,
+    mamba_pool,
+    page_bytes,
+    page_keys,
+    slab,
+    trailing,
+)
 
 CAPACITY = 1 << 20
 PROMPTS = [list(range(start, start + 8 * PAGE_TOKENS)) for start in (0, 1000)]
 DAMAGED = 3  # page of the second prompt
+STATES = [(2, 4, 8), (2, 6, 8)]  # pages of the first prompt at which a rank has states
+LOST = 8  # the last rank's
 
 
-def main(number: int, size: int, file: str, folder: Path) -> dict:
+def pages(number: int, size: int, file: str, folder: Path) -> dict:
     engine = Controller(slab(folder, CAPACITY), rank=(number, size, file))
     stored = [engine.store(prompt) for prompt in PROMPTS]
     torch.distributed.barrier()
@@ -42,5 +54,39 @@ def main(number: int, size: int, file: str, folder: Path) -> dict:
     return {"pages": [len(pages) for pages in loaded], "are_right": are_right}
 
 
+def states(number: int, size: int, file: str, folder: Path) -> dict:
+    url = slab(folder, CAPACITY)
+    host = mamba_pool()
+    engine = Controller(url, rank=(number, size, file), pools={"mamba": (host, url)})
+    prompt, name = PROMPTS[0], PoolName.MAMBA
+    ends, stored = STATES[number], []
+    for end in (2, 4, 6, 8):
+        slots = {name: [end]} if end in ends else None
+        stored += engine.store(prompt[: end * PAGE_TOKENS], slots)[len(stored) :]
+    before = {end: page_bytes(host, end) for end in ends}
+    if number == size - 1:
+        (path,) = [path for path in folder.rglob("blocks.dat") if before[LOST] in path.read_bytes()]
+        data = bytearray(path.read_bytes())
+        data[data.index(before[LOST])] ^= 1
+        path.write_bytes(data)
+        loaded = engine.storage.batch_get_v2(
+            [trailing(name, page_keys(prompt)[LOST - 1 : LOST], torch.tensor([20]))]
+        )
+        assert loaded == {name: [False]}
+    found = engine.storage.batch_exists_v2(page_keys(prompt), [trailing(name, ["?"], None)])
+    torch.distributed.barrier()
+    came = engine.load(prompt, {name: [9]})
+    are_right = came == stored[: len(came)] and page_bytes(host, 9) == before[len(came)]
+    engine.close()
+    torch.distributed.barrier()
+    return {
+        "alone": found.restorable_prefix_pages,
+        "pages": len(came),
+        "are_right": are_right,
+    }
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))))
+    number, size, file, folder, what = sys.argv[1:]
+    main = {"pages": pages, "states": states}[what]
+    print(json.dumps(main(int(number), int(size), file, Path(folder))))

@@ -12,7 +12,17 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
-from tests.sglang.engine import PAGE_TOKENS, Controller, slab
+from sglang.srt.mem_cache.hicache_storage import PoolName
+
+from tests.sglang.engine import (
+    PAGE_TOKENS,
+    Controller,
+    device_pool,
+    host_pool,
+    mamba_pool,
+    page_bytes,
+    slab,
+)
 
 PROMPTS = [list(range(start, start + 8 * PAGE_TOKENS)) for start in (0, 1000, 2000)]
 ROOT = Path(__file__).parents[2]
@@ -80,11 +90,82 @@ def test_a_medium_that_is_gone_is_a_miss(tmp_path, close_all):
     assert engine.load(PROMPTS[0]) == []
 
 
-def test_ranks_agree_on_what_comes_and_each_loads_its_own(tmp_path):
+def pools_of(url: str, *, side: bool = False) -> dict:
+    """Return memory and tier of the pools of a model with states and windows."""
+    return {
+        "mamba": (mamba_pool(side=side), url),
+        "swa": (host_pool(device_pool(), "page_first_direct"), url),
+    }
+
+
+def block_of(pool, block: int) -> bytes:
+    return page_bytes(pool, block * pool.page_size)
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["states in place", "states copied"])
+@pytest.mark.parametrize("copied", [False, True], ids=["pages in place", "pages copied"])
+def test_a_prompt_is_resumed_where_its_states_are(copied, side, tmp_path, close_all):
+    """Of a prompt of eight pages, states are stored with its first three, five and all pages."""
+    url = slab(tmp_path, CAPACITY)
+    engine = Controller(url, copied=copied, pools=pools_of(url, side=side))
+    close_all.append(engine)
+    mamba, swa = engine.pools[PoolName.MAMBA], engine.pools[PoolName.SWA]
+    prompt, stored = PROMPTS[0], []
+    for number, pages in enumerate((3, 5, 8)):
+        states = {PoolName.MAMBA: [number], PoolName.SWA: [2 * number, 2 * number + 1]}
+        stored += engine.store(prompt[: pages * PAGE_TOKENS], states)[len(stored) :]
+    before = [block_of(mamba, number) for number in range(3)]
+    windows = [block_of(swa, block) for block in range(6)]
+    for asked, resumed, number in ((8, 8, 2), (7, 5, 1), (5, 5, 1), (4, 3, 0), (2, 0, None)):
+        slot = {PoolName.MAMBA: [20 + asked], PoolName.SWA: [20, 21]}
+        assert engine.load(prompt[: asked * PAGE_TOKENS], slot) == stored[:resumed]
+        if number is None:
+            continue
+        assert engine.loaded["mamba"] == 1
+        assert engine.loaded["swa"] == 2
+        assert block_of(mamba, 20 + asked) == before[number]
+        assert [block_of(swa, block) for block in (20, 21)] == windows[2 * number : 2 * number + 2]
+    branch = [*prompt[: 6 * PAGE_TOKENS], *range(9000, 9000 + 2 * PAGE_TOKENS)]
+    assert engine.load(branch, {PoolName.MAMBA: [9]}) == stored[:5]
+    assert block_of(mamba, 9) == before[1]
+
+
+def test_a_restarted_engine_resumes_where_the_one_before_did(tmp_path, close_all):
+    url = slab(tmp_path, CAPACITY)
+    first = Controller(url, pools=pools_of(url))
+    state = block_of(first.pools[PoolName.MAMBA], 4)
+    pages = first.store(PROMPTS[0], {PoolName.MAMBA: [4]})
+    first.close()
+    second = Controller(url, pools=pools_of(url))
+    close_all.append(second)
+    assert second.load(PROMPTS[0], {PoolName.MAMBA: [11]}) == pages
+    assert block_of(second.pools[PoolName.MAMBA], 11) == state
+
+
+def test_states_that_are_forgotten_leave_nothing_to_resume(tmp_path, close_all):
+    url = slab(tmp_path, CAPACITY)
+    engine = Controller(url, pools=pools_of(url))
+    close_all.append(engine)
+    engine.store(PROMPTS[0], {PoolName.MAMBA: [4]})
+    assert engine.controller.clear_storage_backend()
+    engine.store(PROMPTS[0])
+    assert engine.load(PROMPTS[0], {PoolName.MAMBA: [11]}) == []
+    assert len(engine.load(PROMPTS[0])) == 8
+
+
+def test_a_pool_without_a_tier_fails_the_start(tmp_path):
+    url = slab(tmp_path, CAPACITY)
+    pools = pools_of(url)
+    with pytest.raises(ValueError, match="pools must name a tier for 'swa'"):
+        Controller(url, pools={"mamba": pools["mamba"], "swa": (pools["swa"][0], None)})
+
+
+def run_ranks(folder: Path, what: str) -> list[dict]:
+    """Run two ranks as processes; return what each says."""
     command = [sys.executable, "-m", "tests.sglang.rank"]
     ranks = [
         subprocess.Popen(
-            [*command, str(number), "2", str(tmp_path / "store"), str(tmp_path / "kv")],
+            [*command, str(number), "2", str(folder / "store"), str(folder / "kv"), what],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,8 +179,20 @@ def test_ranks_agree_on_what_comes_and_each_loads_its_own(tmp_path):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    for (out, error), rank in zip(ended, ranks, strict=True):
+    for (_, error), rank in zip(ended, ranks, strict=True):
         assert rank.returncode == 0, error[-3000:]
-        # of the second prompt what is before the page that one of them found damaged
-        expected = {"pages": [8, 3], "are_right": [True, True]}
-        assert json.loads(out.splitlines()[-1]) == expected
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+def test_ranks_agree_on_what_comes_and_each_loads_its_own(tmp_path):
+    # of the second prompt what is before the page that one of them found damaged
+    expected = {"pages": [8, 3], "are_right": [True, True]}
+    assert run_ranks(tmp_path, "pages") == [expected] * 2
+
+
+def test_ranks_resume_at_a_page_that_all_can(tmp_path):
+    """The shorter of what each alone would resume, 8 and 6 pages, is no page at which both can."""
+    assert run_ranks(tmp_path, "states") == [
+        {"alone": [2, 4, 8], "pages": 2, "are_right": True},
+        {"alone": [2, 6], "pages": 2, "are_right": True},
+    ]

@@ -82,7 +82,8 @@ def pages_by_address(host_pool: Any) -> Region:
         found = host_pool.get_page_buffer_meta(torch.arange(first, first + page_tokens))
         if not found or not found[0] or len(found[0]) != len(found[1]):
             raise ValueError("pages must have an address and a size for each part")
-        return found
+        addresses, sizes = found
+        return addresses, sizes
 
     start, sizes = parts_of(0)
     second, last = (parts_of(min(page, num_pages - 1))[0] for page in (1, num_pages - 1))

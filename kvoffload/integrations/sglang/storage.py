@@ -41,7 +41,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.version import __version__ as sglang_version
 
 from kvoffload.errors import describe
-from kvoffload.tiers import Namespace, Tier, TierError, weights_identity
+from kvoffload.tiers import Namespace, Region, Tier, TierError, weights_identity
 
 from .memory import bytes_of, memory_of, pages_by_address, pages_of
 from .pool import CopiedPool, Copies, Pool
@@ -191,17 +191,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 f"as slab:/nvme/kv?capacity=200GB, got {describe(self._options.get('pools'))}"
             )
         _check_pool(name, host_pool, self._config)
-        try:
-            region = pages_by_address(host_pool)
-        except (NotImplementedError, ValueError) as error:
-            log.info("kvoffload: pages of pool %r are copied: %s", name, error)
-            try:
-                copies = Copies(host_pool)
-            except ValueError as refusal:
-                raise ValueError(f"pool {name!r}: {refusal}") from error
-            page = [copies.region.block_bytes]
-        else:
-            copies, page = None, [nbytes for _, _, nbytes in region.parts]
+        region, copies = self._memory_of_pool(name, host_pool)
+        page = [nbytes for _, _, nbytes in region.parts]
         namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
         try:
             if copies is None:
@@ -210,6 +201,18 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 self._pools[name] = CopiedPool(name, host_pool, url, namespace, copies)
         except ValueError as error:
             raise ValueError(f"pools[{name!r}]: {error}") from error
+
+    def _memory_of_pool(self, name: str, host_pool: Any) -> tuple[Region, Copies | None]:
+        """Return the region of a pool: its host memory, or what its pages are copied through."""
+        try:
+            return pages_by_address(host_pool), None
+        except (NotImplementedError, ValueError) as error:
+            log.info("kvoffload: pages of pool %r are copied: %s", name, error)
+            try:
+                copies = Copies(host_pool)
+            except ValueError as refusal:
+                raise ValueError(f"pool {name!r}: {refusal}") from error
+            return copies.region, copies
 
     def close(self) -> None:
         """Close the tiers; a second call does nothing.
