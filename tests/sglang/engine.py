@@ -217,14 +217,15 @@ class Controller:
     ) -> list[bytes]:
         """Back a prompt's pages up, as a request that was computed is; return their bytes.
 
-        `states`: blocks of the other pools' host memory, which belong to the last pages.
+        `states`: blocks of the other pools' host memory, which belong to the last pages. A pool of
+        an indexer has pages at the places of the KV cache's.
         """
         indices = self.controller.mem_pool_host.alloc(len(tokens))
         keys = page_keys(tokens)
         extra = [
             trailing(name, keys[-len(blocks) :], tokens_of(self.pools[name], blocks))
             for name, blocks in (states or {}).items()
-        ]
+        ] + self._derived()
         self.controller.write_storage(indices, array("q", tokens), keys, extra_pools=extra or None)
         operation = self.controller.ack_backup_queue.get(timeout=WAIT_S)
         assert operation.completed_tokens == len(tokens)
@@ -245,7 +246,7 @@ class Controller:
         extra = [
             trailing(name, ["__placeholder__"] * len(blocks), None)
             for name, blocks in (states or {}).items()
-        ]
+        ] + self._derived()
         handle = CacheRequestHandle("request", 0)
         controller.prefetch(handle, array("q", tokens), extra_pools=extra or None)
         operation = controller.prefetch_hit_queue.get(timeout=WAIT_S)
@@ -253,8 +254,9 @@ class Controller:
         for buffer in [self.host.kv_buffer]:
             buffer.view(torch.uint8).random_()  # nothing is left there of before
         operation.host_indices = indices
-        for transfer in extra:
-            transfer.host_indices = tokens_of(self.pools[transfer.name], states[transfer.name])
+        for name, blocks in (states or {}).items():
+            (transfer,) = [transfer for transfer in extra if transfer.name == name]
+            transfer.host_indices = tokens_of(self.pools[name], blocks)
         controller.prefetch_buffer.put(operation)
         count = 0
         while True:
@@ -268,6 +270,11 @@ class Controller:
         pages = [page_bytes(self.host, int(first)) for first in indices[:count:PAGE_TOKENS]]
         controller.mem_pool_host.free(indices)
         return pages
+
+    def _derived(self) -> list[PoolTransfer]:
+        """Return the transfers of pools whose pages are at the places of the KV cache's."""
+        names = [PoolName.INDEXER] if PoolName.INDEXER in self.pools else []
+        return [PoolTransfer(name, indices_from_pool=PoolName.KV) for name in names]
 
     def close(self) -> None:
         with one_process(self.rank):

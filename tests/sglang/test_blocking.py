@@ -16,7 +16,7 @@ pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 from kvoffload.integrations.sglang import blocking
 from kvoffload.integrations.sglang.blocking import BlockingTier
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
-from kvoffload.tiers import Namespace, Region, Status
+from kvoffload.tiers import Namespace, Region, State, Status
 
 BLOCK_BYTES = 512
 THREADS = 8
@@ -158,6 +158,17 @@ def test_a_sleeper_hears_of_its_end_that_another_thread_has_polled(tier, monkeyp
         finally:
             may_sleep.set()
             tier.put([b"more"], ids(0))  # wakes a sleeper that has not heard
+
+
+def test_a_lookup_finds_what_was_stored_since():
+    """A store that ended when it was copied is known once it is polled, and nobody else polls."""
+    with FaultyTier(SLOTS * BLOCK_BYTES, namespace=Namespace("model", BLOCK_BYTES)) as tier:
+        tier.attach(Region.allocate(1, BLOCK_BYTES))
+        calls = BlockingTier(tier)
+        assert calls.put([b"key"], ids(0)).status.tolist() == [Status.OK]
+        give_up = time.monotonic() + PATIENCE_S
+        while calls.lookup([b"key"]).tolist() != [State.HIT]:
+            assert time.monotonic() < give_up
 
 
 @pytest.mark.parametrize("threads", [2, 4])

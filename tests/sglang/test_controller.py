@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
+import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from tests.sglang.engine import (
@@ -21,6 +22,7 @@ from tests.sglang.engine import (
     host_pool,
     mamba_pool,
     page_bytes,
+    page_keys,
     slab,
 )
 
@@ -128,6 +130,28 @@ def test_a_prompt_is_resumed_where_its_states_are(copied, side, tmp_path, close_
     branch = [*prompt[: 6 * PAGE_TOKENS], *range(9000, 9000 + 2 * PAGE_TOKENS)]
     assert engine.load(branch, {PoolName.MAMBA: [9]}) == stored[:5]
     assert block_of(mamba, 9) == before[1]
+
+
+def test_pages_of_an_indexer_come_with_those_of_the_cache(tmp_path, close_all):
+    """They are at the same places; SGLang loads both in turns of 128 pages."""
+    url = slab(tmp_path, CAPACITY)
+    indexer = host_pool(device_pool(head_size=2))
+    engine = Controller(url, pools={"indexer": (indexer, url), "mamba": (mamba_pool(), url)})
+    close_all.append(engine)
+    prompt = PROMPTS[0]
+    stored = engine.store(prompt, {PoolName.MAMBA: [3]})
+    keys = page_keys(prompt)
+    before = [block_of(indexer, block) for block in range(8)]  # the first that were free
+    indexer.kv_buffer.view(torch.uint8).random_()
+    assert engine.load(prompt, {PoolName.MAMBA: [4]}) == stored
+    found = [block_of(indexer, block) for block in range(indexer.page_num)]
+    assert [found.count(page) for page in before] == [1] * 8
+    assert engine.storage.stats("indexer")["blocks"] == len(keys)
+    (path,) = [path for path in tmp_path.rglob("blocks.dat") if before[5] in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(before[5])] ^= 1
+    path.write_bytes(data)
+    assert engine.load(prompt) == stored[:5]
 
 
 def test_a_restarted_engine_resumes_where_the_one_before_did(tmp_path, close_all):

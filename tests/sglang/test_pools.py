@@ -17,11 +17,11 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, LogicalHostPool
 from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
-from kvoffload.integrations.sglang.memory import pages_by_address
+from kvoffload.integrations.sglang.memory import memory_of, pages_by_address
 from kvoffload.integrations.sglang.pool import CopiedPool
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import TierInUseError
@@ -106,7 +106,7 @@ def block_bytes(pool, block: int) -> bytes:
 
 def wipe(pool) -> None:
     """Put other bytes everywhere."""
-    for tensor in pool.get_hybrid_pool_buffer():
+    for tensor in memory_of(pool):
         tensor.view(-1).view(torch.uint8).random_()
 
 
@@ -255,18 +255,39 @@ def test_more_states_than_a_buffer_has_are_copied_in_turns(make, monkeypatch):
     assert [block_bytes(pools[MAMBA], slot) for slot in slots] == before
 
 
-def test_pages_that_lie_apart_are_parts_too(make):
-    """Of a window's host memory: layers apart, and keys and values of different sizes."""
-    for window in (host_pool(device_pool(), "layer_first"), host_pool(device_pool(value_size=4))):
-        pools = {KV: host_pool(device_pool()), SWA: window}
-        made = make(pools, folder=type(window).__name__)
-        keys, blocks = keys_of(0, 4), [5, 2, 3, 9]
-        region = pages_by_address(window)
-        before = [region.read(block) for block in blocks]
-        assert all(set_of(made, pools, SWA, keys, blocks))
-        wipe(window)
-        assert all(get_of(made, pools, SWA, keys, blocks))
-        assert [region.read(block) for block in blocks] == before
+def paged_pool(layout: str):
+    """Return SGLang's host memory of rows of bytes, one for each page and layer."""
+    buffers = [torch.zeros(16, 96, dtype=torch.uint8) for _ in range(2)]
+    return DeepSeekV4PagedHostPool("rows", buffers, 96, 32, PAGE_TOKENS, layout, pin_memory=False)
+
+
+OTHER_MEMORY = {
+    "layers apart": lambda: host_pool(device_pool(), "layer_first"),
+    "keys and values of different sizes": lambda: host_pool(device_pool(value_size=4)),
+    "heads apart": lambda: host_pool(device_pool(), "page_head"),
+    "one head": lambda: host_pool(device_pool("mla"), "page_first_direct"),
+    "rows": lambda: paged_pool("page_first"),
+    "rows apart": lambda: paged_pool("layer_first"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_MEMORY)
+def test_other_kinds_of_memory(kind, make):
+    window = OTHER_MEMORY[kind]()
+    pools = {KV: host_pool(device_pool()), SWA: window}
+    wipe(window)
+    made = make(pools)
+    assert not isinstance(made._pools["swa"], CopiedPool)
+    keys, blocks = keys_of(0, 4), [5, 2, 3, 9]
+    region = pages_by_address(window)
+    before = [region.read(block) for block in blocks]
+    if kind != "keys and values of different sizes":  # of which SGLang flattens no page
+        flat = [block_bytes(window, block) for block in blocks]
+        assert [sorted(page) for page in before] == [sorted(page) for page in flat]
+    assert all(set_of(made, pools, SWA, keys, blocks))
+    wipe(window)
+    assert all(get_of(made, pools, SWA, keys, blocks))
+    assert [region.read(block) for block in blocks] == before
 
 
 # -- what is kept ----------------------------------------------------------------------------
