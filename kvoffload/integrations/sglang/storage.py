@@ -147,8 +147,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             raise ValueError("mem_pool_host must be registered once, and the storage has one")
         if not memory_of(mem_pool_host):
             raise ValueError(
-                "mem_pool_host must have memory: models that keep their KV cache in other pools "
-                f"only are not supported, got {type(mem_pool_host).__name__}"
+                "mem_pool_host must have memory: a KV cache that is kept in other pools, or by "
+                f"another rank, is not supported, got {type(mem_pool_host).__name__}"
             )
         super().register_mem_pool_host(mem_pool_host)
         if self._is_copying:
