@@ -661,9 +661,10 @@ def vllm_releases(session: nox.Session) -> None:
 
 @check("vllm", "beside")
 def sglang(session: nox.Session) -> None:
-    """SGLang's storage side, on a CPU."""
+    """SGLang's storage side, on a CPU; its environment has no servers."""
     python = engine_python(session, ".ci/sglang-env")
-    nothing_skipped(session, python, "-m", "pytest", "-q", "tests/sglang", env=COMPILED)
+    tests = ("-m", "not servers", "tests/sglang")
+    nothing_skipped(session, python, "-m", "pytest", "-q", *tests, env=COMPILED)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from kvoffload.tiers import Namespace, Region, State, Status, TierError, open_tier
+from kvoffload.tiers.remote.objects import PROBES
 
 from .blocking import BlockingTier
 from .memory import bytes_of
@@ -34,9 +35,6 @@ CLOSE_S = 5.0
 """Seconds that transfers under way have when a pool is closed."""
 COPY_BYTES = 64 * 2**20
 """Bytes of each of the two buffers for pages that are copied."""
-QUERY_KEYS = 64
-"""Keys of a query whose pages need not begin at the first: an object store takes more for a chain,
-of which it asks for a few (`kvoffload.tiers.remote.objects`, *Structure*)."""
 
 
 class Copies:
@@ -171,8 +169,9 @@ class Pool:
         known = self._calls.lookup(keys)
         found: npt.NDArray[np.bool_] = known == State.HIT
         unknown = np.flatnonzero(known == State.UNKNOWN)
-        for start in range(0, len(unknown), QUERY_KEYS):
-            places = unknown[start : start + QUERY_KEYS]
+        # An object store takes the keys of a longer query for a chain without gaps.
+        for start in range(0, len(unknown), PROBES):
+            places = unknown[start : start + PROBES]
             found[places] = self._calls.query([keys[place] for place in places]) == Status.OK
         return found
 
