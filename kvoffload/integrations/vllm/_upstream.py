@@ -6,41 +6,26 @@ Structure
     ``.ci/vllm-interface.py`` writes it. `installed_release` describes what is installed by the same
     rules and compares. Every other module imports vLLM's names from this one, which knows only
     those that are listed. A new release of vLLM is one more file.
-Rules
-    parameters
-        The parameters, of a class those of its constructor. ``...`` stands for a default that is
-        no plain value.
-    fields
-        All fields of a dataclass, in order; of those that are built here.
-    abstract, methods
-        All abstract methods; all public methods; of interfaces that are implemented here.
-    sets
-        All attributes that a constructor sets.
-    has
-        Attributes, fields and members that are read, among others.
-
-    A name without a rule is there, and may be any object.
+    The rules are those of `kvoffload.integrations.structure`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
-import enum
 import functools
 import importlib
-import inspect
 import json
 import logging
-import operator
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from kvoffload.integrations.structure import Interface, check_rules, describe, differences
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -70,139 +55,7 @@ FORMER: Mapping[str, str] = {}
 #: What `KVOffloadSpec` uses; what `KVOffloadTieringSpec` and the secondary tiers use besides.
 KINDS = ("plain", "tiering")
 
-#: Module -> name in it -> rule -> what the rule gives.
-Interface = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
-
 _TIERING = "vllm.v1.kv_offload.tiering"
-
-
-# -- structure -----------------------------------------------------------------------------------
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if value is None or value == () or isinstance(value, bool | int | float | str):
-        return repr(value)
-    return "..."
-
-
-def _parameters(thing: Any) -> list[str]:
-    texts: list[str] = []
-    for one in inspect.signature(thing).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not any(text.startswith("*") for text in texts):
-            texts.append("*")
-        default = "" if one.default is one.empty else f"={_default(one.default)}"
-        stars = "*" * (one.kind is one.VAR_POSITIONAL) + "**" * (one.kind is one.VAR_KEYWORD)
-        texts.append(f"{stars}{one.name}{default}")
-    return texts
-
-
-def _fields(thing: Any) -> list[str]:
-    texts = []
-    for field in dataclasses.fields(thing):
-        default = ""
-        if field.default is not dataclasses.MISSING:
-            default = f"={_default(field.default)}"
-        elif field.default_factory is not dataclasses.MISSING:
-            default = f"={getattr(field.default_factory, '__name__', '...')}()"
-        texts.append(f"{field.name}{default}")
-    return texts
-
-
-def _set_by_constructor(thing: Any) -> list[str]:
-    found: dict[str, None] = {}
-    for base in inspect.getmro(thing):
-        constructor = base.__dict__.get("__init__")
-        if inspect.isfunction(constructor):
-            for step in dis.get_instructions(constructor):
-                if step.opname == "STORE_ATTR":
-                    found[step.argval] = None
-    return sorted(found)
-
-
-def _has(thing: Any, name: str) -> bool:
-    if hasattr(thing, name):
-        return True
-    if not inspect.isclass(thing):
-        return False
-    if dataclasses.is_dataclass(thing) and name in {one.name for one in dataclasses.fields(thing)}:
-        return True
-    return name in _set_by_constructor(thing)
-
-
-def _methods(thing: Any) -> list[str]:
-    return sorted(
-        name for name in dir(thing) if not name.startswith("_") and callable(getattr(thing, name))
-    )
-
-
-_RULES: Mapping[str, Callable[[Any], list[str]]] = {
-    "abstract": lambda thing: sorted(thing.__abstractmethods__),
-    "fields": _fields,
-    "methods": _methods,
-    "parameters": _parameters,
-    "sets": _set_by_constructor,
-}
-
-
-def describe(interface: Interface) -> dict[str, dict[str, dict[str, list[str]]] | Exception]:
-    """Describe the installed vLLM by the rules of an interface.
-
-    A name that is not there, and a rule that cannot be applied, are left out. Of a module that
-    cannot be imported the exception is returned.
-    """
-    found: dict[str, dict[str, dict[str, list[str]]] | Exception] = {}
-    for module_name, names in interface.items():
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:  # noqa: BLE001 (what a module raises at import is its own)
-            found[module_name] = error
-            continue
-        found[module_name] = described = {}
-        for name, rules in names.items():
-            with contextlib.suppress(AttributeError):
-                thing = operator.attrgetter(name)(module)
-                described[name] = _describe(thing, rules)
-    return found
-
-
-def _describe(thing: Any, rules: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    found = {}
-    for rule, names in rules.items():
-        with contextlib.suppress(TypeError, ValueError, AttributeError):
-            found[rule] = (
-                [name for name in names if _has(thing, name)]
-                if rule == "has"
-                else _RULES[rule](thing)
-            )
-    return found
-
-
-def differences(declared: Interface, installed: Mapping[str, Any]) -> list[str]:
-    """Return how a description of `describe` differs from an interface, a line per difference."""
-    lines = []
-    for module, names in declared.items():
-        described = installed[module]
-        if isinstance(described, Exception):
-            lines.append(f"{module} cannot be imported ({described})")
-            continue
-        for name, rules in names.items():
-            if name not in described:
-                lines.append(f"{module} has no {name}")
-                continue
-            for rule, expected in rules.items():
-                found = described[name].get(rule, [])
-                if found == expected:
-                    continue
-                missing = [one for one in expected if one not in found]
-                extra = [one for one in found if one not in expected]
-                if not missing + extra:  # in another order
-                    missing, extra = list(expected), found
-                texts = [f"expected {', '.join(missing)}"] if missing else []
-                texts.append(f"found {', '.join(extra) or 'none'}")
-                lines.append(f"{module}.{name}: {rule}: {'; '.join(texts)}")
-    return lines
 
 
 # -- releases ------------------------------------------------------------------------------------
@@ -220,11 +73,8 @@ def _read(name: str) -> dict[str, Interface]:
         held = json.loads(path.read_text(encoding="utf-8"))
         if set(held) != set(KINDS) or not all(held.values()):
             raise ValueError(f"it must have {' and '.join(KINDS)}")
-        for names in (names for kind in KINDS for names in held[kind].values()):
-            for thing, rules in names.items():
-                for rule, found in rules.items():
-                    if rule not in (*_RULES, "has") or not isinstance(found, list):
-                        raise ValueError(f"{thing}: {rule!r} must be a rule with a list")
+        for kind in KINDS:
+            check_rules(held[kind])
     except (OSError, ValueError, TypeError, AttributeError) as cause:
         raise ImportError(
             f"kvoffload.integrations.vllm cannot read {path} ({cause}); install kvoffload anew"

@@ -1,0 +1,108 @@
+"""The interface that is declared of SGLang is that of the release; a difference is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="it needs SGLang: .ci/sglang-env")
+
+from sglang.version import __version__
+
+import kvoffload.integrations.sglang as integration
+from kvoffload.integrations.structure import check_interface, describe, differences, read_interface
+
+FILE = Path(integration.__file__).with_name("interface.json")
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_installed_release_is_as_declared() -> None:
+    release, interface = read_interface(FILE)
+    assert release == __version__
+    assert differences(interface, describe(interface)) == []
+
+
+def test_the_file_is_what_its_program_writes() -> None:
+    written = runpy.run_path(str(ROOT / ".ci" / "interface.py"))["written"]
+    assert written(FILE.parent, __version__) == FILE.read_text(encoding="utf-8")
+
+
+def test_every_name_that_is_imported_is_declared() -> None:
+    _, interface = read_interface(FILE)
+    declared = {
+        (module, name.partition(".")[0]) for module, names in interface.items() for name in names
+    }
+    for path in FILE.parent.glob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        lines = [line for line in source.splitlines() if line.startswith("from sglang.srt.")]
+        for line in lines:
+            module, _, names = line.removeprefix("from ").partition(" import ")
+            if names == "(":
+                names = source.partition(f"{line}\n")[2].partition(")")[0]
+            for name in names.replace("\n", " ").split(","):
+                if name.strip():
+                    assert (module, name.strip()) in declared, line
+
+
+def test_another_release_alike_works_with_a_warning(caplog) -> None:
+    with caplog.at_level(logging.WARNING, "kvoffload.sglang"):
+        check_interface("p", "SGLang", __version__, FILE)
+        assert caplog.messages == []
+        check_interface("p", "SGLang", "0.6.0", FILE)
+    release, _ = read_interface(FILE)
+    (message,) = caplog.messages
+    assert "SGLang 0.6.0 is not the release that was tested" in message
+    assert release in message
+
+
+def test_each_difference_is_named(tmp_path) -> None:
+    held = json.loads(FILE.read_text(encoding="utf-8"))
+    storage = held["interface"]["sglang.srt.mem_cache.hicache_storage"]
+    storage["HiCacheStorage.batch_get_v2"]["parameters"].append("stream=None")
+    storage["PoolName"]["has"].append("COLD")
+    held["interface"]["sglang.srt.absent"] = {"Name": {}}
+    path = tmp_path / "interface.json"
+    path.write_text(json.dumps(held))
+    with pytest.raises(ImportError) as caught:
+        check_interface("kvoffload.integrations.sglang", "SGLang", "0.6.0", path)
+    text = str(caught.value)
+    assert text.startswith("kvoffload.integrations.sglang found SGLang 0.6.0")
+    assert "batch_get_v2: parameters: expected stream=None; found none" in text
+    assert "PoolName: has: expected COLD; found none" in text
+    assert "sglang.srt.absent cannot be imported" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"release": 1, "interface": {}}', '{"release": "1", "interface": {"m": 1}}']
+)
+def test_a_damaged_file_says_what_to_do(tmp_path, text) -> None:
+    path = tmp_path / "interface.json"
+    path.write_text(text)
+    with pytest.raises(
+        ImportError, match=r"cannot read .*interface\.json .*install kvoffload anew"
+    ):
+        read_interface(path)
+
+
+def test_a_difference_ends_the_import(tmp_path) -> None:
+    program = (
+        "import runpy; kept = runpy.run_path('tests/sglang/conftest.py')\n"
+        "from sglang.srt.mem_cache import hicache_storage\n"
+        "del hicache_storage.HiCacheStorageExtraInfo\n"
+        "import kvoffload.integrations.sglang\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "has no HiCacheStorageExtraInfo" in done.stderr
