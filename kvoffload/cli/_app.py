@@ -29,6 +29,7 @@ from .demo import demo
 from .fleet import fleet
 from .generate import generate
 from .info import info
+from .models import models
 from .policies import policies
 from .replay import replay
 from .sweep import sweep
@@ -62,6 +63,7 @@ for command in (
     fleet,
     advise,
     policies,
+    models,
     info,
     generate,
     convert,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import click
 
-from kvoffload.advise import ModelShape, model_names, model_shape
+from kvoffload.advise import ModelShape, model_shape
 from kvoffload.advise.model_shape import DTYPE_BYTES
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
@@ -74,7 +74,7 @@ def model_options(function: CommandFunction) -> CommandFunction:
             metavar="MODEL",
             callback=value_of(read_model),
             help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
-            f"at vllm serve; known are {', '.join(model_names())}.",
+            "at vllm serve; kvoffload models lists those that are known.",
         ),
     ):
         function = option(function)

@@ -314,6 +314,21 @@ def test_policies_lists_what_there_is(kvoffload):
     assert "?protected=0.5" in text
 
 
+def test_models_lists_what_there_is(kvoffload):
+    from kvoffload.advise import model_names, model_shape
+
+    text = kvoffload("models").out
+    listed = found(kvoffload("models", "--json"))["models"]
+    assert [one["name"] for one in listed] == list(model_names())
+    for one in listed:
+        layout = model_shape(one["name"]).layout()
+        assert sum(group["count"] for group in one["groups"]) == len(layout.groups)
+        (line,) = [line for line in text.splitlines() if line.split()[:1] == [one["name"]]]
+        assert line.split()[1] == f"{layout.block_bytes:,}"
+    names = [name for name in model_names() if name in kvoffload("advise", "--help").out]
+    assert names == ["glm-4.5"]  # of an example
+
+
 def test_policies_says_which_rank_by_returns(kvoffload):
     told = {
         one["name"]: (one["ranks_by_return"], one["ranks_by_return_with"])
