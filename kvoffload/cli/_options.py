@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
@@ -148,6 +149,12 @@ def check_prefix(prefix: str) -> None:
 def examples(*commands: str) -> str:
     """Return the end of a help text: example commands, unwrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def is_default(parameter: str) -> bool:
+    """Return whether the user left an option of the command out."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is ParameterSource.DEFAULT
 
 
 def value_of(read: Callable[[str], Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from kvoffload._printable import printable
 from kvoffload.advise import (
@@ -78,6 +77,7 @@ from ._options import (
     dask_option,
     device_memory_option,
     examples,
+    is_default,
     jobs_option,
     json_option,
     manager_of,
@@ -315,7 +315,7 @@ def advise(
     check_dask(dask, traces)
     if report is not None:
         require_report()
-    if engines is not None and _is_default("policies"):
+    if engines is not None and is_default("policies"):
         policies = FLEET_POLICIES
     with open_source(traces, reading) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
@@ -429,7 +429,7 @@ def _check(
         )
     if fleet is not None and has_groups:
         raise click.UsageError("--model must have one group for a fleet, got several")
-    if fleet is not None and not _is_default("step_tokens"):
+    if fleet is not None and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
     if disk is not None and has_groups:
         raise click.UsageError(
@@ -458,12 +458,6 @@ def _since(
         raise click.UsageError(f"--compare {error}") from None
 
 
-def _is_default(name: str) -> bool:
-    """Return whether the user left an option out."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.DEFAULT
-
-
 def _object(subject: Subject | FleetSubject) -> dict[str, object]:
     if isinstance(subject, FleetSubject):
         return fleet_advice_object(subject)
@@ -485,7 +479,7 @@ def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) 
     A cache that is only assumed is left out: it may serve all reuse, and running requests share it.
     """
     setup = replace(setup, device_memory=engines * setup.device_memory)
-    if _is_default("policies"):
+    if is_default("policies"):
         setup = replace(setup, policies=FLEET_POLICIES)
     total = knee_replays(recorded, setup)
     with progress_bar("finding the knee", total, quiet=effort.quiet, unit="replays") as progress:

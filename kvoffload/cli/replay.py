@@ -45,6 +45,7 @@ from ._options import (
     device_memory_blocks,
     device_memory_option,
     examples,
+    is_default,
     json_option,
     manager_of,
     policy_option,
@@ -69,7 +70,7 @@ GENERATED_REQUESTS = 5_000
     )
 )
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
-@policy_option("lru,arc")
+@policy_option("lru,hit-density,belady")
 @capacity_option("1%,5%,20%")
 @block_bytes_option
 @model_options
@@ -138,10 +139,11 @@ def replay(
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         groups = cache.groups(block_tokens)
-        policies = without_unknown_ceilings(policies, groups, quiet=quiet)
+        unasked = is_default("policies")
+        policies = without_unknown_ceilings(policies, groups, quiet=quiet or unasked)
         check_loop(loop, groups, block_tokens, step_tokens=step_tokens)
         if loop is not None:
-            policies = without_belady(policies, quiet=quiet)
+            policies = without_belady(policies, quiet=quiet or unasked)
         if full_blocks:
             requests = known.full_blocks(requests, quiet=quiet)
             if needs_unique:

@@ -12,6 +12,7 @@ from kvoffload.replay import Selection, replay
 from kvoffload.traces import Request, Survey, Workload, write_trace
 
 WORKLOAD = Workload(300, seed=3)
+TWO = ("--policy", "lru,arc")
 
 
 @pytest.fixture
@@ -76,8 +77,20 @@ def test_options_may_be_repeated(kvoffload, trace):
     assert one == other
 
 
+def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvoffload):
+    done = kvoffload("replay", "--limit", 1000, "--capacity", "2%", "--json")
+    assert done.err == ""
+    rows = results(done)
+    assert [row["policy"] for row in rows] == ["lru", "hit-density", "belady"]
+    hits = [row["hits"] for row in rows]
+    assert hits == sorted(hits)
+    loop = kvoffload("replay", "--limit", 100, "--closed-loop", "recorded", "--json")
+    assert loop.err == ""
+    assert {row["policy"] for row in results(loop)} == {"lru", "hit-density"}  # belady has no loop
+
+
 def test_without_a_trace_it_replays_the_workload(kvoffload):
-    done = kvoffload("replay", "--limit", 200, "--seed", 9, "--capacity", 300, "--json")
+    done = kvoffload("replay", *TWO, "--limit", 200, "--seed", 9, "--capacity", 300, "--json")
     assert json.loads(done.out)["trace"] == "generated, seed 9"
     for row in results(done):
         counts = expected(Workload(200, seed=9), row["policy"], 300)
@@ -106,7 +119,9 @@ def test_capacities(kvoffload, trace, capacity, extra, blocks):
 
 
 def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
-    done = kvoffload("replay", trace, "--capacity=10%", "--limit=100", "--full-blocks", "--json")
+    done = kvoffload(
+        "replay", *TWO, trace, "--capacity=10%", "--limit=100", "--full-blocks", "--json"
+    )
     chosen = Selection(WORKLOAD, limit=100, full_block_tokens=512)
     for row in results(done):
         assert row["capacity"] == Survey.of(chosen).unique_blocks // 10
@@ -119,7 +134,7 @@ def test_a_block_size_that_is_given_counts(kvoffload, tmp_path):
     requests = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]
     path = tmp_path / "trace.jsonl"
     write_trace(requests, path)
-    arguments = ("replay", path, "--full-blocks", "--capacity=50", "--json")
+    arguments = ("replay", path, *TWO, "--full-blocks", "--capacity=50", "--json")
     assert json.loads(kvoffload(*arguments).out)["block_tokens"] == 512
     done = kvoffload(*arguments, "--block-tokens=860")
     for row in results(done):
@@ -164,7 +179,7 @@ def test_a_named_pipe_is_read_once_and_replayed_often(kvoffload, trace, tmp_path
     os.mkfifo(pipe)
     feeder = threading.Thread(target=lambda: pipe.write_bytes(trace.read_bytes()))
     feeder.start()
-    done = kvoffload("replay", pipe, "--capacity=10%,100", "--json")
+    done = kvoffload("replay", *TWO, pipe, "--capacity=10%,100", "--json")
     feeder.join()
     assert len(results(done)) == 4
 
@@ -183,7 +198,7 @@ def test_bad_lines_are_counted_when_skipped(kvoffload, tmp_path):
 
 
 def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
-    done = kvoffload("replay", trace, "--capacity=1%,200")
+    done = kvoffload("replay", *TWO, trace, "--capacity=1%,200")
     title, time, blank, above, head, rule, *rows = done.out.splitlines()
     assert (done.err, blank) == ("", "")
     assert time == f"ms: time in the manager per request, {library.IMPLEMENTATION} implementation"
@@ -203,7 +218,7 @@ def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
-    done = kvoffload("replay", trace, "--capacity=1%,200", COLUMNS=str(columns))
+    done = kvoffload("replay", *TWO, trace, "--capacity=1%,200", COLUMNS=str(columns))
     _, _, table = done.out.partition("\n\n")  # above it, a long path is not cut
     lines = table.splitlines()
     assert max(map(len, lines)) <= columns
