@@ -226,10 +226,10 @@ def capacity_text(knee: Knee, engines: int = 1) -> str:
     """
     rung, memory = knee.rung, bytes_text(knee.memory)
     text = (
-        f"--capacity auto: {memory} is the knee of the hits over memory, from which on twice the "
-        f"memory is not worth a point more than its error. There {rung.policy} hits "
-        f"{percent_text(rung.hit_ratio)}, and twice of it would hit {rung.gain * 100:.1f} ± "
-        f"{rung.error * 100:.1f} points more"
+        f"--capacity auto: {memory} is the knee of the hits over memory: from there on twice the "
+        "memory gains less than a point beyond its error. There "
+        f"{rung.policy} hits {percent_text(rung.hit_ratio)}, and twice the memory would gain "
+        f"{rung.gain * 100:.1f} ± {rung.error * 100:.1f} points"
     )
     if knee.most > knee.memory:
         text += f"; within the curve's error the knee may lie as high as {bytes_text(knee.most)}"

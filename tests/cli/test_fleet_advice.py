@@ -75,7 +75,7 @@ def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise,
 def test_the_command_on_the_page_writes_the_same_page(kvoffload, tmp_path, trace):
     report = tmp_path / "fleet.html"
     asked = ("--engines", "3", "--capacity", "auto", "--price", "host=5,tier=.5", *RATES)
-    more = ("--shared", "64MiB", "--report", report)
+    more = ("--shared", "64MiB", "--router", "session", "--report", report)
     assert kvoffload("advise", trace, *SIZE, *asked, *more).code == 0
     page = report.read_text(encoding="utf-8")
     command = page.partition("<code>kvoffload ")[2].partition("</code>")[0].replace("&#39;", "'")
@@ -136,7 +136,9 @@ def test_the_knee_is_the_memory_that_is_advised_on(advise, kvoffload, trace):
 
 
 def test_of_several_engines_more_is_tried_while_the_most_is_needed(advise):
-    value = advise("--capacity", "auto", "--engines", "8", "--router", "round-robin")
+    value = advise(
+        "--capacity", "auto", "--engines", "8", "--router", "round-robin", "--policy", "lru"
+    )
     assert value["memory"] >= value["knee"]["memory"] // 8
     greatest = max(one["memory"] for one in value["results"])
     holds_all = greatest >= value["unique_blocks"] * value["block_bytes"]
@@ -145,7 +147,7 @@ def test_of_several_engines_more_is_tried_while_the_most_is_needed(advise):
 
 def test_what_changed_since_an_earlier_advice_is_said(kvoffload, trace, advise, tmp_path):
     path = tmp_path / "old.json"
-    for more in ((), ("--engines", "2")):
+    for more in ((), ("--engines", "2", "--router", "session", "--policy", "lru")):
         old = advise("--capacity", "20MiB", *more)
         path.write_text(json.dumps(old))
         new = advise("--capacity", "80MiB", *more, "--compare", path)
