@@ -1,5 +1,8 @@
 """The configuration of `kvoffload advise` in vLLM's own loader: it holds the stated blocks."""
 
+import json
+import re
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -58,3 +61,22 @@ def test_cpu_bytes_to_use_is_the_memory_of_all_workers_together(workers, one_cop
     spec = CPUOffloadingSpec(offloading_config(extra, of_one, workers, one_copy=one_copy))
     assert spec.num_chunks == setup.capacity(setup.memory) == 128
     assert spec.num_chunks * spec.kv_bytes_per_chunk == setup.memory
+
+
+def test_the_example_for_kubernetes_is_taken_with_a_small_disk(tmp_path):
+    path = Path(__file__).parents[2] / "examples" / "kubernetes" / "vllm.yaml"
+    (text,) = re.findall(r"kv-transfer\.json: \|\n(.*?)\n---", path.read_text("utf-8"), re.DOTALL)
+    settings = json.loads(text)
+    assert settings["kv_connector"] == "OffloadingConnector"
+    extra = settings["kv_connector_extra_config"]
+    (tier,) = extra["secondary_tiers"]
+    tier |= {"path": str(tmp_path), "capacity_bytes": "16MiB"}
+    extra["cpu_bytes_to_use"] = 16 * 2**20
+    offloading = offloading_config(extra, 2**10)
+    spec = OffloadingSpecFactory.get_spec_cls(extra)(offloading)
+    assert type(spec).__name__ == "KVOffloadTieringSpec"
+    manager = spec.get_manager()
+    try:
+        assert any(tmp_path.rglob("*"))  # the slab
+    finally:
+        manager.shutdown()
