@@ -1,0 +1,1 @@
+"""Scripts that compare kvoffload with other stacks on what all of them do."""
