@@ -1,0 +1,25 @@
+"""What docs/explanation/which-stack.md says of damaged pages in SGLang's file store still holds."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
+
+if not (Path(__file__).parents[2] / "examples").is_dir():
+    pytest.skip("the examples are not beside the tests", allow_module_level=True)
+
+from examples.stacks.flipped_byte import DAMAGES, STORES, outcome  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("damage", "served"),
+    [
+        ("a flipped byte", "other bytes"),
+        ("a cut file", "raises OSError"),
+        ("another block's bytes", "other bytes"),
+    ],
+)
+def test_the_page_says_what_sglang_serves(damage, served):
+    _, store = STORES["SGLang file"]
+    assert outcome(store, DAMAGES[damage]) == served

@@ -1,0 +1,30 @@
+"""What docs/explanation/which-stack.md says of damaged blocks holds for each store at hand."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "examples").is_dir():
+    pytest.skip("the examples are not beside the tests", allow_module_level=True)
+
+from examples.stacks.flipped_byte import DAMAGES, STORES, main, outcome  # noqa: E402
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_slab_misses_a_damaged_block(damage):
+    _, store = STORES["kvoffload slab"]
+    assert outcome(store, DAMAGES[damage]) == "miss"
+
+
+def test_an_undamaged_block_is_served():
+    _, store = STORES["kvoffload slab"]
+    assert outcome(store, lambda *_: None) == "the block"
+
+
+def test_what_is_not_installed_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("examples.stacks.flipped_byte.DAMAGES", {})
+    main()
+    missing = [name for name, (module, _) in STORES.items() if find_spec(module) is None]
+    assert capsys.readouterr().out == "".join(f"{name}: not installed\n" for name in missing)
