@@ -9,7 +9,7 @@ pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 if not (Path(__file__).parents[2] / "examples").is_dir():
     pytest.skip("the examples are not beside the tests", allow_module_level=True)
 
-from examples.stacks.flipped_byte import DAMAGES, STORES, outcome  # noqa: E402
+from examples.stacks.flipped_byte import DAMAGES, STORES, outcome
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ if not (Path(__file__).parents[2] / "examples").is_dir():
 if "use_o_direct" not in inspect.signature(getattr(io, "batch_load_block", len)).parameters:
     pytest.skip("the script calls the functions of vLLM 0.33", allow_module_level=True)
 
-from examples.stacks.flipped_byte import DAMAGES, STORES, outcome  # noqa: E402
+from examples.stacks.flipped_byte import DAMAGES, STORES, outcome
 
 
 @pytest.mark.parametrize(
