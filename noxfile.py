@@ -770,6 +770,7 @@ def coverage(session: nox.Session) -> None:
     env |= NO_TRACES | budget(0.25)
     tests = [*TWINS[:3], "tests/fuzz", "tests/watch/test_twins.py", "tests/watch/test_watch.py"]
     tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]
+    tests += ["tests/replay/test_fleet_index.py"]
     # an exception that a signal's handler raises inside the tracer leaves its lock taken for ever
     tests += ["--ignore=tests/contract/test_signals.py"]
     # line events crash where many threads begin at once, and keep the recorder's from writing in

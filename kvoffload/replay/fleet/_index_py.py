@@ -1,0 +1,151 @@
+"""Sets of engines by block, as `kvoffload.replay.fleet.index` keeps them.
+
+A set is a number of 64-bit words, engine 0 the lowest bit of the first: one pass over a prompt
+finds how much of it each engine has. That takes 8 bytes for each distinct block of the trace and 64
+engines.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash
+
+from .rows import Blocks
+
+__all__ = ["Ahead", "Holders", "Recent", "leads", "numbers_of"]
+
+_WORD = 64
+
+Words = npt.NDArray[np.uint64]
+
+
+def _engines(words: list[int]) -> Iterator[int]:
+    """Yield the engines of a set, the lowest first."""
+    bits = sum(word << _WORD * place for place, word in enumerate(words))
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def numbers_of(hashes: list[BlockHash], numbers: Mapping[BlockHash, int]) -> Blocks:
+    """Return the numbers of blocks; KeyError for one that has none."""
+    return np.fromiter(map(numbers.__getitem__, hashes), np.uint32, len(hashes))
+
+
+class Holders:
+    """Which engines have each block."""
+
+    def __init__(self, num_blocks: int, num_engines: int) -> None:
+        self._words: Words = np.zeros((num_blocks, -(-num_engines // _WORD)), dtype=np.uint64)
+        everyone = (1 << num_engines) - 1
+        self._everyone = np.array(
+            [everyone >> _WORD * word & 2**_WORD - 1 for word in range(self._words.shape[1])],
+            dtype=np.uint64,
+        )
+
+    def add(self, blocks: Blocks, engine: int) -> int:
+        """Note that an engine has blocks; return how many it did not have before."""
+        word, bit = divmod(engine, _WORD)
+        former = self._words[blocks, word]
+        self._words[blocks, word] = former | np.uint64(1 << bit)
+        return len(set(blocks[former >> np.uint64(bit) & np.uint64(1) == 0].tolist()))
+
+    def remove(self, blocks: Blocks, engine: int) -> None:
+        """Note that an engine has blocks no more."""
+        word, bit = divmod(engine, _WORD)
+        self._words[blocks, word] &= ~np.uint64(1 << bit)
+
+    def fill(self, blocks: Blocks, is_held: bool) -> None:
+        """Note that all engines have blocks, or none."""
+        self._words[blocks] = self._everyone if is_held else 0
+
+    def has(self, block: int, engine: int) -> bool:
+        """Return whether an engine has a block."""
+        return engine in _engines(self._words[block].tolist())
+
+    def first(self, block: int) -> int:
+        """Return the lowest engine that has a block, -1 if none has it."""
+        return next(_engines(self._words[block].tolist()), -1)
+
+    def lead(self, blocks: Blocks) -> int:
+        """Return how many leading blocks any engine has."""
+        is_held = self._words[blocks].any(axis=1)
+        return len(blocks) if is_held.all() else int(is_held.argmin())
+
+
+def leads(sets: Sequence[Holders], blocks: Blocks, num_engines: int) -> list[int]:
+    """Return for how many leading blocks each engine is in any of the sets, at least one.
+
+    Complexity: O(blocks up to the first that no engine has of those that have all before).
+    """
+    found = [len(blocks)] * num_engines
+    if not len(blocks):
+        return found
+    held = sets[0]._words[blocks]
+    for one in sets[1:]:
+        held |= one._words[blocks]
+    left = np.bitwise_and.accumulate(held, axis=0)  # they only get fewer
+    changes = (left[1:] != left[:-1]).any(axis=1)
+    alive = set(range(num_engines))
+    for place in [0, *(np.flatnonzero(changes) + 1).tolist()]:
+        still = set(_engines(left[place].tolist()))
+        for engine in alive - still:
+            found[engine] = place
+        alive = still
+    return found
+
+
+class Recent:
+    """The blocks that were sent to one engine last, at most so many, the first of a row last.
+
+    A block that comes again and again in a row counts where it comes first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = OrderedDict[int, None]()
+
+    def __len__(self) -> int:
+        """Return how many are remembered."""
+        return len(self._used)
+
+    def use(self, blocks: Blocks) -> Blocks:
+        """Make a row's blocks the most recent; return those that are forgotten, in that order."""
+        used = self._used
+        for block in reversed(blocks.tolist()):
+            used[block] = None
+            used.move_to_end(block)
+        num_forgotten = max(0, len(used) - self._most)
+        return np.array([used.popitem(last=False)[0] for _ in range(num_forgotten)], np.uint32)
+
+
+class Ahead(Holders):
+    """Which engines have each block in rows on their way, which arrive in their order."""
+
+    def __init__(self, num_blocks: int, num_engines: int) -> None:
+        super().__init__(num_blocks, num_engines)
+        self._sent = 0
+        self._last: list[dict[int, int]] = [{} for _ in range(num_engines)]  # row with a block
+        self._rows = [deque[tuple[int, Blocks]]() for _ in range(num_engines)]
+
+    def send(self, engine: int, blocks: Blocks) -> None:
+        """Note that a row is on its way to an engine."""
+        self._sent += 1
+        self._last[engine].update(dict.fromkeys(blocks.tolist(), self._sent))
+        self._rows[engine].append((self._sent, blocks))
+        self.add(blocks, engine)
+
+    def arrive(self, engine: int) -> None:
+        """Note that the first row on its way to an engine has been heard of."""
+        row, blocks = self._rows[engine].popleft()
+        last = self._last[engine]
+        gone = [block for block in dict.fromkeys(blocks.tolist()) if last[block] == row]
+        for block in gone:
+            del last[block]
+        self.remove(np.array(gone, np.uint32), engine)
