@@ -710,8 +710,6 @@ cdef class CompiledSteps(Steps):
         cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
         cdef Py_ssize_t row, index, size, longest = 0, num_rows = len(first)
         cdef PyObject** items
-        if not check_items(keys):
-            raise batch_error(keys, "keys")
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         for row in range(num_rows):
@@ -736,6 +734,8 @@ cdef class CompiledSteps(Steps):
                 for index in range(size):
                     items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
                     self.batch.node_ids[index] = node_ids[block[index]]
+                if first_bad(items, 0, size) < size:
+                    raise batch_error(keys, "keys")
                 (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(<Py_ssize_t>before[row], size)
                 for index in range(size):
                     node_ids[block[index]] = self.batch.node_ids[index]

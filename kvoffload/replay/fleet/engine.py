@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload.replay.device import DeviceCache
 from kvoffload.replay.hints import Told
 from kvoffload.replay.results import DurationHistogram
 
-__all__ = ["DEVICE", "HOST", "TIER", "Change", "Engine", "Hits"]
+from .rows import FleetRows
+
+__all__ = ["DEVICE", "HOST", "TIER", "Change", "Engine", "Hits", "RowEngine"]
 
 DEVICE, HOST, TIER = range(3)
 """Places of an engine's blocks, the nearest first."""
@@ -55,6 +59,8 @@ class Engine:
 
     Parameters
     ----------
+    rows : FleetRows
+        The requests.
     device : DeviceCache
         The accelerator's own cache.
     host : OffloadingManager
@@ -75,6 +81,7 @@ class Engine:
 
     def __init__(
         self,
+        rows: FleetRows,
         device: DeviceCache,
         host: OffloadingManager,
         tier: CPUOffloadingManager | None = None,
@@ -83,6 +90,7 @@ class Engine:
     ) -> None:
         self.times = DurationHistogram()
         self.host_stored = self.tier_stored = 0
+        self._rows = rows
         self._device = device
         self._host = host
         self._tier = tier
@@ -90,13 +98,14 @@ class Engine:
         self._prefill: _Prefill | None = None
         self._spent = 0  # nanoseconds of the managers for the prompt
 
-    def begin(self, hashes: list[BlockHash], length: int = 0, told: Told | None = None) -> Hits:
-        """Begin to compute a prompt; return what of it is there, which is read.
+    def begin(self, row: int, told: Told | None = None) -> Hits:
+        """Begin to compute a row's prompt; return what of it is there, which is read.
 
-        What comes from the tier gets slots of host memory. `length` is as in `DeviceCache.ask`.
+        What comes from the tier gets slots of host memory.
         """
+        hashes = self._rows.hashes_of(row)
         if self._changes is None:
-            on_device, _ = self._device.ask(hashes, length)
+            on_device, _ = self._device.ask(hashes, self._rows.lengths[row])
         else:
             on_device, entered, left = self._device.ask_and_tell(hashes)
             self._note(DEVICE, entered, left)
@@ -216,3 +225,61 @@ class Engine:
         """Note blocks that enter and leave; what leaves to make room is not what enters."""
         if self._changes is not None and (entered or left):
             self._changes.append(Change(place, entered, left))
+
+
+class RowEngine:
+    """An engine without a tier that publishes nothing and hears no hints, in compiled code.
+
+    Nothing looks at its caches between the begin of a prompt and its end, so all that `Engine` does
+    in these is done at the begin.
+
+    Parameters
+    ----------
+    rows : FleetRows
+        The requests.
+    device : DeviceCache
+        The accelerator's own cache.
+    host : CPUOffloadingManager
+        Host memory, empty, of which `serves` is true.
+
+    Attributes
+    ----------
+    host_stored, tier_stored : int
+        As those of `Engine`.
+    """
+
+    tier_stored = 0
+
+    def __init__(self, rows: FleetRows, device: DeviceCache, host: CPUOffloadingManager) -> None:
+        self._rows = rows
+        self._device = device
+        self._host = host
+        self._on_device = np.zeros(1, dtype=np.int64)
+
+    @staticmethod
+    def serves(rows: FleetRows, host: CPUOffloadingManager) -> bool:
+        """Return whether a manager serves whole rows."""
+        serve_rows = getattr(host, "_serve_rows", None)
+        none = np.zeros(0, dtype=np.int64)
+        no_rows = rows.keys, np.zeros(1, dtype=np.int64), rows.all_blocks, none, rows.nodes
+        return serve_rows is not None and serve_rows(*no_rows) is not None
+
+    @property
+    def host_stored(self) -> int:
+        """Blocks that got slots so far."""
+        return self._host.stats()["stored_blocks"]
+
+    def begin(self, row: int, told: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
+        """Compute a row's prompt; return what of it is there."""
+        rows, on_device = self._rows, 0
+        if self._device.num_slots:
+            on_device, _ = self._device.ask(rows.blocks_of(row).tolist())
+            self._on_device[0] = on_device
+        hits = self._host._serve_rows(
+            rows.keys, rows.bounds_of(row), rows.all_blocks, self._on_device, rows.nodes
+        )
+        return Hits(on_device, hits.item(), 0)
+
+    def end(self) -> list[Change]:
+        """End the prompt."""
+        return []

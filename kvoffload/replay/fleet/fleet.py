@@ -8,7 +8,7 @@ sends each request to an engine when it arrives. What is not modelled is in the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -22,7 +22,7 @@ from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import DecodedTrace
 
 from .counts import FleetResult, Log
-from .engine import Change, Engine
+from .engine import Change, Engine, RowEngine
 from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events, duration
 from .routers import Costs, Router, RouterSpec, new_router, parse_router
 from .rows import FleetRows
@@ -182,7 +182,7 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
         seed=fleet.seed,
         shared_tier=fleet.tier is not None and fleet.tier.kind == "shared",
     )
-    engines = list(_engines(fleet, publishes=fleet.spec.sees is not None))
+    engines = list(_engines(fleet, rows, has_hints=trace.hints is not None))
     log = run_engines(trace, rows, fleet, engines, router)
     uncached = None
     if fleet.rate is not None:
@@ -191,7 +191,8 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
     return FleetResult.of(log, rows.lengths, trace.num_blocks, stored, uncached_ns=uncached)
 
 
-def _engines(fleet: Fleet, *, publishes: bool) -> Iterator[Engine]:
+def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engine | RowEngine]:
+    publishes = fleet.spec.sees is not None
     behind: CPUOffloadingManager | None = None
     for _ in range(fleet.engines):
         host = new_manager(fleet.policy, fleet.host_blocks)
@@ -199,14 +200,18 @@ def _engines(fleet: Fleet, *, publishes: bool) -> Iterator[Engine]:
             host.policy._set_declining(False)
             if behind is None or fleet.tier.kind == "private":
                 behind = new_manager(fleet.tier.policy, fleet.tier.blocks)
-        yield Engine(DeviceCache(fleet.device_blocks), host, behind, publishes=publishes)
+        device = DeviceCache(fleet.device_blocks)
+        if behind is None and not publishes and not has_hints and RowEngine.serves(rows, host):
+            yield RowEngine(rows, device, host)
+        else:
+            yield Engine(rows, device, host, behind, publishes=publishes)
 
 
 def run_engines(
     trace: DecodedTrace,
     rows: FleetRows,
     fleet: Fleet,
-    engines: list[Engine],
+    engines: Sequence[Engine | RowEngine],
     router: Router,
     *,
     progress: Callable[[], object] | None = None,
@@ -229,9 +234,14 @@ def run_engines(
     events, published = Events(), 0
 
     has_before = {row for row in following if row != NONE} if loop != "open" else set()
-    for row, recorded in enumerate(rows.recorded):
-        if row not in has_before:
-            events.push(recorded, ARRIVAL, 0, row)
+    coming = (row for row in range(len(rows)) if row not in has_before)
+
+    def let_one_come() -> None:  # rows are in the order of their arrival: one at a time is enough
+        for row in coming:
+            events.push(rows.recorded[row], ARRIVAL, 0, row)
+            break
+
+    let_one_come()
     while events:
         now, kind, place, row = events.pop()
         if kind == INDEX_HEARS:
@@ -239,6 +249,8 @@ def run_engines(
             router.hear(engine, changes)
             continue
         if kind == ARRIVAL:
+            if row not in has_before:
+                let_one_come()
             engine = router.route(row)
             log.engines[row], log.arrived[row] = engine, now
             queues[engine].append(row)
@@ -277,7 +289,7 @@ def run_engines(
             router.begins(engine)
             said = None if told is None else told[row]._replace(now_s=now / NANOSECONDS)
             length = rows.lengths[row]
-            hits = engines[engine].begin(rows.hashes_of(row), length, said)
+            hits = engines[engine].begin(row, said)
             missed = max(0, length - sum(hits) * size)
             needed = costs.prefill_ns(missed, hits.host, hits.tier)
             log.begins(row, hits, missed, needed)
