@@ -100,7 +100,17 @@ cdef class CompiledSteps(Steps):
     ) noexcept
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
-    cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1
+    cdef Py_ssize_t serve(
+        self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told
+    ) except -1
+    cdef int tell(
+        self,
+        Py_ssize_t num_admitted,
+        Py_ssize_t num_missing,
+        const uint32_t* blocks,
+        const uint32_t* slots,
+        list told,
+    ) except -1
     # Return the source of hints that the watch is to count, None where there is nothing to count;
     # this may run Python code. And let it, before the call changes anything.
     cdef str source_of(self, object hints)

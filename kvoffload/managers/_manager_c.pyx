@@ -658,10 +658,14 @@ cdef class CompiledSteps(Steps):
             elif node.flags & PARKED:
                 policy.became_idle(node_id, node)
 
-    cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1:
+    cdef Py_ssize_t serve(
+        self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told
+    ) except -1:
         """Do as the Python twin does for the request of the batch, with no object on the way.
 
-        It is asked for what lies between; return how many of these blocks are hits.
+        It is asked for what lies between; return how many of these blocks are hits. Unless it is
+        NULL, `slots` has the number of the block in each slot, and `blocks` those of the batch: the
+        blocks that leave and those that enter are appended to `told`, two arrays or none.
         """
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index, num_hits, num_missing, num_admitted = 0
@@ -684,22 +688,54 @@ cdef class CompiledSteps(Steps):
             if num_admitted < 0 and policy.victims.no_memory:
                 raise MemoryError()
             if num_admitted >= 0:
+                if slots != NULL:
+                    self.tell(num_admitted, num_missing, blocks, slots, told)
                 self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
         find_changed(policy.table, &self.batch)
         policy.finish_request(&self.batch, NULL)
         for index in range(num_admitted):
             node_id = self.batch.chosen[index]
             node = node_at(policy.table, node_id)
+            if slots != NULL:
+                slots[own_id(policy.table, node_id, node)] = blocks[self.batch.indexes[index]]
             end_store(&self.states, policy, &self._pool.pool, node_id, True)
             if node.flags & PARKED:
                 policy.became_idle(node_id, node)
         return num_hits
 
+    cdef int tell(
+        self,
+        Py_ssize_t num_admitted,
+        Py_ssize_t num_missing,
+        const uint32_t* blocks,
+        const uint32_t* slots,
+        list told,
+    ) except -1:
+        """Append the numbers of the victims and of the blocks that are admitted; see `serve`."""
+        cdef CompiledPolicy policy = self._policy
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        cdef uint32_t* number
+        try:
+            told += [new_numbers(<Py_ssize_t>policy.victims.size), new_numbers(num_admitted)]
+        except BaseException:
+            policy.cancel()
+            forget(policy.table, &self.batch, 0, num_missing)
+            raise
+        number = <uint32_t*>cnp.PyArray_DATA(told[0])
+        for index in range(<Py_ssize_t>policy.victims.size):
+            node_id = policy.victims.items[index].node_id
+            number[index] = slots[own_id(policy.table, node_id, node_at(policy.table, node_id))]
+        number = <uint32_t*>cnp.PyArray_DATA(told[1])
+        for index in range(num_admitted):
+            number[index] = blocks[self.batch.indexes[index]]
+        return 0
+
     def _serve_requests(self, requests):
         cdef list batch  # held: the scratch arrays point into it
         for hashes, first, end in requests:
             batch = self.open_batch(hashes)
-            self.serve(first, end)
+            self.serve(first, end, NULL, NULL, None)
 
     def _serve_rows(self, list keys, starts, blocks, first, nodes):
         cdef cnp.ndarray hits
@@ -710,6 +746,8 @@ cdef class CompiledSteps(Steps):
         cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
         cdef Py_ssize_t row, index, size, longest = 0, num_rows = len(first)
         cdef PyObject** items
+        if not check_items(keys):
+            raise batch_error(keys, "keys")
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         for row in range(num_rows):
@@ -734,9 +772,9 @@ cdef class CompiledSteps(Steps):
                 for index in range(size):
                     items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
                     self.batch.node_ids[index] = node_ids[block[index]]
-                if first_bad(items, 0, size) < size:
-                    raise batch_error(keys, "keys")
-                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(<Py_ssize_t>before[row], size)
+                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
+                    <Py_ssize_t>before[row], size, NULL, NULL, None
+                )
                 for index in range(size):
                     node_ids[block[index]] = self.batch.node_ids[index]
         finally:
@@ -744,6 +782,41 @@ cdef class CompiledSteps(Steps):
         for row in range(num_rows):
             self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[row]
         return hits
+
+    def _serve_row(self, list keys, blocks, Py_ssize_t first, nodes, slots):
+        cdef const uint32_t* block = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
+        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        cdef uint32_t* in_slots = NULL
+        cdef Py_ssize_t index, hits, size = len(blocks)
+        cdef PyObject** items
+        cdef list told = []
+        if slots is not None:
+            in_slots = <uint32_t*>data_of("slots", slots, cnp.NPY_UINT32)
+            if len(slots) < self._pool.pool.num_blocks:
+                raise ValueError(f"slots must be {self._pool.pool.num_blocks}, got {len(slots)}")
+        if len(nodes) != len(keys):
+            raise ValueError(f"nodes must be as many as keys, {len(keys)}, got {len(nodes)}")
+        items = <PyObject**>resize(NULL, (size + 1) * sizeof(PyObject*))
+        try:
+            if items == NULL or not batch_ensure(&self.batch, size):
+                raise MemoryError()
+            for index in range(size):
+                if block[index] >= <uint64_t>len(keys):
+                    raise ValueError(f"blocks must be below {len(keys)}, got {block[index]}")
+                items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
+            if first_bad(items, 0, size) < size:
+                raise batch_error(keys, "keys")
+            batch_set(&self.batch, items, size)
+            self.batch.num_hints = size
+            for index in range(size):
+                self.batch.node_ids[index] = node_ids[block[index]]
+            hits = self.serve(first, size, block, in_slots, told)
+            for index in range(size):
+                node_ids[block[index]] = self.batch.node_ids[index]
+        finally:
+            discard(items)
+        self.counters.loaded_blocks += <uint64_t>hits
+        return hits, told
 
     def take_events(self):
         cdef list events, fresh
@@ -1132,6 +1205,11 @@ cdef void* data_of(str name, object array, int kind) except NULL:
     return cnp.PyArray_DATA(array)
 
 
+cdef cnp.ndarray new_numbers(cnp.npy_intp size):
+    """Return an array for numbers of blocks."""
+    return cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
+
+
 cdef bint is_success(object success) except -1:
     """Return whether `success` is True; TypeError if it is neither True nor False."""
     return success is True or (success is not False and check_bool("success", success))
@@ -1277,13 +1355,26 @@ cdef class ManagerCore:
         None where the calls must be made one by one: of a subclass that has calls of its own, over
         parts of a user's, with events or with a watch.
         """
+        cdef CompiledSteps steps = self.serving_steps()
+        return None if steps is None else steps._serve_rows(keys, starts, blocks, first, nodes)
+
+    def _serve_row(self, keys, blocks, first, nodes, slots=None):
+        """Serve a row of `_serve_rows`, whose blocks are given; return its hits and what it changed.
+
+        The latter is told where `slots` are given ((slots,) uint32), for the manager to note which
+        block is in each: a list of the blocks that have left and of those that have entered ((n,)
+        uint32), empty where there are none. None as for `_serve_rows`.
+        """
+        cdef CompiledSteps steps = self.serving_steps()
+        return None if steps is None else steps._serve_row(keys, blocks, first, nodes, slots)
+
+    cdef CompiledSteps serving_steps(self):
+        """Return the steps if they serve rows at once, else None."""
         cdef CompiledSteps steps
         if self.calls_own or type(self.steps) is not CompiledSteps:
             return None
         steps = self.steps
-        if steps._events is not None or steps._watch is not None:
-            return None
-        return steps._serve_rows(keys, starts, blocks, first, nodes)
+        return steps if steps._events is None and steps._watch is None else None
 
     def take_events(self):
         return self.skeleton.take_events()

@@ -10,6 +10,7 @@ import pytest
 from kvoffload.policies import registry
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.requests import DecodedTrace
+from kvoffload.replay.serving import serve
 from kvoffload.replay.simulate import Demand, Serving
 from kvoffload.traces import Request
 from tests.differential.pairs import Pair, Twins, require_equal
@@ -44,6 +45,35 @@ def test_served_by_rows_or_call_by_call(
         serve_all(manager, trace.keys(), trace, first) for manager in (pair.python, pair.compiled)
     )
     require_equal(python.tolist(), compiled.tolist(), "the hits of each request")
+    pair.agree()
+    require_equal(pair.python.stats(), pair.compiled.stats(), "stats")
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("workload", GENERATED)
+@pytest.mark.parametrize("capacity", [0, 1, 16, 60])
+def test_one_row_and_what_it_changes(
+    twins: Twins, seed: int, name: str, workload: str, capacity: int
+) -> None:
+    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name))
+    numbers: dict[bytes, int] = {}
+    rows = [
+        [numbers.setdefault(key, len(numbers)) for key in batch]
+        for batch in GENERATED[workload](seed, 100, 36)
+    ]
+    keys, chance = list(numbers), random.Random(seed)
+    nodes = np.zeros(len(keys), dtype=np.uint32)
+    slots = np.zeros(capacity, dtype=np.uint32)
+    for row in [*rows, []]:
+        first = chance.randint(0, len(row))
+        served = serve(pair.python, [keys[number] for number in row], first)
+        served.complete()
+        blocks = np.array(row, dtype=np.uint32)
+        hits, changed = pair.compiled._serve_row(keys, blocks, first, nodes, slots)
+        assert hits == served.hits
+        left, entered = changed or ([], [])
+        require_equal(served.evicted, [keys[number] for number in left], "what has left")
+        require_equal(served.to_store, [keys[number] for number in entered], "what has entered")
     pair.agree()
     require_equal(pair.python.stats(), pair.compiled.stats(), "stats")
 
@@ -112,3 +142,38 @@ def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str
     assert manager.stats()["lookups"] == 0
     with pytest.raises(TypeError, match="nodes must be a contiguous array"):
         manager._serve_rows([b"0"], *arrays[1:4], np.zeros(4, dtype=np.uint32)[::2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": [0, 2]}, "blocks must be below 2, got 2"),
+        ({"first": 3}, "3 to 2 asked for"),
+        ({"first": -1}, "-1 to 2 asked for"),
+        ({"nodes": [0]}, "nodes must be as many as keys, 2, got 1"),
+        ({"slots": [0] * 3}, "slots must be 4, got 3"),
+        ({"slots": None, "keys": [b"0", b""]}, "keys"),
+        ({"slots": None, "keys": [b"0", "1"]}, "keys"),
+    ],
+)
+def test_a_row_that_is_none_is_refused(twins: Twins, change: dict, message: str) -> None:
+    manager = twins[1].CPUOffloadingManager(16, 4)
+    given = {"keys": [b"0", b"1"], "blocks": [0, 1], "first": 0, "nodes": [0, 0], "slots": [0] * 4}
+    given |= change
+    arrays = [
+        np.array(value, dtype=np.uint32)
+        if name in ("blocks", "nodes", "slots") and value is not None
+        else value
+        for name, value in given.items()
+    ]
+    with pytest.raises((TypeError, ValueError), match=message):
+        manager._serve_row(*arrays)
+    assert manager.stats()["lookups"] == 0
+    assert len(manager) == 0
+
+
+def test_rows_are_served_by_the_compiled_steps_alone(twins: Twins) -> None:
+    nothing = np.zeros(0, dtype=np.uint32)
+    for options, is_served in (({}, True), ({"enable_events": True}, False)):
+        manager = twins[1].CPUOffloadingManager(16, 4, **options)
+        assert (manager._serve_row([], nothing, 0, nothing) is not None) is is_served

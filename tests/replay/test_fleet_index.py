@@ -81,15 +81,6 @@ def test_rows_on_their_way(seed: int) -> None:
         assert found == expected
 
 
-def test_numbers_of_hashes() -> None:
-    numbers = {b"%d" % number: number for number in range(9)}
-    for twin in TWINS:
-        assert twin.numbers_of([b"8", b"0"], numbers).tolist() == [8, 0]
-        assert twin.numbers_of([], numbers).dtype == np.uint32
-        with pytest.raises(KeyError):
-            twin.numbers_of([b"9"], numbers)
-
-
 def test_blocks_and_engines_that_are_none_are_refused() -> None:
     holders = compiled.Holders(4, 2)
     for blocks in ([0], np.array([0]), np.zeros(4, np.uint32)[::2], np.zeros((1, 1), np.uint32)):

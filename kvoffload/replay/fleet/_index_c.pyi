@@ -1,10 +1,6 @@
 from typing_extensions import Self
 
-from kvoffload import BlockHash
-
 from .rows import Blocks
-
-def numbers_of(hashes: list[BlockHash], numbers: dict[BlockHash, int]) -> Blocks: ...
 
 class Holders:
     def __new__(cls, num_blocks: int, num_engines: int) -> Self: ...

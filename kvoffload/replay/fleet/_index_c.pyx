@@ -7,14 +7,8 @@ what follows an entry that leaves moves up.
 from collections import deque
 
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItemWithError
-from cpython.list cimport PyList_GET_ITEM
-from cpython.long cimport PyLong_AsLong
-from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-
-import numpy as np
 
 cnp.import_array()
 
@@ -53,20 +47,6 @@ cdef uint32_t* numbers_in(object blocks, uint64_t num_blocks) except NULL:
 
 cdef cnp.ndarray new_numbers(cnp.npy_intp size):
     return cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
-
-
-def numbers_of(list hashes, dict numbers):
-    """Return the numbers of blocks; KeyError for one that has none."""
-    cdef cnp.ndarray found = new_numbers(len(hashes))
-    cdef uint32_t* items = <uint32_t*>cnp.PyArray_DATA(found)
-    cdef PyObject* number
-    cdef Py_ssize_t index
-    for index in range(len(hashes)):
-        number = PyDict_GetItemWithError(numbers, <object>PyList_GET_ITEM(hashes, index))
-        if number == NULL:
-            raise KeyError(hashes[index])
-        items[index] = <uint32_t>PyLong_AsLong(<object>number)
-    return found
 
 
 cdef class Holders:

@@ -8,16 +8,14 @@ engines.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash
-
 from .rows import Blocks
 
-__all__ = ["Ahead", "Holders", "Recent", "leads", "numbers_of"]
+__all__ = ["Ahead", "Holders", "Recent", "leads"]
 
 _WORD = 64
 
@@ -31,11 +29,6 @@ def _engines(words: list[int]) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
-
-
-def numbers_of(hashes: list[BlockHash], numbers: Mapping[BlockHash, int]) -> Blocks:
-    """Return the numbers of blocks; KeyError for one that has none."""
-    return np.fromiter(map(numbers.__getitem__, hashes), np.uint32, len(hashes))
 
 
 class Holders:

@@ -18,7 +18,7 @@ from kvoffload.replay.device import DeviceCache
 from kvoffload.replay.hints import Told
 from kvoffload.replay.results import DurationHistogram
 
-from .rows import FleetRows
+from .rows import Blocks, FleetRows
 
 __all__ = ["DEVICE", "HOST", "TIER", "Change", "Engine", "Hits", "RowEngine"]
 
@@ -30,8 +30,8 @@ class Change(NamedTuple):
     """Blocks that entered a place, and then others that left it."""
 
     place: int  # DEVICE, HOST or TIER
-    entered: list[BlockHash]
-    left: list[BlockHash]
+    entered: Blocks
+    left: Blocks
 
 
 class Hits(NamedTuple):
@@ -224,11 +224,16 @@ class Engine:
     def _note(self, place: int, entered: list[BlockHash], left: list[BlockHash]) -> None:
         """Note blocks that enter and leave; what leaves to make room is not what enters."""
         if self._changes is not None and (entered or left):
-            self._changes.append(Change(place, entered, left))
+            numbers = self._rows.numbers
+            both = (
+                np.fromiter(map(numbers.__getitem__, hashes), np.uint32, len(hashes))
+                for hashes in (entered, left)
+            )
+            self._changes.append(Change(place, *both))
 
 
 class RowEngine:
-    """An engine without a tier that publishes nothing and hears no hints, in compiled code.
+    """An engine without a tier, whose clients say nothing: compiled code serves a row at once.
 
     Nothing looks at its caches between the begin of a prompt and its end, so all that `Engine` does
     in these is done at the begin.
@@ -241,6 +246,10 @@ class RowEngine:
         The accelerator's own cache.
     host : CPUOffloadingManager
         Host memory, empty, of which `serves` is true.
+    host_blocks : int
+        Its capacity.
+    publishes : bool
+        As that of `Engine`.
 
     Attributes
     ----------
@@ -250,19 +259,27 @@ class RowEngine:
 
     tier_stored = 0
 
-    def __init__(self, rows: FleetRows, device: DeviceCache, host: CPUOffloadingManager) -> None:
+    def __init__(
+        self,
+        rows: FleetRows,
+        device: DeviceCache,
+        host: CPUOffloadingManager,
+        host_blocks: int,
+        *,
+        publishes: bool = False,
+    ) -> None:
         self._rows = rows
         self._device = device
         self._host = host
-        self._on_device = np.zeros(1, dtype=np.int64)
+        self._slots = np.zeros(host_blocks, dtype=np.uint32) if publishes else None
+        self._changes: list[Change] = []
 
     @staticmethod
     def serves(rows: FleetRows, host: CPUOffloadingManager) -> bool:
-        """Return whether a manager serves whole rows."""
-        serve_rows = getattr(host, "_serve_rows", None)
-        none = np.zeros(0, dtype=np.int64)
-        no_rows = rows.keys, np.zeros(1, dtype=np.int64), rows.all_blocks, none, rows.nodes
-        return serve_rows is not None and serve_rows(*no_rows) is not None
+        """Return whether a manager serves rows at once."""
+        serve_row = getattr(host, "_serve_row", None)
+        none = np.zeros(0, dtype=np.uint32)
+        return serve_row is not None and serve_row(rows.keys, none, 0, rows.nodes) is not None
 
     @property
     def host_stored(self) -> int:
@@ -271,15 +288,20 @@ class RowEngine:
 
     def begin(self, row: int, told: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
         """Compute a row's prompt; return what of it is there."""
-        rows, on_device = self._rows, 0
+        rows, blocks, changes, on_device = self._rows, self._rows.blocks_of(row), [], 0
         if self._device.num_slots:
-            on_device, _ = self._device.ask(rows.blocks_of(row).tolist())
-            self._on_device[0] = on_device
-        hits = self._host._serve_rows(
-            rows.keys, rows.bounds_of(row), rows.all_blocks, self._on_device, rows.nodes
-        )
-        return Hits(on_device, hits.item(), 0)
+            if self._slots is None:
+                on_device, _ = self._device.ask(blocks.tolist())
+            else:
+                on_device, *changed = self._device.ask_and_tell(blocks.tolist())
+                changes.append(Change(DEVICE, *(np.array(each, np.uint32) for each in changed)))
+        hits, in_host = self._host._serve_row(rows.keys, blocks, on_device, rows.nodes, self._slots)
+        if in_host:
+            left, entered = in_host
+            changes.append(Change(HOST, entered, left))
+        self._changes = changes
+        return Hits(on_device, hits, 0)
 
     def end(self) -> list[Change]:
-        """End the prompt."""
-        return []
+        """End the prompt; return what it made enter and leave, in order."""
+        return self._changes

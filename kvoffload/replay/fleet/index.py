@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvoffload import IMPLEMENTATION, BlockHash
+from kvoffload import IMPLEMENTATION
 
 from .engine import DEVICE, HOST, TIER, Change
 from .rows import Blocks
 
 if TYPE_CHECKING or IMPLEMENTATION == "compiled":
-    from ._index_c import Ahead, Holders, Recent, leads, numbers_of
+    from ._index_c import Ahead, Holders, Recent, leads
 else:
-    from ._index_py import Ahead, Holders, Recent, leads, numbers_of
+    from ._index_py import Ahead, Holders, Recent, leads
 
 __all__ = ["EventIndex", "History", "Leads"]
 
@@ -86,8 +86,8 @@ class EventIndex:
 
     Parameters
     ----------
-    numbers : dict of BlockHash to int
-        The number of each block of the trace.
+    num_blocks : int
+        Distinct blocks of the trace.
     num_engines : int
         Engines.
     sees : int
@@ -96,10 +96,8 @@ class EventIndex:
         Whether all engines reach the blocks of one tier.
     """
 
-    def __init__(
-        self, numbers: dict[BlockHash, int], num_engines: int, sees: int, *, shared_tier: bool
-    ) -> None:
-        self._numbers = numbers
+    def __init__(self, num_blocks: int, num_engines: int, sees: int, *, shared_tier: bool) -> None:
+        self._num_blocks = num_blocks
         self._num_engines = num_engines
         self._sees = sees
         self._shared_tier = shared_tier
@@ -112,20 +110,19 @@ class EventIndex:
             if place > self._sees:
                 continue
             if place not in self._held:
-                self._held[place] = Holders(len(self._numbers), self._num_engines)
+                self._held[place] = Holders(self._num_blocks, self._num_engines)
             held = self._held[place]
-            new, gone = (numbers_of(hashes, self._numbers) for hashes in (entered, left))
             if place == TIER and self._shared_tier:
-                held.fill(new, True)
-                held.fill(gone, False)
+                held.fill(entered, True)
+                held.fill(left, False)
             else:
-                held.add(new, engine)
-                held.remove(gone, engine)
+                held.add(entered, engine)
+                held.remove(left, engine)
 
     def send(self, engine: int, blocks: Blocks) -> None:
         """Count the blocks of a request as on an engine's device, until `arrive`."""
         if self._ahead is None:
-            self._ahead = Ahead(len(self._numbers), self._num_engines)
+            self._ahead = Ahead(self._num_blocks, self._num_engines)
         self._ahead.send(engine, blocks)
 
     def arrive(self, engine: int) -> None:

@@ -463,7 +463,7 @@ class _Hearing(Router):
         super()._set_up()
         sees = PLACES[str(self._given["sees"])]
         self._index = EventIndex(
-            self._rows.numbers, self.num_engines, sees, shared_tier=self._shared_tier
+            self._rows.unique_blocks, self.num_engines, sees, shared_tier=self._shared_tier
         )
         self._has_ahead = bool(self._number("ahead"))
         if "host" in self._given:

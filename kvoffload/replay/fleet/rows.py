@@ -38,12 +38,8 @@ class FleetRows:
         Returns the blocks of a row, first block first, as numbers: (blocks,) uint32.
     hashes_of : callable
         Returns their hashes.
-    bounds_of : callable
-        Returns where they are in `all_blocks`, the first and behind the last: (2,) int64.
     keys : list of BlockHash
         The hash of each block.
-    all_blocks : (blocks,) uint32
-        The blocks of all rows.
     unique_blocks : int
         Distinct blocks of all rows.
     lengths : list of int
@@ -77,7 +73,6 @@ class FleetRows:
         following[has_next] = numbers[following[has_next]]
         self.following = following.tolist()
         self.names: list[bytes] = arrivals.session_names()
-        places: list[int] = self.order.tolist()
         starts, ends = trace.starts[:-1][self.order], trace.starts[1:][self.order]
         lengths = trace.lengths[self.order]
         lengths = np.where(lengths == 0, (ends - starts) * block_tokens, lengths)
@@ -85,8 +80,6 @@ class FleetRows:
         self.block_tokens = block_tokens
         self.unique_blocks = len(keys)
         self.keys = keys
-        self.all_blocks: Blocks = trace.blocks
-        self.bounds_of = _bounds_of(trace, places)
         self.blocks_of = _blocks_of(trace, starts.tolist(), ends.tolist())
         self.hashes_of = _hashes_of(keys, self.blocks_of)
 
@@ -96,12 +89,12 @@ class FleetRows:
 
     @functools.cached_property
     def numbers(self) -> dict[BlockHash, int]:
-        """The number of each block; made where an index hears of hashes."""
+        """The number of each block; made where managers tell of hashes."""
         return {key: number for number, key in enumerate(self.keys)}
 
     @functools.cached_property
-    def nodes(self) -> npt.NDArray[np.uint32]:
-        """Where a manager has found each block last, for it to look there first."""
+    def nodes(self) -> Blocks:
+        """For compiled managers, where one found each block last: others try that, too."""
         return np.zeros(self.unique_blocks, dtype=np.uint32)
 
 
@@ -110,16 +103,6 @@ def _blocks_of(trace: DecodedTrace, starts: list[int], ends: list[int]) -> Calla
 
     def of(row: int) -> Blocks:
         return blocks[starts[row] : ends[row]]
-
-    return of
-
-
-def _bounds_of(trace: DecodedTrace, places: list[int]) -> Callable[[int], npt.NDArray[np.int64]]:
-    starts = trace.starts
-
-    def of(row: int) -> npt.NDArray[np.int64]:
-        place = places[row]
-        return starts[place : place + 2]
 
     return of
 
