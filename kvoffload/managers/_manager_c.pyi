@@ -58,7 +58,6 @@ class CompiledSteps(Steps):
         keys: list[bytes],
         blocks: npt.NDArray[np.uint32],
         first: int,
-        nodes: npt.NDArray[np.uint32],
         slots: npt.NDArray[np.uint32] | None,
     ) -> tuple[int, list[npt.NDArray[np.uint32]]] | None: ...
     def take_events(self) -> Iterator[OffloadingEvent]: ...
@@ -160,7 +159,6 @@ class ManagerCore:
         keys: list[bytes],
         blocks: npt.NDArray[np.uint32],
         first: int,
-        nodes: npt.NDArray[np.uint32],
         slots: npt.NDArray[np.uint32] | None = None,
     ) -> tuple[int, list[npt.NDArray[np.uint32]]] | None: ...
     def take_events(self) -> Iterator[OffloadingEvent]: ...

@@ -783,9 +783,8 @@ cdef class CompiledSteps(Steps):
             self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[row]
         return hits
 
-    def _serve_row(self, list keys, blocks, Py_ssize_t first, nodes, slots):
+    def _serve_row(self, list keys, blocks, Py_ssize_t first, slots):
         cdef const uint32_t* block = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
         cdef uint32_t* in_slots = NULL
         cdef Py_ssize_t index, hits, size = len(blocks)
         cdef PyObject** items
@@ -794,8 +793,6 @@ cdef class CompiledSteps(Steps):
             in_slots = <uint32_t*>data_of("slots", slots, cnp.NPY_UINT32)
             if len(slots) < self._pool.pool.num_blocks:
                 raise ValueError(f"slots must be {self._pool.pool.num_blocks}, got {len(slots)}")
-        if len(nodes) != len(keys):
-            raise ValueError(f"nodes must be as many as keys, {len(keys)}, got {len(nodes)}")
         items = <PyObject**>resize(NULL, (size + 1) * sizeof(PyObject*))
         try:
             if items == NULL or not batch_ensure(&self.batch, size):
@@ -807,12 +804,7 @@ cdef class CompiledSteps(Steps):
             if first_bad(items, 0, size) < size:
                 raise batch_error(keys, "keys")
             batch_set(&self.batch, items, size)
-            self.batch.num_hints = size
-            for index in range(size):
-                self.batch.node_ids[index] = node_ids[block[index]]
             hits = self.serve(first, size, block, in_slots, told)
-            for index in range(size):
-                node_ids[block[index]] = self.batch.node_ids[index]
         finally:
             discard(items)
         self.counters.loaded_blocks += <uint64_t>hits
@@ -1358,7 +1350,7 @@ cdef class ManagerCore:
         cdef CompiledSteps steps = self.serving_steps()
         return None if steps is None else steps._serve_rows(keys, starts, blocks, first, nodes)
 
-    def _serve_row(self, keys, blocks, first, nodes, slots=None):
+    def _serve_row(self, keys, blocks, first, slots=None):
         """Serve a row of `_serve_rows`, whose blocks are given; return its hits and what it changed.
 
         The latter is told where `slots` are given ((slots,) uint32), for the manager to note which
@@ -1366,7 +1358,7 @@ cdef class ManagerCore:
         uint32), empty where there are none. None as for `_serve_rows`.
         """
         cdef CompiledSteps steps = self.serving_steps()
-        return None if steps is None else steps._serve_row(keys, blocks, first, nodes, slots)
+        return None if steps is None else steps._serve_row(keys, blocks, first, slots)
 
     cdef CompiledSteps serving_steps(self):
         """Return the steps if they serve rows at once, else None."""

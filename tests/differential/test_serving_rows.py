@@ -62,14 +62,13 @@ def test_one_row_and_what_it_changes(
         for batch in GENERATED[workload](seed, 100, 36)
     ]
     keys, chance = list(numbers), random.Random(seed)
-    nodes = np.zeros(len(keys), dtype=np.uint32)
     slots = np.zeros(capacity, dtype=np.uint32)
     for row in [*rows, []]:
         first = chance.randint(0, len(row))
         served = serve(pair.python, [keys[number] for number in row], first)
         served.complete()
         blocks = np.array(row, dtype=np.uint32)
-        hits, changed = pair.compiled._serve_row(keys, blocks, first, nodes, slots)
+        hits, changed = pair.compiled._serve_row(keys, blocks, first, slots)
         assert hits == served.hits
         left, entered = changed or ([], [])
         require_equal(served.evicted, [keys[number] for number in left], "what has left")
@@ -150,7 +149,6 @@ def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str
         ({"blocks": [0, 2]}, "blocks must be below 2, got 2"),
         ({"first": 3}, "3 to 2 asked for"),
         ({"first": -1}, "-1 to 2 asked for"),
-        ({"nodes": [0]}, "nodes must be as many as keys, 2, got 1"),
         ({"slots": [0] * 3}, "slots must be 4, got 3"),
         ({"slots": None, "keys": [b"0", b""]}, "keys"),
         ({"slots": None, "keys": [b"0", "1"]}, "keys"),
@@ -158,11 +156,11 @@ def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str
 )
 def test_a_row_that_is_none_is_refused(twins: Twins, change: dict, message: str) -> None:
     manager = twins[1].CPUOffloadingManager(16, 4)
-    given = {"keys": [b"0", b"1"], "blocks": [0, 1], "first": 0, "nodes": [0, 0], "slots": [0] * 4}
+    given = {"keys": [b"0", b"1"], "blocks": [0, 1], "first": 0, "slots": [0] * 4}
     given |= change
     arrays = [
         np.array(value, dtype=np.uint32)
-        if name in ("blocks", "nodes", "slots") and value is not None
+        if name in ("blocks", "slots") and value is not None
         else value
         for name, value in given.items()
     ]
@@ -176,4 +174,4 @@ def test_rows_are_served_by_the_compiled_steps_alone(twins: Twins) -> None:
     nothing = np.zeros(0, dtype=np.uint32)
     for options, is_served in (({}, True), ({"enable_events": True}, False)):
         manager = twins[1].CPUOffloadingManager(16, 4, **options)
-        assert (manager._serve_row([], nothing, 0, nothing) is not None) is is_served
+        assert (manager._serve_row([], nothing, 0) is not None) is is_served

@@ -275,11 +275,11 @@ class RowEngine:
         self._changes: list[Change] = []
 
     @staticmethod
-    def serves(rows: FleetRows, host: CPUOffloadingManager) -> bool:
+    def serves(host: CPUOffloadingManager) -> bool:
         """Return whether a manager serves rows at once."""
         serve_row = getattr(host, "_serve_row", None)
         none = np.zeros(0, dtype=np.uint32)
-        return serve_row is not None and serve_row(rows.keys, none, 0, rows.nodes) is not None
+        return serve_row is not None and serve_row([], none, 0) is not None
 
     @property
     def host_stored(self) -> int:
@@ -295,7 +295,7 @@ class RowEngine:
             else:
                 on_device, *changed = self._device.ask_and_tell(blocks.tolist())
                 changes.append(Change(DEVICE, *(np.array(each, np.uint32) for each in changed)))
-        hits, in_host = self._host._serve_row(rows.keys, blocks, on_device, rows.nodes, self._slots)
+        hits, in_host = self._host._serve_row(rows.keys, blocks, on_device, self._slots)
         if in_host:
             left, entered = in_host
             changes.append(Change(HOST, entered, left))

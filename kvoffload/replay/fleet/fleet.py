@@ -201,7 +201,7 @@ def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engi
             if behind is None or fleet.tier.kind == "private":
                 behind = new_manager(fleet.tier.policy, fleet.tier.blocks)
         device = DeviceCache(fleet.device_blocks)
-        if behind is None and not has_hints and RowEngine.serves(rows, host):
+        if behind is None and not has_hints and RowEngine.serves(host):
             yield RowEngine(rows, device, host, fleet.host_blocks, publishes=publishes)
         else:
             yield Engine(rows, device, host, behind, publishes=publishes)

@@ -92,11 +92,6 @@ class FleetRows:
         """The number of each block; made where managers tell of hashes."""
         return {key: number for number, key in enumerate(self.keys)}
 
-    @functools.cached_property
-    def nodes(self) -> Blocks:
-        """For compiled managers, where one found each block last: others try that, too."""
-        return np.zeros(self.unique_blocks, dtype=np.uint32)
-
 
 def _blocks_of(trace: DecodedTrace, starts: list[int], ends: list[int]) -> Callable[[int], Blocks]:
     blocks = trace.blocks
