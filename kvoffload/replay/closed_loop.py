@@ -15,7 +15,6 @@ import numpy as np
 
 from kvoffload import BlockHash, OffloadingManager
 
-from .device import DeviceCache
 from .fleet.counts import Log, nearest_rank
 from .fleet.engine import Engine
 from .fleet.events import NANOSECONDS
@@ -101,7 +100,7 @@ def replay_closed(
     )
     fleet.check_trace(trace)
     rows = FleetRows(trace, keys, groups.block_tokens)
-    engine = Engine(rows, DeviceCache(device_blocks, groups), manager)
+    engine = Engine(rows, device_blocks, manager)
     router = new_router(fleet.spec, rows, 1, costs=fleet.costs)
     log = run_engines(trace, rows, fleet, [engine], router, progress=_regularly(progress))
     demand = Demand(trace, groups, *(np.zeros(len(rows), dtype=np.int64) for _ in range(2)))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from kvoffload import BlockHash
 
 from .groups import ChunkIndex, GroupChunks
 from .requests import DecodedTrace
@@ -76,32 +73,14 @@ class DeviceCache:
         self._insert([key(index) for index in groups.left_on_device(length, junction)])
         return local // groups.block_tokens, junction // groups.block_tokens
 
-    def ask_and_tell(
-        self, blocks: Sequence[BlockHash]
-    ) -> tuple[int, list[BlockHash], list[BlockHash]]:
-        """Ask as `ask` does of a model with one full group; tell which blocks enter and leave.
-
-        Returns
-        -------
-        (int, list, list)
-            Leading blocks that are there; those that were not there before; then those that have
-            left, some of which may have been of the request itself.
-        """
-        if not self.num_slots:
-            return 0, [], []
-        entered = [block for block in blocks if block not in self._cached]
-        hits = blocks.index(entered[0]) if entered else len(blocks)
-        return hits, entered, self._insert(blocks)
-
-    def _insert(self, keys: Sequence[Hashable]) -> list[Any]:
-        """Make keys the most recent, the first last; return what leaves."""
-        cached, left = self._cached, []
+    def _insert(self, keys: Sequence[Hashable]) -> None:
+        """Make keys the most recent, the first last."""
+        cached = self._cached
         for key in reversed(keys):
             cached[key] = None
             cached.move_to_end(key)
         while len(cached) > self.num_slots:
-            left.append(cached.popitem(last=False)[0])
-        return left
+            cached.popitem(last=False)
 
 
 def device_hits(

@@ -255,7 +255,7 @@ cdef class Stamps:
 
 
 cdef class Recent:
-    """The blocks that were sent to one engine last, at most so many, the first of a row last.
+    """The blocks that were used last, at most so many, the first of a row last.
 
     A block that comes again and again in a row counts where it comes first.
     """
@@ -275,6 +275,19 @@ cdef class Recent:
     def __len__(self):
         """Return how many are remembered."""
         return self.last.size
+
+    def lead_and_missing(self, blocks):
+        """Return how many leading blocks of a row are remembered, and which of all are not."""
+        cdef uint32_t* block = numbers_in(blocks, <uint64_t>1 << 32)
+        cdef Py_ssize_t index, size = len(blocks), lead = size, num_missing = 0
+        cdef cnp.ndarray missing = new_numbers(size)
+        cdef uint32_t* number = <uint32_t*>cnp.PyArray_DATA(missing)
+        for index in range(size):
+            if not self.last.find(block[index]).stamp:
+                lead = min(lead, index)
+                number[num_missing] = block[index]
+                num_missing += 1
+        return lead, missing[:num_missing]
 
     def use(self, blocks):
         """Make a row's blocks the most recent; return those that are forgotten, in that order."""

@@ -95,7 +95,7 @@ def leads(sets: Sequence[Holders], blocks: Blocks, num_engines: int) -> list[int
 
 
 class Recent:
-    """The blocks that were sent to one engine last, at most so many, the first of a row last.
+    """The blocks that were used last, at most so many, the first of a row last.
 
     A block that comes again and again in a row counts where it comes first.
     """
@@ -107,6 +107,13 @@ class Recent:
     def __len__(self) -> int:
         """Return how many are remembered."""
         return len(self._used)
+
+    def lead_and_missing(self, blocks: Blocks) -> tuple[int, Blocks]:
+        """Return how many leading blocks of a row are remembered, and which of all are not."""
+        numbers = blocks.tolist()
+        missing = [block for block in numbers if block not in self._used]
+        lead = numbers.index(missing[0]) if missing else len(numbers)
+        return lead, np.array(missing, np.uint32)
 
     def use(self, blocks: Blocks) -> Blocks:
         """Make a row's blocks the most recent; return those that are forgotten, in that order."""

@@ -14,24 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
-from kvoffload.replay.device import DeviceCache
 from kvoffload.replay.hints import Told
 from kvoffload.replay.results import DurationHistogram
 
+from .index import DEVICE, HOST, TIER, Change, Recent
 from .rows import Blocks, FleetRows
 
-__all__ = ["DEVICE", "HOST", "TIER", "Change", "Engine", "Hits", "RowEngine"]
-
-DEVICE, HOST, TIER = range(3)
-"""Places of an engine's blocks, the nearest first."""
-
-
-class Change(NamedTuple):
-    """Blocks that entered a place, and then others that left it."""
-
-    place: int  # DEVICE, HOST or TIER
-    entered: Blocks
-    left: Blocks
+__all__ = ["Engine", "Hits", "RowEngine"]
 
 
 class Hits(NamedTuple):
@@ -54,6 +43,23 @@ class _Prefill:
     promoted: list[BlockHash]  # being written to host memory
 
 
+class _Device:
+    """The accelerator's own cache: LRU, of which the first block of a request is the most recent.
+
+    Every request leaves its blocks in it, whether they were computed or loaded.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._cached = Recent(num_blocks) if num_blocks else None
+
+    def ask(self, blocks: Blocks) -> tuple[int, list[Change]]:
+        """Return how many leading blocks are there, and what the request changes."""
+        if self._cached is None:
+            return 0, []
+        hits, entered = self._cached.lead_and_missing(blocks)
+        return hits, [Change(DEVICE, entered, self._cached.use(blocks))]
+
+
 class Engine:
     """The caches of one engine, and a prompt that it computes.
 
@@ -61,14 +67,14 @@ class Engine:
     ----------
     rows : FleetRows
         The requests.
-    device : DeviceCache
-        The accelerator's own cache.
+    device_blocks : int
+        Capacity of the accelerator's own cache; 0 for none.
     host : OffloadingManager
         Host memory, empty. Where there is a tier, its policy must decline nothing.
     tier : CPUOffloadingManager, optional
         What is behind host memory, of this engine alone or shared by several.
-    publishes : bool
-        Whether to note which blocks enter and leave, for `end` to return.
+    sees : int
+        The furthest place of which `end` tells: `DEVICE`, `HOST` or `TIER`.
 
     Attributes
     ----------
@@ -82,19 +88,20 @@ class Engine:
     def __init__(
         self,
         rows: FleetRows,
-        device: DeviceCache,
+        device_blocks: int,
         host: OffloadingManager,
         tier: CPUOffloadingManager | None = None,
         *,
-        publishes: bool = False,
+        sees: int = DEVICE,
     ) -> None:
         self.times = DurationHistogram()
         self.host_stored = self.tier_stored = 0
         self._rows = rows
-        self._device = device
+        self._device = _Device(device_blocks)
         self._host = host
         self._tier = tier
-        self._changes: list[Change] | None = [] if publishes else None
+        self._sees = sees
+        self._changes: list[Change] = []
         self._prefill: _Prefill | None = None
         self._spent = 0  # nanoseconds of the managers for the prompt
 
@@ -104,11 +111,7 @@ class Engine:
         What comes from the tier gets slots of host memory.
         """
         hashes = self._rows.hashes_of(row)
-        if self._changes is None:
-            on_device, _ = self._device.ask(hashes, self._rows.lengths[row])
-        else:
-            on_device, entered, left = self._device.ask_and_tell(hashes)
-            self._note(DEVICE, entered, left)
+        on_device, self._changes = self._device.ask(self._rows.blocks_of(row))
         start = perf_counter_ns()
         if told is None:
             request = self._host.begin(hashes)
@@ -178,10 +181,7 @@ class Engine:
         return stored
 
     def end(self) -> list[Change]:
-        """End the prompt, store its blocks; return what it made enter and leave, in order.
-
-        Nothing of that is noted without `publishes`.
-        """
+        """End the prompt, store its blocks; return what it made enter and leave, in order."""
         prefill, self._prefill = self._prefill, None
         if prefill is None:
             raise RuntimeError("a prompt must have begun before it ends")
@@ -209,8 +209,7 @@ class Engine:
             if to_tier:
                 tier.complete_store(to_tier)
         self.times.add(self._spent + perf_counter_ns() - start)
-        changes, self._changes = self._changes, None if self._changes is None else []
-        return changes or []
+        return self._changes
 
     def _store_behind(self, tier: CPUOffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
         """Offer blocks to the tier; return those that got a slot."""
@@ -223,7 +222,7 @@ class Engine:
 
     def _note(self, place: int, entered: list[BlockHash], left: list[BlockHash]) -> None:
         """Note blocks that enter and leave; what leaves to make room is not what enters."""
-        if self._changes is not None and (entered or left):
+        if place <= self._sees and (entered or left):
             numbers = self._rows.numbers
             both = (
                 np.fromiter(map(numbers.__getitem__, hashes), np.uint32, len(hashes))
@@ -242,13 +241,13 @@ class RowEngine:
     ----------
     rows : FleetRows
         The requests.
-    device : DeviceCache
-        The accelerator's own cache.
+    device_blocks : int
+        Capacity of the accelerator's own cache; 0 for none.
     host : CPUOffloadingManager
         Host memory, empty, of which `serves` is true.
     host_blocks : int
         Its capacity.
-    publishes : bool
+    sees : int
         As that of `Engine`.
 
     Attributes
@@ -262,16 +261,16 @@ class RowEngine:
     def __init__(
         self,
         rows: FleetRows,
-        device: DeviceCache,
+        device_blocks: int,
         host: CPUOffloadingManager,
         host_blocks: int,
         *,
-        publishes: bool = False,
+        sees: int = DEVICE,
     ) -> None:
         self._rows = rows
-        self._device = device
+        self._device = _Device(device_blocks)
         self._host = host
-        self._slots = np.zeros(host_blocks, dtype=np.uint32) if publishes else None
+        self._slots = np.zeros(host_blocks, dtype=np.uint32) if sees >= HOST else None
         self._changes: list[Change] = []
 
     @staticmethod
@@ -286,20 +285,14 @@ class RowEngine:
         """Blocks that got slots so far."""
         return self._host.stats()["stored_blocks"]
 
-    def begin(self, row: int, told: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
+    def begin(self, row: int, said: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
         """Compute a row's prompt; return what of it is there."""
-        rows, blocks, changes, on_device = self._rows, self._rows.blocks_of(row), [], 0
-        if self._device.num_slots:
-            if self._slots is None:
-                on_device, _ = self._device.ask(blocks.tolist())
-            else:
-                on_device, *changed = self._device.ask_and_tell(blocks.tolist())
-                changes.append(Change(DEVICE, *(np.array(each, np.uint32) for each in changed)))
-        hits, in_host = self._host._serve_row(rows.keys, blocks, on_device, self._slots)
-        if in_host:
-            left, entered = in_host
-            changes.append(Change(HOST, entered, left))
-        self._changes = changes
+        blocks = self._rows.blocks_of(row)
+        on_device, self._changes = self._device.ask(blocks)
+        hits, told = self._host._serve_row(self._rows.keys, blocks, on_device, self._slots)
+        if told:
+            left, entered = told
+            self._changes.append(Change(HOST, entered, left))
         return Hits(on_device, hits, 0)
 
     def end(self) -> list[Change]:

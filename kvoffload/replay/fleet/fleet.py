@@ -16,14 +16,14 @@ from typing import Literal
 from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.errors import describe
 from kvoffload.replay.arrivals import NONE
-from kvoffload.replay.device import DeviceCache
 from kvoffload.replay.hints import Told
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import DecodedTrace
 
 from .counts import FleetResult, Log
-from .engine import Change, Engine, RowEngine
+from .engine import Engine, RowEngine
 from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events, duration
+from .index import DEVICE, Change
 from .routers import Costs, Router, RouterSpec, new_router, parse_router
 from .rows import FleetRows
 
@@ -192,7 +192,6 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
 
 
 def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engine | RowEngine]:
-    publishes = fleet.spec.sees is not None
     behind: CPUOffloadingManager | None = None
     for _ in range(fleet.engines):
         host = new_manager(fleet.policy, fleet.host_blocks)
@@ -200,11 +199,11 @@ def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engi
             host.policy._set_declining(False)
             if behind is None or fleet.tier.kind == "private":
                 behind = new_manager(fleet.tier.policy, fleet.tier.blocks)
-        device = DeviceCache(fleet.device_blocks)
+        device, sees = fleet.device_blocks, fleet.spec.sees or DEVICE
         if behind is None and not has_hints and RowEngine.serves(host):
-            yield RowEngine(rows, device, host, fleet.host_blocks, publishes=publishes)
+            yield RowEngine(rows, device, host, fleet.host_blocks, sees=sees)
         else:
-            yield Engine(rows, device, host, behind, publishes=publishes)
+            yield Engine(rows, device, host, behind, sees=sees)
 
 
 def run_engines(

@@ -14,7 +14,6 @@ import numpy as np
 
 from kvoffload import IMPLEMENTATION
 
-from .engine import DEVICE, HOST, TIER, Change
 from .rows import Blocks
 
 if TYPE_CHECKING or IMPLEMENTATION == "compiled":
@@ -22,7 +21,18 @@ if TYPE_CHECKING or IMPLEMENTATION == "compiled":
 else:
     from ._index_py import Ahead, Holders, Recent, leads
 
-__all__ = ["EventIndex", "History", "Leads"]
+__all__ = ["DEVICE", "HOST", "TIER", "Change", "EventIndex", "History", "Leads", "Recent"]
+
+DEVICE, HOST, TIER = range(3)
+"""Places of an engine's blocks, the nearest first."""
+
+
+class Change(NamedTuple):
+    """Blocks that entered a place, and then others that left it."""
+
+    place: int  # DEVICE, HOST or TIER
+    entered: Blocks
+    left: Blocks
 
 
 class History:
@@ -90,16 +100,13 @@ class EventIndex:
         Distinct blocks of the trace.
     num_engines : int
         Engines.
-    sees : int
-        The furthest place that is noted: `DEVICE`, `HOST` or `TIER`.
     shared_tier : bool
         Whether all engines reach the blocks of one tier.
     """
 
-    def __init__(self, num_blocks: int, num_engines: int, sees: int, *, shared_tier: bool) -> None:
+    def __init__(self, num_blocks: int, num_engines: int, *, shared_tier: bool) -> None:
         self._num_blocks = num_blocks
         self._num_engines = num_engines
-        self._sees = sees
         self._shared_tier = shared_tier
         self._held: dict[int, Holders] = {}  # by place, where any engine had a block
         self._ahead: Ahead | None = None
@@ -107,8 +114,6 @@ class EventIndex:
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Note what a request made enter and leave."""
         for place, entered, left in changes:
-            if place > self._sees:
-                continue
             if place not in self._held:
                 self._held[place] = Holders(self._num_blocks, self._num_engines)
             held = self._held[place]

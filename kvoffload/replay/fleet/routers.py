@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
+from operator import add
 
 from kvoffload.errors import describe
 from kvoffload.policies.registry import Option, parse_options
 
-from .engine import DEVICE, HOST, TIER, Change
 from .events import duration
-from .index import EventIndex, History, Leads
+from .index import DEVICE, HOST, TIER, Change, EventIndex, History, Leads
 from .rows import Blocks, FleetRows
 
 __all__ = ["ROUTERS", "Costs", "Router", "RouterSpec", "new_router", "parse_router"]
@@ -237,10 +237,13 @@ class Router:
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Learn what a row made enter and leave an engine's caches, its rows in their order."""
 
-    def _least(self, cost: Callable[[int], int | Fraction]) -> int:
+    def _least(self, costs: Sequence[int]) -> int:
         """Return the engine that costs least; of several that with fewest rows, then the lowest."""
-        sent = self.sent
-        return min(range(self.num_engines), key=lambda engine: (cost(engine), sent[engine], engine))
+        least = min(costs)
+        if costs.count(least) == 1:
+            return costs.index(least)
+        equal = (engine for engine, cost in enumerate(costs) if cost == least)
+        return min(equal, key=self.sent.__getitem__)
 
     def _key(self, row: int, blocks: int) -> bytes:
         """Return what tells a row's session apart: its name, else the key of a leading block."""
@@ -282,7 +285,7 @@ class LeastLoaded(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return the engine with the fewest open requests."""
-        return self._least(self.open.__getitem__)
+        return self._least(self.open)
 
 
 _BLOCKS = Option("blocks", 4, 1, 2**31, "the block that stands for a session without a name")
@@ -332,7 +335,7 @@ class Sticky(Router):
         key = self._key(row, self._blocks)
         home = self._homes.get(key)
         if home is None:
-            home = self._homes[key] = self._least(self.open.__getitem__)
+            home = self._homes[key] = self._least(self.open)
         return home
 
 
@@ -387,11 +390,14 @@ class _Scoring(Router):
         least, most = min(self.waiting), max(self.waiting)
         span = most - least or 1
         prefix, queue = self._weights
-        waiting, by_share, by_wait = self.waiting, prefix * span, queue * whole
+        by_share, by_wait = prefix * span, queue * whole
         if most == least:
             by_wait = 0
         return self._least(
-            lambda engine: -(by_share * shares[engine] + by_wait * (most - waiting[engine]))
+            [
+                -(by_share * share + by_wait * (most - wait))
+                for share, wait in zip(shares, self.waiting, strict=True)
+            ]
         )
 
     def _set_up(self) -> None:
@@ -461,9 +467,8 @@ class _Hearing(Router):
 
     def _set_up(self) -> None:
         super()._set_up()
-        sees = PLACES[str(self._given["sees"])]
         self._index = EventIndex(
-            self._rows.unique_blocks, self.num_engines, sees, shared_tier=self._shared_tier
+            self._rows.unique_blocks, self.num_engines, shared_tier=self._shared_tier
         )
         self._has_ahead = bool(self._number("ahead"))
         if "host" in self._given:
@@ -539,9 +544,12 @@ class Cost(_Hearing):
         self._new = [max(0, whole - credit * size) for credit in self._credits(leads)]
         weight, held = self._weight.numerator, self._weight.denominator * self._unit * size
         return self._least(
-            lambda engine: (
-                weight * (self._promised[engine] + self._new[engine]) + held * self._blocks[engine]
-            )
+            [
+                weight * (promised + new) + held * blocks
+                for promised, new, blocks in zip(
+                    self._promised, self._new, self._blocks, strict=True
+                )
+            ]
         )
 
     def _note(self, row: int, engine: int) -> None:
@@ -584,7 +592,7 @@ class Earliest(_Hearing):
             self._costs.prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
             for near, in_host, far in zip(*leads, strict=True)
         ]
-        return self._least(lambda engine: self._expected[engine] + self._new[engine])
+        return self._least(list(map(add, self._expected, self._new)))
 
     def _note(self, row: int, engine: int) -> None:
         super()._note(row, engine)
