@@ -1,15 +1,18 @@
 """Print what a fleet of eight engines takes against one replay of the same trace, CPU seconds.
 
+The last line is the most memory that was in use.
+
 One engine is replayed by `simulate`, with the memory of one and with that of all; then each router
 with that memory divided, LRU, at 10,000 tokens of prompts per second and engine. All in one
 process, in turn; the median of several rounds and its ratio to the first. Usage::
 
-    python asv_benchmarks/fleets.py [--rounds N] [--percent SHARE] TRACE
+    python asv_benchmarks/fleets.py [--rounds N] [--percent SHARE] [--engines N] TRACE
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +24,6 @@ from kvoffload.replay import DecodedTrace, device_hits, simulate
 from kvoffload.replay.fleet import ROUTERS, Fleet, replay_fleet
 from kvoffload.traces import Survey, Trace
 
-ENGINES = 8
 RATE = 10_000  # tokens per second
 TOKEN_BYTES = 262_144
 
@@ -31,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--percent", type=float, default=5.0, help="blocks in all memory")
+    parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("trace")
     chosen = parser.parse_args()
     path = TRACES / f"{chosen.trace}.jsonl.gz"
@@ -41,14 +44,14 @@ def main() -> None:
     if size is None:
         parser.error("TRACE must have blocks of one size")
     keys, nothing = trace.keys(), device_hits(trace, 0)
-    each = int(trace.unique_blocks * chosen.percent / 100) // ENGINES
+    each = int(trace.unique_blocks * chosen.percent / 100) // chosen.engines
 
     def alone(blocks: int) -> Callable[[], object]:
         return lambda: simulate(trace, keys, "lru", blocks, device_hits=nothing)
 
     def behind(router: str) -> Callable[[], object]:
         fleet = Fleet(
-            engines=ENGINES,
+            engines=chosen.engines,
             router=router,
             host_blocks=each,
             rate=RATE,
@@ -57,7 +60,7 @@ def main() -> None:
         )
         return lambda: replay_fleet(trace, keys, fleet)
 
-    works = {"simulate, one": alone(each), "simulate, all": alone(each * ENGINES)}
+    works = {"simulate, one": alone(each), "simulate, all": alone(each * chosen.engines)}
     works |= {router: behind(router) for router in ROUTERS}
     spent: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(chosen.rounds):
@@ -69,6 +72,7 @@ def main() -> None:
     for name, seconds in spent.items():
         median = statistics.median(seconds)
         print(f"{name:15} {median:6.2f} s {median / one:6.2f} x")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
 
 if __name__ == "__main__":
