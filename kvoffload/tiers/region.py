@@ -2,7 +2,9 @@
 
 A block is one piece of memory, or several *parts* a stride apart, such as one for each layer of a
 model: block ``i`` of ``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes
-``offset + i * stride ... + nbytes`` of every part, in the order of the parts.
+``offset + i * stride ... + nbytes`` of every part, in the order of the parts. Memory whose
+allocator hands out pieces of several sizes is a region of *windows* for each size, which overlap:
+block ``i`` of ``Region.windows(buffer, block_bytes, step)`` starts at ``i * step``.
 """
 
 from __future__ import annotations
@@ -123,7 +125,42 @@ class Region:
         region._set(buffer, tuple(checked), num_blocks)
         return region
 
-    def _set(self, buffer: Any, parts: tuple[Part, ...], num_blocks: int | None = None) -> None:
+    @classmethod
+    def windows(cls, buffer: Any, block_bytes: int, step: int) -> Region:
+        """Make a region whose blocks start at every multiple of a step, and may overlap.
+
+        The caller keeps blocks apart that are under way at once: of two that overlap, neither is
+        submitted while a job owns the other, unless both jobs only read them.
+
+        Parameters
+        ----------
+        buffer : buffer
+            As for `Region`.
+        block_bytes : int
+            Bytes per block, ``1 ... 2**32 - 1``.
+        step : int
+            Bytes from the start of a block to that of the next, >= 1: block ``i`` has the
+            `block_bytes` bytes from ``i * step`` on. There are as many blocks as the buffer holds.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the buffer is not such memory, or a size is out of bounds.
+        """
+        block_bytes = check_int("block_bytes", block_bytes, 1, MAX_BLOCK_BYTES)
+        step = check_int("step", step, 1)
+        region = cls.__new__(cls)
+        region._set(buffer, ((0, step, block_bytes),), may_overlap=True)
+        return region
+
+    def _set(
+        self,
+        buffer: Any,
+        parts: tuple[Part, ...],
+        num_blocks: int | None = None,
+        *,
+        may_overlap: bool = False,
+    ) -> None:
         view = _view("buffer", buffer)
         if view.readonly:
             raise ValueError("buffer must be writable")
@@ -148,7 +185,8 @@ class Region:
                 f"a block must have at most {MAX_BLOCK_BYTES} bytes, got {self.block_bytes}"
             )
         self.parts = parts
-        self._refuse_overlaps()
+        if not may_overlap:
+            self._refuse_overlaps()
         self._buffer = view.cast("B") if view.nbytes else view
         self._array = np.frombuffer(self._buffer, np.uint8)
         self.address = int(self._array.ctypes.data)

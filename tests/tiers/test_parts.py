@@ -91,6 +91,21 @@ class TestRegion:
         assert not memory[:, 3].any()
         assert memory[:, 2].any()
 
+    def test_windows_overlap(self) -> None:
+        """Wherever an allocator puts an object, a block starts there."""
+        memory = bytearray(range(100))
+        region = Region.windows(memory, 30, 10)
+        assert (region.num_blocks, region.block_bytes, region.nbytes) == (8, 30, 100)
+        assert region.parts == ((0, 10, 30),)
+        assert region.read(7) == memory[70:]
+        region.write(2, bytes(30))
+        assert region.read(1) == bytes(range(10, 20)) + bytes(20)
+        assert Region.windows(memory, 100, 1).num_blocks == 1
+        assert Region.windows(memory, 10, 40).num_blocks == 3
+        aligned = Region.allocate(4, 4096).array
+        assert Region.windows(aligned, 8192, 4096).aligned
+        assert not Region.windows(aligned, 8192, 2048).aligned
+
     def test_allocated_memory_is_aligned(self) -> None:
         region = Region.allocate(3, 4096)
         assert region.aligned
@@ -106,6 +121,10 @@ class TestRegion:
             (lambda: Region(bytearray(10), True), TypeError, "must be an integer, got True"),
             (lambda: Region(bytearray(10), 11), ValueError, "1 or more blocks, got 10 bytes"),
             (lambda: Region(5, 11), TypeError, "buffer must be memory, such as bytes, got 5"),
+            (lambda: Region.windows(bytearray(10), 3, 0), ValueError, "step must be >= 1, got 0"),
+            (lambda: Region.windows(bytearray(10), 0, 3), ValueError, "block_bytes must be >= 1"),
+            (lambda: Region.windows(bytearray(10), 11, 3), ValueError, "1 or more blocks"),
+            (lambda: Region.windows(b"read-only", 3, 1), ValueError, "buffer must be writable"),
             (lambda: Region.of_parts(bytearray(10), 5), TypeError, "parts must be iterable, got 5"),
             (
                 lambda: Region.of_parts(bytearray(10), [(0, 5)]),

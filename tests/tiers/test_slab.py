@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvoffload.testing.tiers import TierConformance
-from kvoffload.tiers import FileTier, Namespace, Tier
+from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
 from kvoffload.tiers.engine.native import Twin
 
 MODES = {
@@ -39,3 +40,26 @@ class TestFileTier(TierConformance):
             twin=self.twin,
             **self.options,
         )
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=list(MODES))
+@pytest.mark.parametrize("block_bytes", [8192, 5000])
+def test_windows_that_overlap(
+    block_bytes: int, options: dict, tmp_path: Path, tier_twin: Twin
+) -> None:
+    """Blocks of one job may overlap where it only reads them; others stay apart."""
+    memory = Region.allocate(16, 4096)
+    memory.array[:] = np.random.default_rng(1).integers(0, 256, memory.nbytes, np.uint8)
+    region = Region.windows(memory.array, block_bytes, 4096)
+    before = [region.read(block) for block in range(6)]
+    namespace = Namespace("windows", block_bytes)
+    options = {**options, "ack": "stored"}
+    with FileTier(tmp_path, "1MiB", namespace=namespace, twin=tier_twin, **options) as tier:
+        tier.attach(region)
+        keys = [bytes([block]) for block in range(6)]
+        assert tier.wait([tier.put(keys, range(6))], 10)
+        assert tier.poll()[0].status.tolist() == [Status.OK] * 6
+        assert tier.wait([tier.get(keys[:5], [6, 8, 10, 12, 14])], 10)
+        done = [done for done in tier.poll() if done.op == "get"]
+        assert done[0].status.tolist() == [Status.OK] * 5
+        assert [region.read(block) for block in (6, 8, 10, 12, 14)] == before[:5]
