@@ -1,0 +1,891 @@
+"""Tiers of ``kvoffload.tiers`` as LMCache's second level: objects of host memory by their keys.
+
+Structure
+    An object of LMCache is a block of a tier, and there is a tier per size of object. A tier's
+    region is LMCache's own memory, in windows at the steps of its allocator; an object in other
+    memory is copied through blocks of the adapter's own. Threads of LMCache submit jobs. One thread
+    of the adapter's takes in their ends and tells LMCache; a tier is opened in a thread of its own,
+    since that may take long.
+Invariants
+    One lock serialises what touches the tiers. It is not held while a tier is opened, nor while
+    LMCache's listeners are told. What is not certainly the object that was stored is a miss.
+    Trouble with a tier is a miss or a store that failed, never an exception.
+Accounting
+    Only the events of a tier say what is stored. ``counted`` has the objects that LMCache was told
+    of; ``offered`` those of puts whose event has not come. An object in neither was there before a
+    restart, and is counted when a lookup finds it.
+Cost
+    Per key of a lookup: a hash, and what the tier's lookup costs. Per object in a tier: its key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import select
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import numpy as np
+import numpy.typing as npt
+import prometheus_client
+from lmcache import _version as lmcache_version
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.platform import create_event_notifier
+
+from kvoffload._checks import check_int
+from kvoffload._collector import TableCollector
+from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Sample
+from kvoffload.errors import OffloadError, describe
+from kvoffload.tiers import Done, Namespace, Region, State, Status, Tier, TierEvent, open_tier
+from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
+from kvoffload.tiers.options import split_url
+from kvoffload.tiers.region import MAX_BLOCK_BYTES, allocate
+
+__all__ = ["KVOffloadL2Adapter", "KVOffloadL2AdapterConfig"]
+
+log = logging.getLogger("kvoffload.lmcache")
+
+CLOSE_S = 5.0
+"""Seconds that jobs under way, and tiers that are being opened, have when the adapter closes."""
+LONGEST_S = 120.0
+"""Seconds of a transfer at most: LMCache's locks on its memory expire after 300."""
+OPENING_S = 30.0
+"""Seconds that a store waits for its tier to be opened."""
+RETRY_S = 60.0
+"""Seconds after which a tier that could not be opened is tried again."""
+POLL_S = 1.0
+"""Seconds after which tiers are polled although nothing was signalled."""
+COPY_BYTES = 64 * 2**20
+"""Bytes per tier of blocks for objects outside of LMCache's memory; touched only when used."""
+MAX_SIZES = 16
+"""Sizes of objects, and so tiers, at most."""
+_OPTIONS = ("url", "weights_id", "revision", "salt", "object_bytes")
+_TROUBLE = (OffloadError, RuntimeError, ValueError, TypeError, OSError, MemoryError)
+Result = TypeVar("Result")
+Keys = list[ObjectKey]
+News = tuple[str, Keys, int]
+"""What LMCache is told: the name of what happened, the objects, and bytes per object."""
+
+
+class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
+    """The options of a `KVOffloadL2Adapter`.
+
+    Parameters
+    ----------
+    url : str
+        The tier, as for `open_tier`, such as ``"slab:/nvme/kv?capacity=2TB"``. There is a tier per
+        size of object, and each has that capacity.
+    weights_id : str
+        Identity of the weights of all the models that the server caches: LMCache knows their names
+        only.
+    revision : str
+        The revision of the weights.
+    salt : str
+        Anything else that keeps namespaces apart.
+    object_bytes : tuple of int
+        Sizes of objects whose tiers are opened at the start.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        weights_id: str,
+        revision: str = "",
+        salt: str = "",
+        object_bytes: tuple[int, ...] = (),
+    ) -> None:
+        self.url = url
+        self.weights_id = weights_id
+        self.revision = revision
+        self.salt = salt
+        self.object_bytes = object_bytes
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> KVOffloadL2AdapterConfig:
+        """Return the options of ``adapter_params``; TypeError or ValueError if one is wrong."""
+        for name in d:
+            if name not in _OPTIONS:
+                raise ValueError(
+                    f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
+                )
+        texts = {name: d[name] for name in _OPTIONS[:-1] if d.get(name) is not None}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise TypeError(f"{name} must be text, got {describe(value)}")
+        if not texts.get("url"):
+            raise ValueError(
+                "url must name a tier, as slab:/nvme/kv?capacity=2TB, "
+                f"got {describe(texts.get('url'))}"
+            )
+        split_url(texts["url"])
+        if not texts.get("weights_id"):
+            raise ValueError(
+                "weights_id must name the weights, since LMCache knows only the model's name, "
+                f"got {describe(texts.get('weights_id'))}"
+            )
+        sizes = d.get("object_bytes") or []
+        if not isinstance(sizes, list):
+            raise TypeError(f"object_bytes must be a list of sizes, got {describe(sizes)}")
+        if len(sizes) > MAX_SIZES:
+            raise ValueError(f"object_bytes must be at most {MAX_SIZES}, got {len(sizes)}")
+        checked = [check_int("object_bytes", size, 1, MAX_BLOCK_BYTES) for size in sizes]
+        return cls(**texts, object_bytes=tuple(dict.fromkeys(checked)))
+
+    @classmethod
+    def help(cls) -> str:
+        """Return a description of the options."""
+        return (
+            "kvoffload L2 adapter, adapter_params:\n"
+            "- url (str): the tier, as slab:/nvme/kv?capacity=2TB (required)\n"
+            "- weights_id (str): identity of the weights (required)\n"
+            "- revision (str): their revision\n"
+            "- salt (str): anything else that keeps namespaces apart\n"
+            "- object_bytes (list of int): sizes of objects whose tiers are opened at the start"
+        )
+
+
+@dataclass(eq=False)
+class _Task:
+    """A task of LMCache's: a store, a lookup or a load."""
+
+    id: int
+    kind: str
+    keys: Keys
+    stored: list[bytes]  # the tiers' keys
+    are_right: npt.NDArray[np.bool_]  # of each key, as far as it is known
+    waiting: int = 1  # for jobs, for a tier to be opened, and for the submission itself
+    nbytes: int = 0
+
+
+@dataclass(eq=False)
+class _Job:
+    """A job of a tier, for some of the keys of a task."""
+
+    task: _Task
+    positions: npt.NDArray[np.int64]
+    copied: dict[int, MemoryObj] = field(default_factory=dict)  # by block of the adapter's own
+
+
+class _Sized:
+    """The tier for objects of one size, and its region.
+
+    TypeError, ValueError, TierError or MemoryError if it cannot be opened.
+    """
+
+    def __init__(self, url: str, namespace: Namespace, memory: L1MemoryDesc) -> None:
+        self.nbytes = nbytes = namespace.block_bytes
+        self.step = step = max(1, memory.align_bytes)
+        self.first = memory.ptr
+        self.end = memory.ptr + memory.size
+        stride = -(-nbytes // step) * step
+        num_own = max(2, COPY_BYTES // stride)
+        self._own = allocate(num_own * stride + step)  # objects elsewhere are copied through it
+        own = np.frombuffer(self._own, np.uint8).ctypes.data
+        # One buffer of addresses from LMCache's memory to the adapter's own, or the other way
+        # round. What lies between is in no block that is used.
+        self.base = memory.ptr - max(0, -(-(memory.ptr - own) // step)) * step
+        span = max(self.end, own + len(self._own)) - self.base
+        buffer = np.frombuffer((ctypes.c_ubyte * span).from_address(self.base), np.uint8)
+        self.region = Region.windows(buffer, nbytes, step)
+        start = -(-(own - self.base) // step)
+        self.free = [start + index * (stride // step) for index in range(num_own)]
+        self.jobs: dict[int, _Job] = {}
+        self.offered: dict[bytes, ObjectKey] = {}
+        self.counted: dict[bytes, ObjectKey] = {}
+        self.tier: Tier = open_tier(url, namespace)
+        try:
+            self.tier.attach(self.region)
+        except BaseException:
+            self.tier.close(0.0)
+            raise
+
+    def block_of(self, obj: MemoryObj) -> int:
+        """Return the block at an object's memory, -1 if there is none."""
+        address = obj.data_ptr
+        block, rest = divmod(address - self.base, self.step)
+        is_inside = self.first <= address and address + self.nbytes <= self.end
+        return block if is_inside and not rest else -1
+
+    def place(
+        self, positions: list[int], objects: list[MemoryObj], *, are_read: bool
+    ) -> tuple[list[int], list[int], dict[int, MemoryObj]]:
+        """Return where there is a block: positions, blocks, and by block what is copied.
+
+        There is none for an object in other memory while all of the adapter's own are in use. With
+        `are_read`, the bytes of such objects are copied now.
+        """
+        where, ids, copied = [], [], {}
+        for position, obj in zip(positions, objects, strict=True):
+            block = self.block_of(obj)
+            if block < 0:
+                if not self.free:
+                    continue
+                block = self.free.pop()
+                copied[block] = obj
+                if are_read:
+                    self.region.write(block, obj.byte_array)
+            where.append(position)
+            ids.append(block)
+        return where, ids, copied
+
+    def used_bytes(self) -> int:
+        """Return the bytes of the objects in the tier."""
+        return self.tier.stats().get("used_bytes", len(self.counted) * self.nbytes)
+
+
+class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
+    """LMCache's objects in tiers of ``kvoffload.tiers``, one per size of object.
+
+    Parameters
+    ----------
+    config : KVOffloadL2AdapterConfig
+        The options.
+    l1_memory_desc : L1MemoryDesc, optional
+        From LMCache: its host memory.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is wrong, or LMCache has no host memory in one piece.
+    TierError
+        If a tier of `object_bytes` cannot be opened.
+
+    Notes
+    -----
+    Thread-safety: any thread may call any method at any time. `submit_unlock` and `close` wait for
+    loads; no other method waits. Complexity: linear in the keys of a call and the number of sizes.
+    """
+
+    def __init__(
+        self, config: KVOffloadL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None
+    ) -> None:
+        if l1_memory_desc is None or not l1_memory_desc.ptr or l1_memory_desc.size < 1:
+            raise ValueError(
+                "l1_memory_desc must describe host memory in one piece, "
+                f"got {describe(l1_memory_desc)}"
+            )
+        super().__init__()  # without a capacity: tiers evict, LMCache does not
+        self._config = config
+        self._memory = l1_memory_desc
+        self.name = _METRICS.name_for(config.url)
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # a load ended
+        self._sized: dict[int, _Sized] = {}
+        self._opening: dict[int, threading.Thread] = {}
+        self._retry_at: dict[int, float] = {}
+        self._pending: list[tuple[float, int, _Task, list[int], list[MemoryObj]]] = []
+        self._loading: Counter[bytes] = Counter()
+        self._results: dict[str, dict[int, Any]] = {"store": {}, "lookup": {}, "load": {}}
+        self._next_id = 0
+        self._news: deque[News] = deque()
+        self._is_closed = False
+        self._refused_sizes = False
+        self._refused_serde = False
+        try:
+            for nbytes in config.object_bytes:
+                self._sized[nbytes] = self._open(nbytes)
+        except BaseException:
+            for sized in self._sized.values():
+                sized.tier.close(0.0)
+            raise
+        self._fds = {kind: create_event_notifier() for kind in self._results}
+        self._wake = create_event_notifier()
+        self._thread = threading.Thread(target=self._run, name="kvoffload-lmcache", daemon=True)
+        self._thread.start()
+        _METRICS.add(self)
+
+    # -- tiers -------------------------------------------------------------------------------
+
+    def _open(self, nbytes: int) -> _Sized:
+        """Open the tier for objects of a size."""
+        config = self._config
+        namespace = Namespace(
+            model="lmcache",  # the models' names are in the keys
+            block_bytes=nbytes,
+            engine=f"lmcache {'.'.join(lmcache_version.version.split('.')[:3])}",
+            weights=[config.weights_id, config.revision],
+            salt=config.salt,
+        )
+        sized = _Sized(_own_url(config.url, f"{self.name}-{nbytes}"), namespace, self._memory)
+        capacities = [each.tier.capacity_bytes or 0 for each in [sized, *self._sized.values()]]
+        log.info(
+            "kvoffload: tier %r active for objects of %d bytes, namespace %s, %s objects found; "
+            "%d tiers have a capacity of %d bytes in all",
+            sized.tier.name,
+            nbytes,
+            namespace.fingerprint.hex(),
+            sized.tier.stats().get("restored", "unknown"),
+            len(capacities),
+            sum(capacities),
+        )
+        return sized
+
+    def _opened(self, nbytes: int) -> _Sized | None:
+        """Return the tier for objects of a size; if there is none, begin to open it."""
+        sized = self._sized.get(nbytes)
+        if sized is not None or not 0 < nbytes <= MAX_BLOCK_BYTES or nbytes in self._opening:
+            return sized
+        if time.monotonic() < self._retry_at.get(nbytes, -math.inf):
+            return None
+        if len(self._sized) + len(self._opening) >= MAX_SIZES:
+            if not self._refused_sizes:
+                self._refused_sizes = True
+                log.error(
+                    "objects must be of %d sizes at most, got another of %d bytes; objects of "
+                    "further sizes are not stored",
+                    MAX_SIZES,
+                    nbytes,
+                )
+            return None
+        thread = threading.Thread(
+            target=self._open_beside, args=(nbytes,), name="kvoffload-lmcache-open", daemon=True
+        )
+        self._opening[nbytes] = thread
+        thread.start()
+        return None
+
+    def _open_beside(self, nbytes: int) -> None:
+        """Open a tier in a thread of its own, and begin the stores that wait for it."""
+        sized = None
+        try:
+            sized = self._open(nbytes)
+        except (*_TROUBLE, ImportError) as error:
+            log.error(
+                "the tier for objects of %d bytes cannot be opened, which is tried again in %.0f "
+                "s: %s",
+                nbytes,
+                RETRY_S,
+                error,
+            )
+        with self._lock:
+            del self._opening[nbytes]
+            if sized is None:
+                self._retry_at[nbytes] = time.monotonic() + RETRY_S
+            elif not self._is_closed:
+                self._sized[nbytes] = sized
+                sized = None
+            self._begin_pending(nbytes)
+        if sized is not None:  # the adapter was closed meanwhile
+            sized.tier.close(0.0)
+        with contextlib.suppress(OSError, ValueError):  # closed
+            self._wake.notify()
+
+    def _begin_pending(self, nbytes: int) -> None:
+        """Begin the stores that wait for the tier of a size, or let them fail."""
+        pending, self._pending = self._pending, []
+        for entry in pending:
+            _, size, task, positions, objects = entry
+            if size != nbytes:
+                self._pending.append(entry)
+                continue
+            sized = self._sized.get(nbytes)
+            if sized is not None and not self._is_closed:
+                self._put(sized, task, positions, objects)
+            self._settle(task)
+
+    def _drop_pending(self) -> None:
+        """Let stores fail that have waited long for a tier: LMCache's lock may expire."""
+        overdue = time.monotonic() - OPENING_S
+        for entry in [entry for entry in self._pending if entry[0] < overdue or self._is_closed]:
+            self._pending.remove(entry)
+            self._settle(entry[2])
+
+    # -- what LMCache waits on ---------------------------------------------------------------
+
+    def get_store_event_fd(self) -> int:
+        """Return what is signalled when a store has ended."""
+        return int(self._fds["store"].fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Return what is signalled when a lookup has ended."""
+        return int(self._fds["lookup"].fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Return what is signalled when a load has ended."""
+        return int(self._fds["load"].fileno())
+
+    # -- stores ------------------------------------------------------------------------------
+
+    def submit_store_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
+        """Begin to store objects; return the task. It succeeds as a whole, or fails."""
+        sizes = _sizes_of(keys, objects)
+        is_varying = any(
+            size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)
+        )
+        stored = [_stored_key(key) for key in keys]
+        with self._lock:
+            task = self._task("store", keys, stored)
+            if is_varying:
+                self._refuse_serde()
+                sizes = []
+            for size, positions in _by_size(sizes):
+                sized = self._opened(size)
+                chosen = [objects[position] for position in positions]
+                if sized is not None:
+                    self._put(sized, task, positions, chosen)
+                elif size in self._opening:
+                    task.waiting += 1
+                    self._pending.append((time.monotonic(), size, task, positions, chosen))
+            self._settle(task)
+            return task.id
+
+    def _refuse_serde(self) -> None:
+        if not self._refused_serde:
+            self._refused_serde = True
+            log.error(
+                "serde must not be set: it varies the sizes of objects, and a tier has blocks of "
+                "one size; such objects are not stored"
+            )
+
+    def _put(
+        self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
+    ) -> None:
+        """Begin the put of some of a task's objects."""
+        where, ids, copied = sized.place(positions, objects, are_read=True)
+        stored = [task.stored[position] for position in where]
+        for position, key in zip(where, stored, strict=True):
+            sized.offered.setdefault(key, task.keys[position])
+        job = _Job(task, np.array(where, np.int64), copied)
+        if not self._submit(
+            sized, job, lambda: sized.tier.put(stored, ids, _seconds(len(ids), sized.nbytes))
+        ):
+            for key in stored:
+                sized.offered.pop(key, None)
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """Return the stores that ended since the last call, with the bytes that were written."""
+        with self._lock:
+            ended, self._results["store"] = self._results["store"], {}
+            return ended
+
+    # -- lookups -----------------------------------------------------------------------------
+
+    def submit_lookup_and_lock_task(
+        self, keys: Keys, group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> int:
+        """Begin to look objects up; return the task. Nothing is locked."""
+        stored = [_stored_key(key) for key in keys]
+        layouts = {group: _layout_bytes(layout) for group, layout in group_layout_descs.items()}
+        sizes = [layouts.get(key.object_group_id, 0) for key in keys]
+        with self._lock:
+            task = self._task("lookup", keys, stored)
+            for size, positions in _by_size(sizes):
+                asked = self._opened(size)
+                if asked is not None:
+                    self._look_up(asked, task, positions)
+                elif not size:  # no layout says it
+                    for each in self._sized.values():
+                        self._look_up(each, task, positions)
+            self._settle(task)
+            return task.id
+
+    def _look_up(self, sized: _Sized, task: _Task, positions: list[int]) -> None:
+        """Look some of a task's keys up in a tier; ask the medium for what is not known."""
+        stored = [task.stored[position] for position in positions]
+        states = self._try(lambda: sized.tier.lookup(stored))
+        if states is None:
+            return
+        where = np.array(positions, np.int64)
+        self._find(sized, task, where[states == State.HIT])
+        unknown = np.flatnonzero(states == State.UNKNOWN)
+        if len(unknown):
+            asked = [stored[index] for index in unknown.tolist()]
+            self._submit(sized, _Job(task, where[unknown]), lambda: sized.tier.query(asked))
+
+    def _find(self, sized: _Sized, task: _Task, positions: npt.NDArray[np.int64]) -> None:
+        """Take in which keys of a lookup are there; count those that were before a restart."""
+        task.are_right[positions] = True
+        found = []
+        for position in positions.tolist():
+            key = task.stored[position]
+            if key not in sized.counted and key not in sized.offered:
+                sized.counted[key] = task.keys[position]
+                found.append(task.keys[position])
+        self._tell_later("stored", found, sized.nbytes)
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """Return which keys of a lookup were found, once; None if it has not ended."""
+        return self._take_result("lookup", task_id)
+
+    def submit_unlock(self, keys: Keys) -> None:
+        """Wait for loads of these keys: LMCache frees the memory of a load that it gave up."""
+        with self._ended:
+            if not self._loading:
+                return
+            stored = {_stored_key(key) for key in keys}
+            while not stored.isdisjoint(self._loading):
+                self._ended.wait(POLL_S)
+
+    # -- loads -------------------------------------------------------------------------------
+
+    def submit_load_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
+        """Begin to load objects into LMCache's memory; return the task."""
+        sizes = _sizes_of(keys, objects)
+        stored = [_stored_key(key) for key in keys]
+        with self._lock:
+            task = self._task("load", keys, stored)
+            for size, positions in _by_size(sizes):
+                sized = self._opened(size)
+                if sized is not None:
+                    self._get(sized, task, positions, [objects[index] for index in positions])
+            self._settle(task)
+            return task.id
+
+    def _get(
+        self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
+    ) -> None:
+        """Begin the get of some of a task's objects."""
+        where, ids, copied = sized.place(positions, objects, are_read=False)
+        stored = [task.stored[position] for position in where]
+        self._loading.update(stored)
+        job = _Job(task, np.array(where, np.int64), copied)
+        if not self._submit(
+            sized, job, lambda: sized.tier.get(stored, ids, _seconds(len(ids), sized.nbytes))
+        ):
+            self._end_loading(stored)
+
+    def _end_loading(self, stored: list[bytes]) -> None:
+        for key in stored:
+            self._loading[key] -= 1
+            if not self._loading[key]:
+                del self._loading[key]
+        self._ended.notify_all()
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """Return which keys of a load were loaded, once; None if it has not ended."""
+        return self._take_result("load", task_id)
+
+    # -- tasks and jobs ----------------------------------------------------------------------
+
+    def _task(self, kind: str, keys: Keys, stored: list[bytes]) -> _Task:
+        """Begin a task; RuntimeError if the adapter is closed."""
+        if self._is_closed:
+            raise RuntimeError("the adapter is closed")
+        self._next_id += 1
+        return _Task(self._next_id, kind, keys, stored, np.zeros(len(stored), bool))
+
+    def _try(self, call: Callable[[], Result]) -> Result | None:
+        """Call a tier; None where it refuses, which is logged."""
+        try:
+            return call()
+        except _TROUBLE as error:
+            log.error("a tier refused a call: %s", error)
+            return None
+
+    def _submit(self, sized: _Sized, job: _Job, begin: Callable[[], int]) -> bool:
+        """Begin a job of a tier; return whether it has begun."""
+        number = self._try(begin)
+        if number is None:
+            sized.free.extend(job.copied)
+            return False
+        sized.jobs[number] = job
+        job.task.waiting += 1
+        return True
+
+    def _settle(self, task: _Task) -> None:
+        """Count one thing less that a task waits for; after the last, give its result."""
+        task.waiting -= 1
+        if task.waiting:
+            return
+        if task.kind == "store":
+            result: Any = L2StoreResult(bool(task.are_right.all()), task.nbytes)
+        else:
+            result = Bitmap(len(task.keys))
+            result.batched_set(np.flatnonzero(task.are_right).tolist())
+        self._results[task.kind][task.id] = result
+        self._fds[task.kind].notify()
+
+    def _take_result(self, kind: str, task_id: int) -> Bitmap | None:
+        with self._lock:
+            return self._results[kind].pop(task_id, None)
+
+    # -- the adapter's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Take in the ends of jobs, and tell LMCache what was stored and what left."""
+        while True:
+            poller = select.poll()
+            poller.register(self._wake.fileno(), select.POLLIN)
+            with self._lock:
+                if self._is_closed:
+                    return
+                for sized in self._sized.values():
+                    if (fd := self._try(sized.tier.fileno)) is not None:
+                        poller.register(fd, select.POLLIN)
+            poller.poll(POLL_S * 1000)
+            self._wake.consume()
+            try:
+                with self._lock:
+                    self._drop_pending()
+                    for sized in self._sized.values():
+                        self._collect(sized)
+                self._tell()
+            except Exception:  # LMCache waits for what this thread gives
+                log.exception("the adapter's thread goes on after an error")
+
+    def _collect(self, sized: _Sized) -> None:
+        """Take in the ends of a tier's jobs and its events."""
+        ends = self._try(sized.tier.poll) or []
+        events: Iterator[TierEvent] = self._try(sized.tier.take_events) or iter(())
+        for event in events:
+            self._note(sized, event)
+        for done in ends:
+            job = sized.jobs.pop(done.job, None)
+            if job is not None:
+                self._end(sized, job, done)
+
+    def _end(self, sized: _Sized, job: _Job, done: Done) -> None:
+        """Take in the end of a job."""
+        task = job.task
+        stored = [task.stored[position] for position in job.positions.tolist()]
+        are_ok = done.status == Status.OK
+        there = [stored[index] for index in np.flatnonzero(are_ok).tolist()]
+        if done.op == "query":
+            self._find(sized, task, job.positions[are_ok])
+        elif done.op == "put":
+            task.are_right[job.positions] = are_ok | (done.status == Status.DECLINED)
+            task.nbytes += done.nbytes
+            self._end_offers(sized, stored, are_ok)
+            if there and not done.nbytes:  # they were there: they were asked for once more
+                self._try(lambda: sized.tier.touch(there))
+        else:
+            for block, obj in job.copied.items():
+                (view,) = sized.region.views(block)
+                np.frombuffer(obj.byte_array, np.uint8)[:] = view
+            task.are_right[job.positions] = are_ok
+            if there:
+                self._try(lambda: sized.tier.touch(there))
+            loaded = [sized.counted[key] for key in there if key in sized.counted]
+            self._tell_later("accessed", loaded, sized.nbytes)
+            self._end_loading(stored)
+        sized.free.extend(job.copied)
+        self._settle(task)
+
+    # -- accounting --------------------------------------------------------------------------
+
+    def _end_offers(
+        self, sized: _Sized, stored: list[bytes], are_ok: npt.NDArray[np.bool_]
+    ) -> None:
+        """Take in the end of a put whose events are taken in: no event comes for what was there."""
+        found = []
+        for key, is_ok in zip(stored, are_ok.tolist(), strict=True):
+            if key in sized.offered and not (is_ok and sized.tier.state(key) != State.HIT):
+                offered = sized.offered.pop(key)
+                if is_ok and key not in sized.counted:
+                    sized.counted[key] = offered
+                    found.append(offered)
+        self._tell_later("stored", found, sized.nbytes)
+
+    def _note(self, sized: _Sized, event: TierEvent) -> None:
+        """Take in what a tier says about keys that are stored, or that left it."""
+        if not event.removed:
+            offers = [(key, sized.offered.pop(key, None)) for key in event.keys]
+            new = {key: name for key, name in offers if name and key not in sized.counted}
+            sized.counted.update(new)
+            self._tell_later("stored", list(new.values()), sized.nbytes)
+            return
+        left = list(sized.counted) if event.reason == "forgotten" else event.keys
+        names = [sized.counted.pop(key) for key in left if key in sized.counted]
+        self._tell_later("deleted", names, sized.nbytes)
+
+    def _tell_later(self, what: str, keys: Keys, nbytes: int) -> None:
+        if keys:
+            self._news.append((what, keys, nbytes))
+
+    def _tell(self) -> None:
+        """Tell LMCache what happened, without the lock: its listeners may call the adapter."""
+        while self._news:
+            what, keys, nbytes = self._news.popleft()
+            try:
+                if what == "stored":
+                    self._notify_keys_stored(keys, [nbytes] * len(keys))
+                elif what == "deleted":
+                    self._notify_keys_deleted(keys, [nbytes] * len(keys))
+                else:
+                    self._notify_keys_accessed(keys)
+            except Exception:
+                log.exception("a listener of LMCache's failed")
+
+    def get_usage(self) -> AdapterUsage:
+        """Return the bytes in all tiers, their capacity, and the bytes by cache salt."""
+        with self._lock:
+            used = sum(sized.used_bytes() for sized in self._sized.values())
+            capacity = sum(sized.tier.capacity_bytes or 0 for sized in self._sized.values())
+        return AdapterUsage(used, capacity, super().get_usage().bytes_by_cache_salt)
+
+    def delete(self, keys: Keys) -> None:
+        """Drop objects; LMCache's listeners are told soon after."""
+        stored = [_stored_key(key) for key in keys]
+        with self._lock:
+            if self._is_closed:
+                return
+            for sized in self._sized.values():
+                self._try(lambda tier=sized.tier: tier.discard(stored))  # type: ignore[misc]
+            self._wake.notify()
+
+    # -- how it is, and the end --------------------------------------------------------------
+
+    def report_status(self) -> dict[str, Any]:
+        """Return whether all tiers answer, and the counters and sizes of each."""
+        with self._lock:
+            tiers = {
+                sized.tier.name: {"is_healthy": sized.tier.health().ok, **sized.tier.stats()}
+                for sized in self._sized.values()
+            }
+            is_healthy = not self._is_closed and all(each["is_healthy"] for each in tiers.values())
+            return {
+                "is_healthy": is_healthy,
+                "type": type(self).__name__,
+                "object_bytes": sorted(self._sized),
+                "tiers": tiers,
+            }
+
+    def samples(self) -> Iterator[tuple[str, Iterator[Sample]]]:
+        """Yield the name and the metrics of each tier, for an exporter."""
+        for sized in list(self._sized.values()):
+            yield sized.tier.name, sized.tier.samples()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Close the tiers; return when no job has LMCache's memory. A second call does nothing.
+
+        With ``staged=no`` that waits for the kernel, however long the disk takes.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._drop_pending()
+            opening = list(self._opening.values())
+        self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        until = time.monotonic() + CLOSE_S
+        for thread in opening:
+            thread.join(max(0.0, until - time.monotonic()))
+        for sized in self._sized.values():
+            self._close_tier(sized)
+        self._tell()
+        _METRICS.remove(self)
+        for notifier in (*self._fds.values(), self._wake):
+            notifier.close()
+
+    def _close_tier(self, sized: _Sized) -> None:
+        """Close a tier when no job has the region, and end the tasks that wait for it."""
+        tier = sized.tier
+        if tier.direct:
+            while self._try(lambda: tier.wait(list(sized.jobs), POLL_S)) is False:
+                pass
+        tier.close(CLOSE_S)
+        with self._lock:
+            self._collect(sized)
+            for job in sized.jobs.values():  # of a tier that was interrupted
+                stored = [job.task.stored[position] for position in job.positions.tolist()]
+                self._end_loading([key for key in stored if job.task.kind == "load"])
+                self._settle(job.task)
+            sized.jobs.clear()
+
+
+class _Metrics(TableCollector):
+    """The metrics of all the tiers of the process's adapters, in prometheus_client's registry."""
+
+    def __init__(self) -> None:
+        super().__init__(TIER_PREFIX, TIER_METRICS, None, "tier")
+        self._adapters: list[KVOffloadL2Adapter] = []
+        self._lock = threading.Lock()
+
+    def name_for(self, url: str) -> str:
+        """Return a name for an adapter's tiers that no other adapter has."""
+        wanted = split_url(url)[2].get("name", "lmcache")
+        taken = {adapter.name for adapter in self._adapters}
+        names = (wanted if index == 1 else f"{wanted}{index}" for index in count(1))
+        return next(name for name in names if name not in taken)
+
+    def add(self, adapter: KVOffloadL2Adapter) -> None:
+        """Export the metrics of an adapter."""
+        with self._lock:
+            self._adapters.append(adapter)
+            if len(self._adapters) == 1:
+                try:
+                    prometheus_client.REGISTRY.register(self)
+                except ValueError as error:  # the application exports tiers of its own
+                    log.warning("the tiers' metrics are not exported: %s", error)
+
+    def remove(self, adapter: KVOffloadL2Adapter) -> None:
+        """Export the metrics of an adapter no longer."""
+        with self._lock:
+            self._adapters.remove(adapter)
+            if not self._adapters:
+                with contextlib.suppress(KeyError):
+                    prometheus_client.REGISTRY.unregister(self)
+
+    def _sources(self) -> Iterator[tuple[str, Iterator[Sample]]]:
+        for adapter in list(self._adapters):
+            yield from adapter.samples()
+
+
+_METRICS = _Metrics()
+
+
+def _own_url(url: str, name: str) -> str:
+    """Return the text of one tier.
+
+    LMCache's locks on its memory expire, so a slab has none of it beyond a deadline unless the user
+    says so, and a store has ended only when it is on the disk.
+    """
+    kind, place, options = split_url(url)
+    if kind == "slab" and options.setdefault("staged", "yes").lower() in ("yes", "true", "1"):
+        options.setdefault("ack", "stored")
+    return f"{kind}:{place}?{urlencode({**options, 'name': name, 'events': 'yes'})}"
+
+
+def _stored_key(key: ObjectKey) -> bytes:
+    """Return the tiers' key of an object, which depends on all the fields of LMCache's."""
+    model, salt = key.model_name, key.cache_salt
+    head = f"{key.kv_rank} {key.object_group_id} {len(model)} {len(salt)} {model}{salt}"
+    text = head.encode("utf-8", "surrogatepass")
+    return blake2b(text + key.chunk_hash, digest_size=32).digest()
+
+
+def _layout_bytes(layout: MemoryLayoutDesc) -> int:
+    """Return the bytes of an object; 0 if the layout is empty."""
+    return sum(
+        math.prod(shape) * dtype.itemsize
+        for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
+    )
+
+
+def _sizes_of(keys: Keys, objects: list[MemoryObj]) -> list[int]:
+    """Return the bytes of objects; ValueError if they are not as many as the keys."""
+    if len(keys) != len(objects):
+        raise ValueError(f"objects must be as many as keys, {len(keys)}, got {len(objects)}")
+    return [int(obj.get_size()) for obj in objects]
+
+
+def _by_size(sizes: list[int]) -> Iterable[tuple[int, list[int]]]:
+    """Return the positions of each size."""
+    if sizes and sizes.count(sizes[0]) == len(sizes):
+        return [(sizes[0], list(range(len(sizes))))]
+    found: dict[int, list[int]] = {}
+    for position, size in enumerate(sizes):
+        found.setdefault(size, []).append(position)
+    return found.items()
+
+
+def _seconds(num_blocks: int, nbytes: int) -> float:
+    """Return the deadline of a transfer: a tier's own, but no longer than LMCache's locks."""
+    return min(TRANSFER_DEADLINE_S + num_blocks * nbytes / TRANSFER_BYTES_PER_S, LONGEST_S)

@@ -1,0 +1,29 @@
+"""Tests against the released LMCache on a CPU: its adapters' interface, storage and server.
+
+They run with the Python that `.ci/lmcache-env` prints, where kvoffload is built in place:
+
+    KVOFFLOAD_PURE_PYTHON=0 $(.ci/lmcache-env) setup.py --quiet build_ext --inplace
+    $(.ci/lmcache-env) -m pytest tests/lmcache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave LMCache and torch their own warnings: importing them meets these."""
+    for category in ("DeprecationWarning", "FutureWarning", "UserWarning"):
+        for module in ("lmcache", "torch", "transformers", "numba", "opentelemetry"):
+            config.addinivalue_line("filterwarnings", f"ignore::{category}:{module}")
+
+
+@pytest.fixture
+def close_all() -> Iterator[list]:
+    """Give a list of what is closed at the end, the last first."""
+    opened: list = []
+    yield opened
+    for one in reversed(opened):
+        one.close()

@@ -1,0 +1,457 @@
+"""The contract of LMCache's L2 adapters."""
+
+import logging
+import select
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("lmcache")
+pytest.importorskip("torch")
+
+import prometheus_client
+import torch
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.internal_api import L2AdapterListener
+
+from kvoffload.integrations.lmcache import KVOffloadL2Adapter, KVOffloadL2AdapterConfig
+from kvoffload.tiers import TierInUseError, TierSpaceError
+
+from .memory import (
+    KIB,
+    LARGE,
+    MIB,
+    SMALL,
+    Arena,
+    adapter_of,
+    bytes_of,
+    eventually,
+    keys_of,
+    load,
+    lookup,
+    object_of,
+    result_of,
+    slab,
+    store,
+)
+
+
+class Listener(L2AdapterListener):
+    def __init__(self, adapter) -> None:
+        self.sizes: dict[ObjectKey, int] = {}
+        self.adapter = adapter
+        self.accessed: list = []
+
+    def on_l2_keys_stored(self, keys, sizes) -> None:
+        self.adapter.get_usage()  # without the adapter's lock
+        for key, size in zip(keys, sizes, strict=True):
+            assert key not in self.sizes
+            self.sizes[key] = size
+
+    def on_l2_keys_accessed(self, keys) -> None:
+        self.accessed += keys
+
+    def on_l2_keys_deleted(self, keys) -> None:
+        self.adapter.report_status()
+        for key in keys:
+            del self.sizes[key]
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena()
+
+
+@pytest.fixture
+def make(close_all, arena):
+    def made(url, *sizes, memory=arena, **params):
+        adapter = adapter_of(memory, url, *sizes, **params)
+        close_all.append(adapter)
+        return adapter
+
+    return made
+
+
+# -- options ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "url must name a tier"),
+        ({"url": "slab:/x?capacity=1MiB"}, "weights_id must name the weights"),
+        ({"url": "slab:/x", "weights_id": 5}, "weights_id must be text, got 5"),
+        ({"url": "slab:/x", "weights_id": "w", "serde": {}}, "got 'serde'"),
+        ({"url": "slab:/x", "weights_id": "w", "capacity": 1}, "got 'capacity'"),
+        ({"url": "slab:/x", "weights_id": "w", "object_bytes": 5}, "object_bytes must be a list"),
+        ({"url": "slab:/x", "weights_id": "w", "object_bytes": [0]}, "object_bytes must be >= 1"),
+        ({"url": "slab:/x?a", "weights_id": "w"}, "options must read option=value"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(params, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        KVOffloadL2AdapterConfig.from_dict(params)
+
+
+def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, arena, make):
+    config = KVOffloadL2AdapterConfig(slab(tmp_path), "w", object_bytes=(SMALL,))
+    with pytest.raises(ValueError, match="l1_memory_desc must describe host memory"):
+        KVOffloadL2Adapter(config)
+    make(slab(tmp_path), SMALL)
+    with pytest.raises(TierInUseError):
+        make(slab(tmp_path), LARGE, SMALL)
+    with pytest.raises(TierSpaceError):
+        make(slab(tmp_path / "b", 2**44), SMALL)
+    with pytest.raises(ValueError, match="capacity must be given"):
+        make(f"slab:{tmp_path}/c", SMALL)
+    make(slab(tmp_path), LARGE)  # the one that failed has closed it
+
+
+# -- stores, lookups, loads ------------------------------------------------------------------
+
+
+def test_what_is_stored_comes_back(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    fds = {
+        adapter.get_store_event_fd(),
+        adapter.get_lookup_and_lock_event_fd(),
+        adapter.get_load_event_fd(),
+    }
+    assert len(fds) == 3
+    keys, objects = keys_of(0, 20), arena.objects(20)
+    before = bytes_of(objects)
+    result = store(adapter, keys, objects)
+    assert result.is_successful()
+    assert result.bytes_transferred() == 20 * SMALL
+    assert lookup(adapter, keys_of(10, 20)) == [True] * 10 + [False] * 10
+    empty = arena.objects(25, fill=0)
+    assert load(adapter, keys_of(0, 25), empty) == [True] * 20 + [False] * 5
+    assert bytes_of(empty)[:20] == before
+    adapter.submit_unlock(keys)
+    again = store(adapter, keys, objects)
+    assert again.is_successful()
+    assert again.bytes_transferred() == 0
+
+
+def test_a_result_is_given_once(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    task = adapter.submit_lookup_and_lock_task(keys_of(0, 1), {})
+    assert result_of(adapter, "lookup_and_lock", task) == [False]
+    assert adapter.query_lookup_and_lock_result(task) is None
+    task = adapter.submit_load_task(keys_of(0, 1), arena.objects(1))
+    assert result_of(adapter, "load", task) == [False]
+    assert adapter.query_load_result(task) is None
+    assert adapter.query_load_result(10**6) is None
+
+
+def test_no_keys(tmp_path, make):
+    adapter = make(slab(tmp_path), SMALL)
+    assert store(adapter, [], []).is_successful()
+    assert lookup(adapter, []) == []
+    assert load(adapter, [], []) == []
+    adapter.submit_unlock([])
+    adapter.delete([])
+
+
+def test_keys_and_objects_must_be_as_many(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    with pytest.raises(ValueError, match="objects must be as many as keys, 2, got 1"):
+        adapter.submit_store_task(keys_of(0, 2), arena.objects(1))
+    with pytest.raises(ValueError, match="objects must be as many as keys, 1, got 2"):
+        adapter.submit_load_task(keys_of(0, 1), arena.objects(2))
+
+
+def test_two_sizes_in_a_task(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    keys = [
+        key
+        for number in range(6)
+        for key in (
+            keys_of(number, 1)[0],
+            keys_of(number, 1, object_group_id=1)[0],
+        )
+    ]
+    objects = [each for _ in range(6) for each in (*arena.objects(1), *arena.objects(1, LARGE))]
+    before = bytes_of(objects)
+    result = store(adapter, keys, objects)
+    assert result.is_successful()
+    assert result.bytes_transferred() == 6 * (SMALL + LARGE)
+    assert adapter.report_status()["object_bytes"] == [SMALL, LARGE]
+    assert lookup(adapter, keys, g0=SMALL, g1=LARGE) == [True] * 12
+    assert lookup(adapter, keys, g0=LARGE, g1=SMALL) == [False] * 12
+    for each in objects:
+        each.raw_data.zero_()
+    assert load(adapter, keys, objects) == [True] * 12
+    assert bytes_of(objects) == before
+
+
+def test_lookups_miss_until_a_tier_is_opened(tmp_path, arena, make):
+    keys, objects = keys_of(0, 3), arena.objects(3)
+    first = make(slab(tmp_path), SMALL)
+    assert store(first, keys, objects).is_successful()
+    first.close()
+    adapter = make(slab(tmp_path))
+    assert lookup(adapter, keys) == [False] * 3
+    assert eventually(lambda: lookup(adapter, keys) == [True] * 3)
+
+
+def test_salts_ranks_groups_and_models_are_apart(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    fields = [
+        {},
+        {"kv_rank": 1},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"model_name": "org/mode", "cache_salt": "l"},
+        {"object_group_id": 1},
+        {"model_name": "other"},
+    ]
+    keys = [keys_of(7, 1, **each)[0] for each in fields]
+    objects = arena.objects(len(keys))
+    before = bytes_of(objects)
+    for stored in range(len(keys)):
+        assert lookup(adapter, keys, g0=SMALL, g1=SMALL) == [
+            index < stored for index in range(len(keys))
+        ]
+        assert store(adapter, keys[stored : stored + 1], objects[stored : stored + 1])
+    for each in objects:
+        each.raw_data.zero_()
+    assert all(load(adapter, keys, objects))
+    assert bytes_of(objects) == before
+
+
+def test_other_weights_share_nothing(tmp_path, arena, make):
+    keys, objects = keys_of(0, 2), arena.objects(2)
+    first = make(slab(tmp_path), SMALL)
+    assert store(first, keys, objects).is_successful()
+    for params in ({"weights_id": "v"}, {"revision": "r"}, {"salt": "s"}):
+        other = make(slab(tmp_path), SMALL, **params)
+        assert lookup(other, keys) == [False] * 2
+
+
+def test_objects_outside_of_the_arena_are_copied(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    keys = keys_of(0, 5)
+    elsewhere = [object_of(torch.empty(SMALL, dtype=torch.uint8)) for _ in range(4)]
+    inside = arena.objects(1)
+    before = bytes_of(elsewhere + inside)
+    assert store(adapter, keys, elsewhere + inside).is_successful()
+    for each in elsewhere:
+        each.raw_data.zero_()
+    assert load(adapter, keys, inside + elsewhere) == [True] * 5
+    assert bytes_of(inside + elsewhere) == before
+    (sized,) = adapter._sized.values()
+    assert len(sized.free) == len(set(sized.free)) == 64 * MIB // SMALL
+    # more than there are blocks to copy through: what finds none is not stored
+    sized.free[:] = sized.free[:2]
+    assert not store(adapter, keys_of(10, 4), elsewhere).is_successful()
+    assert lookup(adapter, keys_of(10, 4)) == [True, True, False, False]
+
+
+def test_odd_sizes_and_steps(tmp_path, make, close_all):
+    arena = Arena()
+    arena.desc = type(arena.desc)(arena.desc.ptr + 3, 8 * MIB - 3, 1)
+    adapter = make(slab(tmp_path), 1001, memory=arena)
+    objects = [object_of(arena.memory[at : at + 1001]) for at in range(3, 50_000, 1501)]
+    keys = keys_of(0, len(objects))
+    before = bytes_of(objects)
+    assert store(adapter, keys, objects).is_successful()
+    for each in objects:
+        each.raw_data.zero_()
+    assert all(load(adapter, keys, objects))
+    assert bytes_of(objects) == before
+
+
+def test_serde_is_refused_and_logged_once(tmp_path, arena, make, caplog):
+    adapter = make(slab(tmp_path), SMALL)
+    for number in range(3):
+        objects = arena.objects(1)
+        objects[0].set_used_size(1000 + number)
+        with caplog.at_level(logging.ERROR, "kvoffload.lmcache"):
+            assert not store(adapter, keys_of(number, 1), objects).is_successful()
+    assert sum("serde must not be set" in line for line in caplog.messages) == 1
+    assert adapter.report_status()["object_bytes"] == [SMALL]
+
+
+def test_many_sizes_are_refused(tmp_path, arena, make, caplog):
+    adapter = make(slab(tmp_path, 64 * KIB))
+    with caplog.at_level(logging.ERROR, "kvoffload.lmcache"):
+        results = [
+            store(adapter, keys_of(number, 1), arena.objects(1, 4096 * (1 + number)))
+            for number in range(18)
+        ]
+    assert [result.is_successful() for result in results] == [True] * 16 + [False] * 2
+    assert sum("of 16 sizes at most" in line for line in caplog.messages) == 1
+
+
+def test_a_tier_that_cannot_be_opened_is_a_miss(tmp_path, arena, make, caplog):
+    blocker = make(slab(tmp_path), SMALL)
+    adapter = make(slab(tmp_path), LARGE)
+    assert blocker.report_status()["is_healthy"]
+    keys, objects = keys_of(0, 1), arena.objects(1)
+    with caplog.at_level(logging.ERROR, "kvoffload.lmcache"):
+        assert not store(adapter, keys, objects).is_successful()
+    assert "cannot be opened" in caplog.text
+    assert lookup(adapter, keys) == [False]
+    assert load(adapter, keys, objects) == [False]
+    assert store(adapter, keys, arena.objects(1, LARGE)).is_successful()
+
+
+# -- bounds, accounting, metrics -------------------------------------------------------------
+
+
+def test_a_slab_never_has_more_than_its_capacity(tmp_path, arena, make):
+    adapter = make(slab(tmp_path, 8 * SMALL), SMALL)
+    listener = Listener(adapter)
+    adapter.register_listener(listener)
+    (path,) = tmp_path.rglob("blocks.dat")
+    objects = arena.objects(4)
+    for first in range(0, 80, 4):
+        assert store(adapter, keys_of(first, 4, cache_salt=str(first % 8)), objects)
+    assert path.stat().st_size == 8 * SMALL
+    usage = adapter.get_usage()
+    assert usage.total_bytes_used == usage.total_capacity_bytes == 8 * SMALL
+    assert not adapter.supports_global_eviction
+    assert eventually(lambda: len(listener.sizes) == 8)
+    assert set(listener.sizes.values()) == {SMALL}
+    assert adapter.get_usage().bytes_by_cache_salt == {"0": 4 * SMALL, "4": 4 * SMALL}
+
+
+def test_deletion(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    listener = Listener(adapter)
+    adapter.register_listener(listener)
+    keys, objects = keys_of(0, 6), arena.objects(6)
+    assert store(adapter, keys, objects).is_successful()
+    assert load(adapter, keys[:2], objects[:2]) == [True, True]
+    adapter.delete([*keys[:4], *keys_of(100, 2)])
+    assert lookup(adapter, keys) == [False] * 4 + [True] * 2
+    assert eventually(lambda: set(listener.sizes) == set(keys[4:]))
+    assert listener.accessed == keys[:2]
+    assert adapter.get_usage().total_bytes_used == 2 * SMALL
+    assert store(adapter, keys, objects).is_successful()
+    assert eventually(lambda: set(listener.sizes) == set(keys))
+
+
+def test_objects_from_before_a_restart(tmp_path, arena, make):
+    keys, objects = keys_of(0, 6, cache_salt="s"), arena.objects(6)
+    first = make(slab(tmp_path), SMALL)
+    assert store(first, keys, objects).is_successful()
+    first.close()
+    adapter = make(slab(tmp_path), SMALL)
+    listener = Listener(adapter)
+    adapter.register_listener(listener)
+    assert adapter.get_usage().total_bytes_used == 6 * SMALL
+    assert adapter.get_usage().bytes_by_cache_salt == {}
+    assert lookup(adapter, keys[:4]) == [True] * 4
+    assert lookup(adapter, keys[:4]) == [True] * 4
+    assert store(adapter, keys[3:5], objects[3:5]).is_successful()
+    assert eventually(lambda: adapter.get_usage().bytes_by_cache_salt == {"s": 5 * SMALL})
+    assert set(listener.sizes) == set(keys[:5])
+    assert adapter.get_usage().total_bytes_used == 6 * SMALL
+    adapter.delete(keys)
+    assert eventually(lambda: not listener.sizes)
+    assert adapter.get_usage().total_bytes_used == 0
+
+
+def test_metrics_and_status(tmp_path, arena, make):
+    def exported() -> str:
+        return prometheus_client.generate_latest().decode()
+
+    adapter, other = make(slab(tmp_path / "a"), SMALL), make(slab(tmp_path / "b"), SMALL)
+    assert store(adapter, keys_of(0, 3), arena.objects(3)).is_successful()
+    name, second = f"lmcache-{SMALL}", f"lmcache2-{SMALL}"
+    line = 'kvoffload:tier_blocks_total{op="put",status="ok",tier="%s"} 3.0'
+    assert line % name in exported()
+    assert f'tier="{second}"' in exported()
+    status = adapter.report_status()
+    assert status["is_healthy"]
+    assert status["tiers"][name]["put_ok"] == 3
+    adapter.close()
+    assert f'tier="{second}"' in exported()
+    assert f'tier="{name}"' not in exported()
+    other.close()
+    assert "kvoffload" not in exported()
+    assert not adapter.report_status()["is_healthy"]
+
+
+def test_a_flipped_byte_is_a_miss(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    listener = Listener(adapter)
+    adapter.register_listener(listener)
+    keys, objects = keys_of(0, 5), arena.objects(5)
+    before = bytes_of(objects)
+    assert store(adapter, keys, objects).is_successful()
+    (path,) = tmp_path.rglob("blocks.dat")
+    data = bytearray(path.read_bytes())
+    data[data.index(before[3]) + 5] ^= 0x10
+    path.write_bytes(data)
+    assert lookup(adapter, keys) == [True] * 5
+    assert load(adapter, keys, objects) == [True, True, True, False, True]
+    assert lookup(adapter, keys) == [True, True, True, False, True]
+    assert eventually(lambda: set(listener.sizes) == {*keys[:3], keys[4]})
+
+
+# -- threads and the end ---------------------------------------------------------------------
+
+
+def test_two_threads(tmp_path, arena, make):
+    """One stores and deletes while the other looks up and loads: what is loaded is right."""
+    adapter = make(slab(tmp_path, 64 * SMALL), SMALL)
+    sources = arena.objects(32)
+    before = bytes_of(sources)
+    targets = arena.objects(32, fill=0)
+    stop = threading.Event()
+    loaded, errors = [], []
+
+    def loads() -> None:
+        try:
+            poller = select.poll()
+            poller.register(adapter.get_load_event_fd(), select.POLLIN)
+            while not stop.is_set():
+                keys = keys_of(0, 32)
+                lookup(adapter, keys)
+                are_there = load(adapter, keys, targets)
+                found = bytes_of(targets)
+                loaded.append(sum(are_there))
+                assert all(found[index] == before[index] for index in range(32) if are_there[index])
+                adapter.submit_unlock(keys)
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=loads)
+    thread.start()
+    until = time.monotonic() + 3
+    number = 0
+    while time.monotonic() < until:
+        number += 1
+        assert store(adapter, keys_of(0, 32), sources).is_successful()
+        assert store(adapter, keys_of(100 * number, 32), sources).is_successful()
+        adapter.delete(keys_of(0, 16))
+    stop.set()
+    thread.join()
+    assert not errors
+    assert max(loaded) > 0
+
+
+def test_close_ends_every_task_and_is_done_once(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    keys, objects = keys_of(0, 64), arena.objects(64)
+    task = adapter.submit_store_task(keys, objects)
+    adapter.close()
+    adapter.close()
+    assert adapter.pop_completed_store_tasks()[task].is_successful()
+    with pytest.raises(RuntimeError, match="closed"):
+        adapter.submit_lookup_and_lock_task(keys, {})
+    adapter.delete(keys)
+    reopened = make(slab(tmp_path), SMALL)
+    assert all(lookup(reopened, keys))
+
+
+def test_it_closes_while_a_tier_is_opened(tmp_path, arena, make):
+    adapter = make(slab(tmp_path))
+    task = adapter.submit_store_task(keys_of(0, 1), arena.objects(1))
+    adapter.close()
+    assert task in adapter.pop_completed_store_tasks()
+    make(slab(tmp_path), SMALL)  # not in use any longer
