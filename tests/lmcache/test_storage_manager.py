@@ -1,0 +1,201 @@
+"""LMCache's own storage manager and server over a slab, and a disk that hangs."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lmcache")
+pytest.importorskip("torch")
+
+from kvoffload.integrations.lmcache import adapter as module
+from kvoffload.tiers import FileTier
+from kvoffload.tiers.engine import stores
+from kvoffload.tiers.engine.native import Twin
+from tests._python import CPUOffloadingManager
+
+from .memory import (
+    MIB,
+    SMALL,
+    Arena,
+    adapter_of,
+    bytes_of,
+    eventually,
+    keys_of,
+    load,
+    lookup,
+    slab,
+    spec,
+    store,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def storing(*arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.lmcache.storing", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+
+
+def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path):
+    """Of what LMCache was told is in L2, all is there after a kill below capacity, none wrong."""
+    told = tmp_path / "told"
+    told.touch()
+    for _ in range(2):
+        before = len(told.read_text())
+        with storing(tmp_path / "kv", "store", told) as child:
+            assert eventually(lambda: len(told.read_text()) > before + 200, 60)
+            time.sleep(random.random())
+            child.send_signal(signal.SIGKILL)
+    numbers = told.read_text().split("\n")
+    told.write_text("\n".join(numbers[:-1][-400:]))  # the last line may be cut off
+    with storing(tmp_path / "kv", "check", told) as child:
+        printed, _ = child.communicate(timeout=120)
+    assert child.returncode == 0
+    count = len(told.read_text().split())
+    assert count > 50
+    assert f"checked {count} missing 0 wrong 0" in printed
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_server_starts_with_it(tmp_path):
+    ports = [free_port() for _ in range(3)]
+    command = [
+        *(sys.executable, "-m", "lmcache.cli.main", "server"),
+        *("--l1-size-gb", "0.0625", "--eviction-policy", "LRU", "--no-l1-use-lazy"),
+        *("--port", str(ports[0]), "--http-port", str(ports[1])),
+        *("--prometheus-port", str(ports[2])),
+        *("--l2-adapter", json.dumps(spec(slab(tmp_path / "kv"), SMALL))),
+    ]
+    log = tmp_path / "log"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT) as server,
+    ):
+        try:
+
+            def metrics() -> str:
+                try:
+                    url = f"http://127.0.0.1:{ports[1]}/metrics"
+                    with urllib.request.urlopen(url, timeout=5) as answer:
+                        return answer.read().decode()
+                except OSError:
+                    assert server.poll() is None, log.read_text()[-3000:]
+                    time.sleep(0.2)
+                    return ""
+
+            assert eventually(metrics, 60), log.read_text()[-3000:]
+            assert f'kvoffload:tier_capacity_bytes{{tier="lmcache-{SMALL}"}}' in metrics()
+            url = f"http://127.0.0.1:{ports[1]}/status"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                assert f"lmcache-{SMALL}" in answer.read().decode()
+        finally:
+            server.terminate()
+
+
+# -- a disk that hangs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(tmp_path, monkeypatch, close_all):
+    """Give an adapter over a slab, and an event that its calls wait for."""
+    gate = threading.Event()
+    gate.set()
+    transfer = stores.transfer
+
+    def waits(*arguments):
+        assert gate.wait(60)
+        return transfer(*arguments)
+
+    def opened(url, namespace):
+        assert "staged=yes" in url
+        assert "ack=stored" in url
+        return FileTier(
+            tmp_path,
+            8 * MIB,
+            namespace=namespace,
+            staged=True,
+            ack="stored",
+            enable_events=True,
+            twin=Twin.python(CPUOffloadingManager),
+        )
+
+    monkeypatch.setattr(stores, "transfer", waits)
+    monkeypatch.setattr(module, "open_tier", opened)
+    arena = Arena()
+    adapter = adapter_of(arena, slab(tmp_path), SMALL)
+    close_all.append(adapter)
+    yield adapter, arena, gate
+    gate.set()
+
+
+def test_a_load_that_hangs_touches_no_memory_that_is_used_again(hung):
+    adapter, arena, gate = hung
+    keys, objects = keys_of(0, 4), arena.objects(4)
+    before = bytes_of(objects)
+    assert store(adapter, keys, objects).is_successful()
+    gate.clear()
+    targets = arena.objects(4, fill=0)
+    task = adapter.submit_load_task(keys, targets)
+    started = time.monotonic()
+    adapter.submit_unlock(keys_of(100, 4))  # other keys do not wait
+    assert time.monotonic() - started < 0.5
+    adapter.submit_unlock(keys)  # as of a prefetch that was given up
+    assert 0.5 < time.monotonic() - started < 10
+    assert adapter.query_load_result(task).popcount() == 0
+    for each in targets:
+        each.raw_data.fill_(0xEE)  # LMCache uses the memory again
+    gate.set()
+    time.sleep(1.0)
+    assert set(b"".join(bytes_of(targets))) == {0xEE}
+    assert eventually(lambda: all(load(adapter, keys, objects)))
+    assert bytes_of(objects) == before
+
+
+def test_a_store_that_hangs_stores_nothing_that_came_later(hung):
+    adapter, arena, gate = hung
+    keys, objects = keys_of(0, 4), arena.objects(4)
+    before = bytes_of(objects)
+    gate.clear()
+    assert not store(adapter, keys, objects).is_successful()
+    for each in objects:
+        each.raw_data.fill_(0xEE)
+    gate.set()
+    time.sleep(1.0)
+    are_there = load(adapter, keys, objects)
+    for index, is_there in enumerate(are_there):
+        assert not is_there or bytes_of(objects)[index] == before[index]
+    assert eventually(lambda: store(adapter, keys_of(10, 4), objects).is_successful())
+    assert lookup(adapter, keys_of(10, 4)) == [True] * 4
+
+
+def test_it_closes_while_the_disk_hangs(hung):
+    adapter, arena, gate = hung
+    keys, objects = keys_of(0, 4), arena.objects(4)
+    assert store(adapter, keys, objects).is_successful()
+    gate.clear()
+    task = adapter.submit_load_task(keys, objects)
+    started = time.monotonic()
+    adapter.close()
+    assert time.monotonic() - started < 15
+    assert adapter.query_load_result(task).popcount() == 0
+    for each in objects:
+        each.raw_data.fill_(0xEE)
+    gate.set()
+    time.sleep(0.5)
+    assert set(b"".join(bytes_of(objects))) == {0xEE}
