@@ -594,7 +594,7 @@ def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | N
         session.error(f"tests were skipped: {skipped}")
 
 
-# Engines: vLLM and SGLang, in environments that are kept outside the checkout.
+# Engines: vLLM, SGLang and LMCache, in environments that are kept outside the checkout.
 
 
 def engine_python(session: nox.Session, *command: str) -> str:
@@ -665,6 +665,13 @@ def sglang(session: nox.Session) -> None:
     python = engine_python(session, ".ci/sglang-env")
     tests = ("-m", "not servers", "tests/sglang")
     nothing_skipped(session, python, "-m", "pytest", "-q", *tests, env=COMPILED)
+
+
+@check("vllm", "beside")
+def lmcache(session: nox.Session) -> None:
+    """LMCache's storage manager and server over a slab, on a CPU."""
+    python = engine_python(session, ".ci/lmcache-env")
+    nothing_skipped(session, python, "-m", "pytest", "-q", "tests/lmcache", env=COMPILED)
 
 
 @contextmanager
