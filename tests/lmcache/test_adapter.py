@@ -435,13 +435,22 @@ def test_two_threads(tmp_path, arena, make):
     assert max(loaded) > 0
 
 
-def test_close_ends_every_task_and_is_done_once(tmp_path, arena, make):
+def test_close_ends_every_task_and_is_done_once(tmp_path, arena, make, caplog):
     adapter = make(slab(tmp_path), SMALL)
     keys, objects = keys_of(0, 64), arena.objects(64)
-    task = adapter.submit_store_task(keys, objects)
+    assert store(adapter, keys[:8], objects[:8]).is_successful()
+    tasks = [
+        adapter.submit_store_task(keys, objects),
+        adapter.submit_store_task(keys, objects),
+        adapter.submit_store_task(keys[:8], objects[:8]),
+    ]
+    load_task = adapter.submit_load_task(keys[:8], arena.objects(8))
     adapter.close()
     adapter.close()
-    assert adapter.pop_completed_store_tasks()[task].is_successful()
+    ended = adapter.pop_completed_store_tasks()
+    assert all(ended[task].is_successful() for task in tasks)
+    assert adapter.query_load_result(load_task).popcount() == 8
+    assert not caplog.records
     with pytest.raises(RuntimeError, match="closed"):
         adapter.submit_lookup_and_lock_task(keys, {})
     adapter.delete(keys)

@@ -661,14 +661,16 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             task.are_right[job.positions] = are_ok | (done.status == Status.DECLINED)
             task.nbytes += done.nbytes
             self._end_offers(sized, stored, are_ok)
-            if there and not done.nbytes:  # they were there: they were asked for once more
+            if (
+                there and not done.nbytes and not self._is_closed
+            ):  # they were there: they were asked for once more
                 self._try(lambda: sized.tier.touch(there))
         else:
             for block, obj in job.copied.items():
                 (view,) = sized.region.views(block)
                 np.frombuffer(obj.byte_array, np.uint8)[:] = view
             task.are_right[job.positions] = are_ok
-            if there:
+            if there and not self._is_closed:
                 self._try(lambda: sized.tier.touch(there))
             loaded = [sized.counted[key] for key in there if key in sized.counted]
             self._tell_later("accessed", loaded, sized.nbytes)
@@ -682,13 +684,17 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self, sized: _Sized, stored: list[bytes], are_ok: npt.NDArray[np.bool_]
     ) -> None:
         """Take in the end of a put whose events are taken in: no event comes for what was there."""
+        left = dict.fromkeys(key for key in stored if key in sized.offered)
+        states = None if self._is_closed else self._try(lambda: sized.tier.lookup(left))
+        are_there = states == State.HIT if states is not None else np.zeros(len(left), bool)
+        ended = {key for key, is_ok in zip(stored, are_ok.tolist(), strict=True) if not is_ok}
         found = []
-        for key, is_ok in zip(stored, are_ok.tolist(), strict=True):
-            if key in sized.offered and not (is_ok and sized.tier.state(key) != State.HIT):
-                offered = sized.offered.pop(key)
-                if is_ok and key not in sized.counted:
-                    sized.counted[key] = offered
-                    found.append(offered)
+        for key, is_there in zip(left, are_there.tolist(), strict=True):
+            if is_there or key in ended:
+                name = sized.offered.pop(key)
+                if is_there and key not in sized.counted:
+                    sized.counted[key] = name
+                    found.append(name)
         self._tell_later("stored", found, sized.nbytes)
 
     def _note(self, sized: _Sized, event: TierEvent) -> None:
