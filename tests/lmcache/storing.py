@@ -42,11 +42,16 @@ class Told(L2AdapterListener):
         pass
 
 
-def manager_of(folder: Path) -> StorageManager:
+def manager_of(folder: Path, memory: int = 64 * MIB, seconds: int = 300) -> StorageManager:
+    """Return a manager with so much memory, whose locks expire after so many seconds."""
     adapter = config_of(spec(slab(folder, 512 * MIB), CHUNK))
     return StorageManager(
         StorageManagerConfig(
-            L1ManagerConfig(L1MemoryManagerConfig(64 * MIB, use_lazy=False, shm_name="")),
+            L1ManagerConfig(
+                L1MemoryManagerConfig(memory, use_lazy=False, shm_name=""),
+                write_ttl_seconds=2 * seconds,
+                read_ttl_seconds=seconds,
+            ),
             EvictionConfig("LRU", trigger_watermark=0.5, extra_logging_enabled=False),
             L2AdaptersConfig([adapter]),
         )

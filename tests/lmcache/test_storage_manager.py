@@ -11,11 +11,14 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("lmcache")
 pytest.importorskip("torch")
+
+from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
 
 from kvoffload.integrations.lmcache import adapter as module
 from kvoffload.tiers import FileTier
@@ -31,12 +34,14 @@ from .memory import (
     bytes_of,
     eventually,
     keys_of,
+    layout,
     load,
     lookup,
     slab,
     spec,
     store,
 )
+from .storing import CHUNK, Told, manager_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,8 +117,8 @@ def test_the_server_starts_with_it(tmp_path):
 
 
 @pytest.fixture
-def hung(tmp_path, monkeypatch, close_all):
-    """Give an adapter over a slab, and an event that its calls wait for."""
+def gate(tmp_path, monkeypatch):
+    """Give an event that all calls of a slab's wait for, which adapters open here."""
     gate = threading.Event()
     gate.set()
     transfer = stores.transfer
@@ -137,11 +142,18 @@ def hung(tmp_path, monkeypatch, close_all):
 
     monkeypatch.setattr(stores, "transfer", waits)
     monkeypatch.setattr(module, "open_tier", opened)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def hung(tmp_path, gate, close_all):
+    """Give an adapter over a slab, and that event."""
     arena = Arena()
     adapter = adapter_of(arena, slab(tmp_path), SMALL)
     close_all.append(adapter)
     yield adapter, arena, gate
-    gate.set()
+    gate.set()  # before it is closed
 
 
 def test_a_load_that_hangs_touches_no_memory_that_is_used_again(hung):
@@ -199,3 +211,38 @@ def test_it_closes_while_the_disk_hangs(hung):
     gate.set()
     time.sleep(0.5)
     assert set(b"".join(bytes_of(objects))) == {0xEE}
+
+
+def test_lmcache_uses_memory_again_after_its_lock_expired_and_keeps_it(
+    tmp_path, gate, close_all, monkeypatch
+):
+    """A prefetch hangs longer than its lock holds; what is written there since stays."""
+    monkeypatch.setattr(module, "_seconds", lambda *_: 2.0)  # of 120 at most, before the lock's 300
+    manager = manager_of(tmp_path, memory=MIB, seconds=3)
+    close_all.append(manager)
+    keys, told = keys_of(0, 8), []
+    listener = Told(SimpleNamespace(write=told.append, flush=lambda: None))
+    manager.register_l2_listener(listener)
+    for key, obj in manager.reserve_write(keys, layout(CHUNK)).items():
+        obj.raw_data.fill_(int.from_bytes(key.chunk_hash, "big"))
+    manager.finish_write(keys)
+    assert eventually(lambda: len(told) == len(keys))
+    manager.clear(force=True)
+    gate.clear()
+    groups = [GroupedObjectKeys(keys, 0, layout(CHUNK))]
+    handle = manager.submit_prefetch_task(PrefetchTaskSpec(groups, fetching_policy="full"))
+    time.sleep(1.0)
+    assert manager.query_prefetch_status(handle) is None  # it loads what was found
+    time.sleep(3.0)
+    assert manager.wait_prefetch_status(handle, 10)
+    (cells,) = manager.query_prefetch_status(handle).hit_cells
+    assert cells.popcount() == 0
+    others = keys_of(100, 14)
+    written = manager.reserve_write(others, layout(CHUNK))
+    assert len(written) >= 8  # all of the memory but what stores that hang may read
+    for obj in written.values():
+        obj.raw_data.fill_(0xEE)
+    gate.set()
+    time.sleep(1.0)
+    assert {byte for obj in written.values() for byte in bytes(obj.byte_array)} == {0xEE}
+    manager.finish_write(list(written))
