@@ -211,7 +211,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     metavar="N",
     callback=value_of(read_engines),
     help=f"Advise on so many engines behind a router, 1 to {MOST_ENGINES}: which router, policy, "
-    "memory and tier are enough.",
+    "memory and tier are enough. Policies are lru and hit-density, unless named.",
 )
 @click.option(
     "--router",
