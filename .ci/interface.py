@@ -26,7 +26,7 @@ def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
     if depth == 3 or not isinstance(value, Mapping):
         return json.dumps(value, sort_keys=True)
     pad = "  " * depth
-    lines = [f"{pad}  {json.dumps(key)}: {text_of(value[key], depth + 1)}" for key in value]
+    lines = [f"{pad}  {json.dumps(key)}: {text_of(value[key], depth + 1)}" for key in sorted(value)]
     return "{\n" + ",\n".join(lines) + f"\n{pad}}}"
 
 

@@ -6,27 +6,18 @@ It is written to kvoffload/integrations/vllm/interfaces/0.34.json, or to another
 in that folder lists what is used. The differences from each other release are printed.
 """
 
-import json
 import runpy
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from interface import text_of
 
 FOLDER = Path(__file__).parents[1] / "kvoffload" / "integrations" / "vllm"
 
 # Without its package, which cannot be imported with a release that is not supported.
 upstream = SimpleNamespace(**runpy.run_path(str(FOLDER / "_upstream.py")))
-
-
-def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
-    """Return JSON in which each name of vLLM has one line."""
-    if depth == 3:
-        return json.dumps(value, sort_keys=True)
-    pad = "  " * depth
-    lines = [f"{pad}  {json.dumps(key)}: {text_of(value[key], depth + 1)}" for key in sorted(value)]
-    return "{\n" + ",\n".join(lines) + f"\n{pad}}}"
 
 
 def interface(kind: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ Blocks = dict[bytes, bytes]
 """Key -> bytes."""
 
 Opened = tuple[Callable[[Blocks], None], Callable[[bytes], bytes | None]]
-"""What puts blocks, and what gets the bytes of a key, or None."""
+"""Functions that put blocks, and that get the bytes of a key or None."""
 
 Store = Callable[[Path], Opened]
 Damage = Callable[[Path, bytes, bytes], None]

@@ -41,7 +41,7 @@ def _if_known(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is compared, of which type, and how it is written."""
+    """A value that is compared: its types, and its text."""
 
     name: str
     types: tuple[type, ...]
@@ -90,7 +90,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed since an earlier advice.
+    """The changes since an earlier advice.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ __all__ = ["FleetSubject", "Heat"]
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """What fleets with one policy and one tier save: a row for each router, by memory.
+    """The savings of fleets with one policy and one tier: a row for each router, by memory.
 
     `rows` are ascending by memory, None where something was not compared.
     """
@@ -118,7 +118,7 @@ class FleetSubject:
 
     @property
     def not_modelled(self) -> str:
-        """What the figures leave out."""
+        """The limits of the model, in words."""
         return NOT_MODELLED
 
     def remarks(self) -> list[str]:

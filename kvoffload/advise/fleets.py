@@ -36,6 +36,9 @@ __all__ = [
     "choose_fleet",
 ]
 
+FLEET_POLICIES = ("lru", "hit-density")
+"""Policies of host memory that are compared where none is named."""
+
 STACK_ROUTERS = tuple(name for name in ROUTERS if name not in ("random", "earliest"))
 """The routers that stacks have, but for drawing one: what is compared where none is named."""
 
@@ -215,7 +218,7 @@ class FleetSetup:
     block_bytes: int
     device_memory: int = 0
     device_is_assumed: bool = False
-    policies: tuple[str, ...] = ("lru", "hit-density")
+    policies: tuple[str, ...] = FLEET_POLICIES
     routers: tuple[str, ...] = STACK_ROUTERS
     tiers: tuple[FleetTier | None, ...] = (None,)
     engine: Engine | None = None
@@ -337,7 +340,7 @@ class FleetAdvice:
 
     @property
     def result(self) -> FleetResult:
-        """What the fleet that is enough did."""
+        """The result of the fleet that is enough."""
         return self.results[self.case.fleet]
 
     @property

@@ -30,6 +30,7 @@ from kvoffload.advise.comparison import compared_advice, read_advice
 from kvoffload.advise.fleet_report import write_fleet_report
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import (
+    FLEET_POLICIES,
     STACK_ROUTERS,
     FleetAdvice,
     FleetSetup,
@@ -120,9 +121,6 @@ def read_rate(text: str) -> float:
 
 
 AUTO = "auto"
-FLEET_POLICIES = ("lru", "hit-density")
-"""Policies that are compared in fleets, and for the knee, where none is named."""
-
 MORE = 4
 """Multiple of the memory that is tried where the knee of one cache is too little for several."""
 
@@ -204,7 +202,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     metavar="POLICY",
     callback=values_of(read_policy),
     help="Policies of the disk to compare, comma-separated or repeated.  "
-    "[default: lru,hit-density]",
+    "[default: lru,hit-density; with --engines lru]",
 )
 @click.option(
     "--engines",
@@ -466,7 +464,7 @@ def _object(subject: Subject | FleetSubject) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """Who computes, and whether progress is shown."""
+    """The processes or machines that compute, and whether progress is shown."""
 
     jobs: int
     elsewhere: Elsewhere | None

@@ -133,7 +133,7 @@ def _digest(trace: DecodedTrace) -> str:
 
 @dataclass(slots=True)
 class _Kept:
-    """What a worker keeps between its jobs: a trace, and what does the jobs of one run."""
+    """A trace that a worker keeps between its jobs, and the function for those of one run."""
 
     digest: str
     trace: DecodedTrace

@@ -1,4 +1,4 @@
-"""What changed since an earlier advice."""
+"""Changes since an earlier advice."""
 
 from __future__ import annotations
 

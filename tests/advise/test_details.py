@@ -169,7 +169,7 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
 
 
 def test_first_tokens_take_what_is_not_hit_and_what_is_read():
-    """Ten prompts of 4 blocks twice: the second time all is read at 4 blocks a second."""
+    """Ten prompts of 4 blocks twice: the second time all is read at 4 blocks per second."""
     engine = engine_of(None, None, prefill_rate=512, link_bandwidth=4 * MIB)
     setup = dataclasses.replace(SETUP, engine=engine, policies=("lru",))
     rows = [Request(n, 2000, 1, tuple(range(4 * (n % 10), 4 * (n % 10) + 4))) for n in range(20)]

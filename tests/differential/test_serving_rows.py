@@ -26,6 +26,16 @@ def decoded(rows: list[list[int]]) -> DecodedTrace:
     return DecodedTrace.of(Request(number, 0, 0, tuple(row)) for number, row in enumerate(rows))
 
 
+def numbered(workload: str, seed: int) -> tuple[list[list[int]], list[bytes]]:
+    """Return the rows of a workload as numbers of blocks, and the key of each."""
+    numbers: dict[bytes, int] = {}
+    rows = [
+        [numbers.setdefault(key, len(numbers)) for key in batch]
+        for batch in GENERATED[workload](seed, 100, 36)
+    ]
+    return rows, list(numbers)
+
+
 @pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [0, 1, 16, 60])
@@ -33,11 +43,7 @@ def test_served_by_rows_or_call_by_call(
     twins: Twins, seed: int, name: str, workload: str, capacity: int
 ) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name))
-    numbers: dict[bytes, int] = {}
-    rows = [
-        [numbers.setdefault(key, len(numbers)) for key in batch]
-        for batch in GENERATED[workload](seed, 100, 36)
-    ]
+    rows, _ = numbered(workload, seed)
     chance = random.Random(seed)
     trace = decoded([*rows, []])
     first = np.array([chance.randint(0, size) for size in np.diff(trace.starts)], dtype=np.int64)
@@ -56,12 +62,8 @@ def test_one_row_and_what_it_changes(
     twins: Twins, seed: int, name: str, workload: str, capacity: int
 ) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name))
-    numbers: dict[bytes, int] = {}
-    rows = [
-        [numbers.setdefault(key, len(numbers)) for key in batch]
-        for batch in GENERATED[workload](seed, 100, 36)
-    ]
-    keys, chance = list(numbers), random.Random(seed)
+    rows, keys = numbered(workload, seed)
+    chance = random.Random(seed)
     slots = np.zeros(capacity, dtype=np.uint32)
     for row in [*rows, []]:
         first = chance.randint(0, len(row))

@@ -79,7 +79,7 @@ _TROUBLE = (OffloadError, RuntimeError, ValueError, TypeError, OSError, MemoryEr
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
 News = tuple[str, Keys, int]
-"""What LMCache is told: the name of what happened, the objects, and bytes per object."""
+"""News for LMCache: its kind, the objects, and bytes per object."""
 
 
 class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
