@@ -57,7 +57,7 @@ copybutton_only_copy_prompt_lines = True
 
 
 CHANGES = str(Path(__file__).parents[1] / "CHANGES.md")
-SECTIONS = ["tutorial", "how-to", "reference", "explanation"]
+SECTIONS = ["tutorial", "how-to", "reference", "explanation", "development"]
 HIDDEN = re.compile(r"^<!-- eval-rst\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 OBJECT = re.compile(r"\[`([^`\]]+)`\]\([^)\s]+ \"(kvoffload[\w.]*)\"\)")
 PAGE = re.compile(r"\]\(([\w-]+)\.md\)")
