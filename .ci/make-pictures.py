@@ -1,0 +1,227 @@
+"""Make the pictures of the pages from real runs: top.svg, report.png, top-and-report.svg.
+
+    python .ci/make-pictures.py TRACE [FOLDER]
+
+A manager serves TRACE (`kvoffload demo`), and `kvoffload top --once` is asked again and again; its
+screens are the frames of an animation, beside the report of `kvoffload advise` on the same trace
+with the same memory. The pictures are written to docs/_static, or to another folder. Needs the
+extras cli, watch, report and browser, and Debian's chromium and chromium-driver. The pages show
+Mooncake's conversation trace.
+"""
+
+import base64
+import contextlib
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+from selenium import webdriver
+
+ROOT = Path(__file__).parents[1]
+ADDRESS = "127.0.0.1:9400"
+"""Of `kvoffload demo`."""
+CAPACITY = "2%"
+MODEL = "llama-3.1-8b"
+RATE = 400  # requests per second: 12,031 take half a minute
+FRAMES = 14
+SECONDS_PER_FRAME = 2.5
+COLUMNS = 80
+SHOWN = 1.0
+"""Seconds that the animation shows a frame; the last one stays for five."""
+HELD = 5.0
+SCALE = 0.6
+"""Of rich's characters, which are 20 units high and 12.2 wide."""
+REPORT_WIDTH = 400
+GAP = 16
+LEAST_HEIGHT = 470
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--hide-scrollbars",
+)
+FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+def in_terminal(*arguments: str) -> str:
+    """Run the command in a terminal of its own; return what it prints, with its colours."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
+        os.execv(sys.executable, [sys.executable, "-m", "kvoffload", *arguments])  # noqa: S606
+    printed = b""
+    with contextlib.suppress(OSError):  # Linux raises EIO where the output ends
+        while read := os.read(terminal, 65_536):
+            printed += read
+    os.close(terminal)
+    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) != 0:
+        raise ChildProcessError(printed.decode())
+    return printed.decode().replace("\r\n", "\n")
+
+
+@contextlib.contextmanager
+def served(trace: str) -> Iterator[None]:
+    """Serve a trace by a manager that is watched, at ADDRESS."""
+    command = [sys.executable, "-u", "-m", "kvoffload", "demo", trace, "--quiet"]
+    command += ["--capacity", CAPACITY, "--rate", str(RATE)]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        if demo.stdout is None or ADDRESS not in demo.stdout.readline():
+            raise ChildProcessError("kvoffload demo does not serve")
+        yield
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.wait()
+
+
+def screens(trace: str) -> list[str]:
+    """Return what `kvoffload top --once` prints while the trace is served."""
+    printed = []
+    with served(trace):
+        for _ in range(FRAMES):
+            time.sleep(SECONDS_PER_FRAME)
+            shown = in_terminal("top", ADDRESS, "--once")
+            printed.append(f"\x1b[2m$\x1b[0m kvoffload top {ADDRESS}\n\n{shown}")
+    return printed
+
+
+def frame(printed: str, index: int) -> str:
+    """Return the text of a terminal as a group of an SVG."""
+    console = Console(file=StringIO(), record=True, width=COLUMNS, color_system="truecolor")
+    console.print(Text.from_ansi(printed), end="")
+    return console.export_svg(
+        theme=MONOKAI,
+        unique_id=f"f{index}",
+        code_format="<style>{styles}</style><defs>{lines}</defs><g>{backgrounds}{matrix}</g>",
+    )
+
+
+def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
+    """Draw frames one after the other in a window; return it with its width and height."""
+    width = round((COLUMNS * 12.2 + 40) * SCALE)
+    height = max(LEAST_HEIGHT, round((rows * 24.4 + 40) * SCALE))
+    length = SHOWN * (len(frames) - 1) + HELD
+    rules, groups = [], []
+    for index, content in enumerate(frames):
+        if len(frames) > 1:
+            start = 100 * SHOWN * index / length
+            end = 100 * SHOWN * (index + 1) / length if index < len(frames) - 1 else 100
+            before = f"0%{{opacity:0}}{start:.3f}%{{opacity:1}}" if index else "0%{opacity:1}"
+            after = f"{end:.3f}%{{opacity:0}}100%{{opacity:0}}" if end < 100 else ""
+            rules.append(f"@keyframes k{index}{{{before}{after}}}")
+            rules.append(f".k{index}{{opacity:0;animation:k{index} {length:g}s step-end infinite}}")
+        groups.append(
+            f'<g class="k{index}" transform="translate({20 * SCALE:g} {16 * SCALE:g}) '
+            f'scale({SCALE})">{content}</g>'
+        )
+    last = f".k{len(frames) - 1}{{opacity:1}}"
+    rules.append(f"@media (prefers-reduced-motion:reduce){{*{{animation:none!important}}{last}}}")
+    drawn = (
+        f"<style>text{{font:20px {FONT};white-space:pre}}{''.join(rules)}</style>"
+        f'<rect width="{width}" height="{height}" rx="8" fill="#0c0c0c"/>{"".join(groups)}'
+    )
+    return drawn, width, height
+
+
+def picture(content: str, width: int, height: int, title: str) -> str:
+    """Return an SVG; its title is read to those who do not see it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img"><title>{title}</title>{content}</svg>\n'
+    )
+
+
+def report(trace: Path, page: Path, *options: str) -> str:
+    """Write the report of `kvoffload advise` on a trace; return the address of its page."""
+    command = [sys.executable, "-m", "kvoffload", "advise", trace.name, "--model", MODEL]
+    command += ["--capacity", CAPACITY, *options, "--report", str(page), "--quiet"]
+    subprocess.run(command, cwd=trace.parent, stdout=subprocess.DEVNULL, check=True)
+    return page.as_uri()
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[webdriver.Chrome]:
+    """Start chromium."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "chromium"
+    for flag in FLAGS:
+        options.add_argument(flag)
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def screenshot(
+    driver: webdriver.Chrome, width: int, height: int, scale: float, heading: str | None = None
+) -> bytes:
+    """Return a page as PNG, from its beginning or from a heading on."""
+    size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    if heading:
+        found = driver.find_element("xpath", f"//h2[text()='{heading}']")
+        driver.execute_script("arguments[0].scrollIntoView()", found)
+    return base64.b64decode(driver.get_screenshot_as_base64())
+
+
+def image(data: bytes, x: int, height: int, kind: str = "") -> str:
+    """Return a picture of the narrow report as an element of an SVG."""
+    text = base64.b64encode(data).decode()
+    return (
+        f'<image class="{kind}" x="{x}" width="{REPORT_WIDTH}" height="{height}" '
+        f'href="data:image/png;base64,{text}"/>'
+    )
+
+
+def main(trace: Path, folder: Path) -> None:
+    """Make the pictures."""
+    printed = screens(str(trace))
+    frames = [frame(each, index) for index, each in enumerate(printed)]
+    rows = max(each.count("\n") for each in printed)
+    moving, width, height = terminal(frames, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made, browser() as driver:
+        driver.get(report(trace, Path(made, "report.html")))
+        (folder / "report.png").write_bytes(screenshot(driver, 1000, 1280, 1))
+        # The demo has no accelerator, whose cache would serve some blocks first.
+        driver.get(report(trace, Path(made, "beside.html"), "--device-memory", "0"))
+        advice = screenshot(driver, REPORT_WIDTH, height, 1.5)
+        curve = screenshot(driver, REPORT_WIDTH, height, 1.5, "Hit ratio over memory")
+    x = width + GAP
+    length = SHOWN * (len(frames) - 1) + HELD
+    beside = (
+        f"{moving}<style>@keyframes turn{{50%{{opacity:1}}}}"
+        f".turn{{opacity:0;animation:turn {length:g}s step-end infinite}}</style>"
+        f"{image(advice, x, height)}{image(curve, x, height, 'turn')}"
+        f'<rect x="{x + 0.5}" y=".5" width="{REPORT_WIDTH - 1}" height="{height - 1}" fill="none" '
+        f'stroke="#8888"/>'
+    )
+    both = "kvoffload top beside the report of kvoffload advise, on the same trace"
+    (folder / "top-and-report.svg").write_text(
+        picture(beside, x + REPORT_WIDTH, height, both), encoding="utf-8"
+    )
+    still, width, height = terminal(frames[-1:], rows)
+    (folder / "top.svg").write_text(
+        picture(still, width, height, "kvoffload top"), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    given = Path(sys.argv[1]).absolute()
+    main(given, Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs" / "_static")
