@@ -86,7 +86,7 @@ cdef class _ARC(ARCLists):
 
 
 class ARCCachePolicy(_ARC, CachePolicy):
-    """A balance of recency and frequency by adaptive replacement, in vLLM's variant.
+    """A policy that balances recency and frequency by adaptive replacement, in vLLM's variant.
 
     Parameters
     ----------

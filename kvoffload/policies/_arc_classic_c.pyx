@@ -105,7 +105,7 @@ cdef class _ARCClassic(ARCLists):
 
 
 class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
-    """A balance of recency and frequency by adaptive replacement, as published.
+    """A policy that balances recency and frequency by adaptive replacement, as published.
 
     Parameters
     ----------

@@ -2,30 +2,30 @@
 
 Structure
     T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each (see
-    ``_arc_lists_py``). ``target_t1_size`` is the paper's p. A ghost carries whether its return was
+    ``_arc_lists_py``). ``target_t1_size`` is the paper's p. A ghost records whether its return was
     counted.
 How the paper's request x maps to calls
     Case I, x in T1 or T2: `touch` moves a ready block to T2. A pending block has not been seen
-    again, so it keeps its list and becomes that list's most recent. A request may touch its blocks
-    twice, before and after its store: the second time the block is in T2 already.
+    again, so it stays in its list and becomes the most recent there. A request may touch its blocks
+    twice, before and after its store; the second time the block is already in T2.
     Cases II and III, x in B1 or B2: the target adapts **once for each return of a ghost**, at the
-    first `touch` or, where none came before, at `insert`; `insert` then puts the block into T2.
+    first `touch` or, without one before, at `insert`; `insert` then puts the block into T2.
     Case IV, x nowhere: `insert` puts the block into T1.
-    REPLACE: `evict`, victim by victim, as if the blocks that need the room came one by one: on the
-    sizes as they would be with the victims so far gone, and a new block in T1 for each.
+    REPLACE: `evict`, victim by victim, as if the new blocks came one by one: it uses the sizes as
+    if the victims so far were gone, with a new block in T1 for each.
 Differs from the paper
-    Pinned, pending and protected blocks are passed over, and where the list that should give has
-    none, the other gives. The tie rule of REPLACE (|T1| = p and x in B2) is left out: a batch has
-    no one x. A touched ghost becomes its list's most recent, so that the batch that brings it back
+    Pinned, pending and protected blocks are skipped, and if the chosen list has no victim, the
+    other yields one. The tie rule of REPLACE (|T1| = p and x in B2) is omitted: a batch has no
+    single x. A touched ghost becomes its list's most recent, so that the batch that brings it back
     does not push it out first. A pending block of T1 moves to T2 if a block touched before it in
-    the same batch, a later one of its chain, is in T2: whoever has seen a block has seen its
+    the same batch, a later one of its chain, is in T2: a use of a block is also a use of its
     prefix.
 Invariants
-    A ghost list holds nothing where the paper's bounds leave it no room: |T1| + |B1| <= c or B1 is
-    empty, all four <= 2c or B2 is empty.
+    A ghost list is empty if the paper's bounds leave it no room: |T1| + |B1| <= c or B1 is empty,
+    all four <= 2c or B2 is empty.
 Order in a chain
-    Inside each list a chain leaves tail first. Across the lists REPLACE decides, as published: it
-    can take the tail of what is in T2 while blocks behind it are still in T1.
+    Within each list a chain leaves tail first. Across the lists REPLACE decides, as published: it
+    can take the last block of a chain in T2 while blocks behind it are still in T1.
 Cost
     insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): one scan of each list,
     however many victims.
@@ -42,7 +42,7 @@ from ._twin_py import Victims, require
 
 
 class ARCClassicCachePolicy(ARCLists):
-    """A balance of recency and frequency by adaptive replacement, as published.
+    """A policy that balances recency and frequency by adaptive replacement, as published.
 
     Parameters
     ----------

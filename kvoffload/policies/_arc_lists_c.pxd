@@ -23,5 +23,5 @@ cdef class ARCLists(CompiledPolicy):
     # Adapt to a ghost of B1 (case II), of B2 (case III).
     cdef void raise_target(self) noexcept
     cdef void lower_target(self) noexcept
-    # Return whether T1, when it has that size, gives the next victim.
+    # Return whether T1, at that size, yields the next victim.
     cdef bint t1_gives(self, uint64_t t1_size) noexcept

@@ -10,7 +10,7 @@ from kvoffload.policies._views import BlocksView, GhostsView
 
 
 cdef class ARCLists(CompiledPolicy):
-    """T1, T2, B1 and B2, and the size that T1 should have."""
+    """The lists T1, T2, B1 and B2, and the target size of T1."""
 
     @property
     def t1(self):
@@ -38,12 +38,12 @@ cdef class ARCLists(CompiledPolicy):
 
     @property
     def target_t1_size(self):
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        """Target size of T1 in blocks, ``0.0 ... cache_capacity``; adapts."""
         self.require_ready()
         return self.target
 
     cdef void raise_target(self) noexcept:
-        """Adapt to a ghost of B1: T1 was too small by the share that B2 exceeds B1."""
+        """Adapt to a ghost of B1: raise the target by max(1, |B2| / |B1|)."""
         cdef double share = <double>self.rings[B2].size / <double>self.rings[B1].size
         self.target = min(self.target + max(1.0, share), <double>self.capacity)
 

@@ -2,9 +2,9 @@
 
 Structure
     T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
-    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted.
+    first. ``target_t1_size`` is the paper's p. A ghost records whether its return was counted.
 Invariants
-    A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2;
+    A hash is in at most one of the four lists; ``_resident`` is the union of T1 and T2;
     ``0 <= target_t1_size <= cache_capacity``.
 Source
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
@@ -26,7 +26,7 @@ from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView, GhostsView
 
 Ring = OrderedDict[BlockHash, BlockStatus]
-#: Ghost -> whether the target has adapted to its return already.
+#: Ghost -> whether the target has already adapted to its return.
 Ghosts = OrderedDict[BlockHash, bool]
 #: Victims in eviction order: hash, status, and whether the block leaves T1.
 Chosen = list[tuple[BlockHash, BlockStatus, bool]]
@@ -36,11 +36,11 @@ T1, T2, B1, B2 = range(4)
 
 
 class ARCLists(PythonPolicy):
-    """T1, T2, B1 and B2, and the size that T1 should have."""
+    """The lists T1, T2, B1 and B2, and the target size of T1."""
 
     __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
 
-    # Blocks that enter T1 for each victim, as far as a search counts them.
+    # Blocks per victim that enter T1, as counted by a search.
     _newcomers: ClassVar[int] = 0
 
     def __init__(self, cache_capacity: int) -> None:
@@ -79,7 +79,7 @@ class ARCLists(PythonPolicy):
 
     @property
     def target_t1_size(self) -> float:
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        """Target size of T1 in blocks, ``0.0 ... cache_capacity``; adapts."""
         return self._target
 
     @property
@@ -91,7 +91,7 @@ class ARCLists(PythonPolicy):
         return (self._t1, self._t2, self._b1, self._b2)[ring_index]
 
     def _raise_target(self) -> None:
-        """Adapt to a ghost of B1 (case II): T1 was too small by the share that B2 exceeds B1."""
+        """Adapt to a ghost of B1 (case II): raise the target by max(1, |B2| / |B1|)."""
         step = max(1.0, len(self._b2) / len(self._b1))
         self._target = min(self._target + step, float(self._cache_capacity))
 
@@ -102,7 +102,7 @@ class ARCLists(PythonPolicy):
 
     @abstractmethod
     def _t1_gives(self, t1_size: int) -> bool:
-        """Return whether T1, when it has that size, gives the next victim."""
+        """Return whether T1, at that size, yields the next victim."""
 
     def _choose(self, n: int, protected: Collection[BlockHash]) -> Chosen | None:
         """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
@@ -141,7 +141,7 @@ class ARCLists(PythonPolicy):
         ghosts.move_to_end(block_hash)
 
     def _make_ghosts(self, chosen: Chosen) -> Victims:
-        """Let victims go, each as the most recent ghost of its list; return them."""
+        """Make each victim the most recent ghost of its list; return the victims."""
         for block_hash, _, leaves_t1 in chosen:
             ring, ghosts = (self._t1, self._b1) if leaves_t1 else (self._t2, self._b2)
             del ring[block_hash]

@@ -1,14 +1,14 @@
-"""ARC (Megiddo & Modha, FAST'03, fig. 4), as vLLM adapts it to blocks that may not leave.
+"""ARC (Megiddo & Modha, FAST'03, fig. 4), as vLLM adapts it to blocks in use.
 
 Structure
     T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each (see
     ``_arc_lists_py``). ``target_t1_size`` is the paper's p.
 Differs from the paper
-    A miss is inserted into T1 always, also on a ghost hit (the paper's cases II and III move it to
-    T2); the target adapts in `touch`, once for each touch of a ghost, not in the replacement of
-    one page; replacement is asked for many blocks at once; pinned, pending and protected blocks
-    are passed over, and where the list that should give has none, the other gives; both ghost
-    lists are trimmed to the capacity, not to the paper's 2c in all.
+    A miss is always inserted into T1, even on a ghost hit (the paper's cases II and III move it to
+    T2). The target adapts in `touch`, once for each touch of a ghost, not in the replacement of one
+    page. One call replaces many blocks. Pinned, pending and protected blocks are skipped, and if
+    the chosen list has no victim, the other yields one. Each ghost list is trimmed to the capacity;
+    the paper limits all lists together to 2c.
 Invariants
     B1 and B2 hold no more than the capacity each.
 Cost
@@ -27,7 +27,7 @@ from ._twin_py import Victims, require
 
 
 class ARCCachePolicy(ARCLists):
-    """A balance of recency and frequency by adaptive replacement, in vLLM's variant.
+    """A policy that balances recency and frequency by adaptive replacement, in vLLM's variant.
 
     Parameters
     ----------

@@ -1,19 +1,19 @@
-"""Chains: which resident blocks follow a block in a prompt.
+"""Chains: the resident blocks that follow each block in a prompt.
 
-A queue that use does not reorder cannot tell a prompt's head from its tail by position. Policies
-with such a queue ask here, and let no block leave while one behind it is resident.
+In a queue that use does not reorder, position does not distinguish a prompt's head from its tail.
+Policies with such a queue use chains to keep a block while one behind it is resident.
 
 Rule
-    In a touched batch each resident block stands behind the resident one just before it. It is
-    linked once: while it has no block before it and none behind it. So the links never form a
+    In a touched batch each resident block is behind the resident one just before it. A block is
+    linked only while it has no block before it and none behind it, so the links never form a
     circle, whatever batches are touched.
 Invariants
-    A link has the blocks behind, and names the block before and that block's link id; ids are
-    given once, so a link to a block that has left, or has come back, names none. A block that
-    outlived the one before it, because it was in use, has none before it; its depth stays.
-    ``waiting`` holds blocks that a scan need not look at: each has a block behind it.
+    A link holds the blocks behind, and names the block before and that block's link id. Ids are
+    never reused, so a link to a block that has left, or has come back, is dead. A block that was in
+    use when the one before it left has none before it; its depth stays. ``waiting`` holds blocks
+    that a scan may skip: each has a block behind it.
 Cost
-    O(1) a block.
+    O(1) per block.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ class Chains:
     def __init__(self) -> None:
         self._links: dict[BlockHash, _Link] = {}
         self._link_ids = count(1)
-        # A scan adds what it meets; who has none behind it any more is taken out here, and what use
-        # may move or unmark by the policy. A block that is missing is only looked at again.
+        # A scan adds the waiting blocks that it meets. They are removed here once no block is
+        # behind them, and by the policy when a use may move or unmark them. A missing block only
+        # costs another look.
         self.waiting: set[BlockHash] = set()
 
     def insert(self, hashes: Iterable[BlockHash]) -> None:
-        """Add blocks that are linked to none."""
+        """Add blocks without links."""
         for block_hash in hashes:
             self._links[block_hash] = _Link(next(self._link_ids))
 
     def before(self, block_hash: BlockHash) -> BlockHash | None:
-        """Return the block before, None if there is none any more."""
+        """Return the block before, or None if it has left or never existed."""
         link = self._links[block_hash]
         if link.before is None:
             return None

@@ -15,7 +15,8 @@ cdef enum:
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_CLASSES] SPARSEST_FIRST
-# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
+# Depart from LRU order only for a block that is sparser by a quarter: estimates are not more
+# accurate.
 cdef double NEARLY
 cdef double MOST_HAZARD
 # Share that the counts of the two neighbouring gaps have in those of a class.

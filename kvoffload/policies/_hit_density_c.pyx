@@ -385,7 +385,7 @@ cdef class _HitDensity(Records):
         return node_ids
 
     def finished(self, hashes, hints=None):
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         cdef Hint said
         cdef const Hint* hint
         cdef list batch
@@ -1185,7 +1185,7 @@ cdef class _HitDensity(Records):
             return 0
         if other == NONE:
             return 0 if self.candidates[0].present else NONE
-        # Of a request's blocks those that were never used again are the tail.
+        # The blocks of a request that were never used again are its tail.
         if self.candidates[0].present and self.candidates[0].age == self.candidates[other].age:
             return 0
         self.t1_size += 1       # the block that takes its place enters T1
@@ -1260,7 +1260,7 @@ cdef class _HitDensity(Records):
             return oldest.index
         if self.protector.rule == PLAIN:
             return least.index if oldest.density > NEARLY * least.density else oldest.index
-        # Of a request's blocks those that were never used again are the tail.
+        # The blocks of a request that were never used again are its tail.
         if again.index == NONE or once.index != NONE and (
             <double>self.t1_size > self.t1_target or once.age == again.age
         ):

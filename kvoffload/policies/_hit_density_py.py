@@ -244,7 +244,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._begun(batch, hints, None)
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         self._finish_alone(hashes, hints)
 
     # -- uses ------------------------------------------------------------------------------

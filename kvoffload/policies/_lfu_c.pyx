@@ -40,7 +40,7 @@ cdef class _LFU(CompiledPolicy):
         return self._age
 
     def finished(self, hashes, hints=None):
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         self.finish_alone(hashes)
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
@@ -54,7 +54,7 @@ cdef class _LFU(CompiledPolicy):
         self.use(batch, False)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
-        """Set K of resident blocks anew, last key first, with a higher F where the use counts."""
+        """Set K of resident blocks, last key first, with a higher F if the use counts."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef uint8_t ring
@@ -132,7 +132,7 @@ class LFUCachePolicy(_LFU, CachePolicy):
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. LFU keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
 
     References
     ----------

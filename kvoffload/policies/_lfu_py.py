@@ -3,19 +3,18 @@
 Structure
     Each block has a count of accesses F, 1 ... 15, and a priority K. The cache has an age L, 0 at
     first. No K is less than L or more than L + 15, so sixteen ordered dicts hold the blocks, least
-    recent first: those of K stand in number K mod 16.
+    recent first: dict number K mod 16 holds those of priority K.
 How it works
     K is set to L + F whenever a block is inserted (F = 1) or touched. The victim is the least
-    recent block of the least K, and L becomes its K: a block that was popular once stays until L
-    has caught up with it.
+    recent block of the least K, and L becomes its K: a formerly popular block stays until L has
+    caught up with it.
 One request, one access
-    Where a request finishes, K of its blocks is set anew and F stays: that is no further use.
-    Neither is the touch of a pending block, which has not been seen again.
+    The end of a request sets K of its blocks again and leaves F unchanged: it does not count as a
+    use. Neither does the touch of a pending block, which has not been seen again.
 Differs from the paper
-    F stops at 15, so that what was popular yesterday is gone after 15 steps of age. A batch of
-    victims ages the cache once, to the last one's K. Pinned, pending and protected blocks are
-    passed over and keep their place, and L stops at the least of them: it goes on when they have
-    left or were touched.
+    F stops at 15, so formerly popular blocks leave within 15 steps of age. A batch of victims ages
+    the cache once, to the last one's K. Pinned, pending and protected blocks are skipped and keep
+    their place, and L stops at their least K until they have left or were touched.
 Order in a chain
     A block's prefix is touched whenever the block is, so it has no smaller F, was given its K at no
     smaller L, and with the same K it is the more recent: a chain leaves tail first.
@@ -46,7 +45,7 @@ class LFUCachePolicy(PythonPolicy):
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. LFU keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
 
     References
     ----------
@@ -73,7 +72,7 @@ class LFUCachePolicy(PythonPolicy):
         return self._age
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         self._finish_alone(hashes, hints)
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
@@ -106,7 +105,7 @@ class LFUCachePolicy(PythonPolicy):
         self._use(batch, counts=False)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
-        """Set K of resident blocks anew, last hash first, with a higher F where the use counts."""
+        """Set K of resident blocks, last hash first, with a higher F if the use counts."""
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is not None:
@@ -123,7 +122,7 @@ class LFUCachePolicy(PythonPolicy):
         victims = released | sparse
         if len(victims) < n:
             return None
-        # The cache ages by those that leave in their turn.
+        # Only blocks that leave in their turn age the cache.
         last_priority = self._priorities[next(reversed(sparse))] if sparse else self._age
         if victims:
             self._remove(victims)

@@ -38,7 +38,7 @@ cdef class _LRUByReturn(_HitDensity):
 
     @property
     def rule(self):
-        """The policy that blocks of no turn are ranked by: ``lru``."""
+        """The policy that ranks blocks without a turn: ``lru``."""
         self.require_ready()
         return "lru"
 
@@ -137,7 +137,7 @@ cdef class _LRUByReturn(_HitDensity):
 
 
 class LRUByReturnCachePolicy(_LRUByReturn, CachePolicy):
-    """A policy that evicts by LRU, but by when sessions return where their clients say it.
+    """A policy that evicts by LRU, or by the sessions' return times if clients announce them.
 
     Parameters
     ----------

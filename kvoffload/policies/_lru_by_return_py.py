@@ -1,15 +1,15 @@
 """LRU that ranks by returns: ``lru?hints=1``.
 
 Structure
-    What hit density has for hints (see ``_hit_density_py``): records, ghosts, turns, and what is
-    learned of returns. The blocks of no turn stand in one order, least recent first, whatever
-    their classes.
+    The structures of hit density with hints (see ``_hit_density_py``): records, ghosts, turns and
+    the statistics of returns. The blocks without a turn are in one order, least recent first,
+    regardless of their classes.
 Differs from hit density
-    A block of no turn has the density 1 / (age + 1), the age in requests: of those LRU's choice is
-    the only candidate. Everything is stored, or nothing where too few blocks may leave; no guard.
-    Until a client says when its session returns, the same blocks leave as by LRU.
+    A block without a turn has the density 1 / (age + 1), with the age in requests, so LRU's choice
+    is the only candidate among them. It stores all blocks, or none if too few blocks may leave, and
+    has no guard. Until a client says when its session returns, it evicts the same blocks as LRU.
 Invariants
-    Those of hit density, with one order of the blocks of no turn, the first of its rings.
+    As for hit density, with one order of the blocks without a turn, the first of its rings.
 Cost
     As hit density.
 """
@@ -28,7 +28,7 @@ from ._twin_py import Victims, evictable
 
 
 class LRUByReturnCachePolicy(HitDensityCachePolicy):
-    """A policy that evicts by LRU, but by when sessions return where their clients say it.
+    """A policy that evicts by LRU, or by the sessions' return times if clients announce them.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class LRUByReturnCachePolicy(HitDensityCachePolicy):
 
     @property
     def rule(self) -> str:
-        """The policy that blocks of no turn are ranked by: ``lru``."""
+        """The policy that ranks blocks without a turn: ``lru``."""
         self._require_ready()
         return LRU
 
@@ -91,6 +91,6 @@ class LRUByReturnCachePolicy(HitDensityCachePolicy):
         yield from by_density([others], self._tails_of_turns(protected, released))
 
     def _measure_by_use(self, block_hash: BlockHash) -> tuple[int, float]:
-        """Return a block's last use, and the density that follows from that alone."""
+        """Return a block's last use, and the density that follows from it."""
         last = self._records[block_hash].last
         return last, 1.0 / (self._request - last + 1.0)

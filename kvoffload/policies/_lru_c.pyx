@@ -70,7 +70,7 @@ class LRUCachePolicy(_LRU, CachePolicy):
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. LRU keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
     """
 
     __slots__ = ("__weakref__",)

@@ -3,7 +3,7 @@
 Structure
     One ordered dict, least recent first.
 Invariants
-    Pinned and pending blocks keep their place; a victim scan passes over them.
+    Pinned and pending blocks keep their place; a victim scan skips them.
 Cost
     insert, remove, get O(1); touch O(n); evict O(n + blocks passed over).
 """
@@ -26,7 +26,7 @@ class LRUCachePolicy(PythonPolicy):
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. LRU keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
     """
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """Ownership of policies: only its manager may change a policy, and a second one is refused.
 
-A policy may be of any class, so nothing is asked of it: the entries stand here, by identity. The
-manager keeps its policy alive, so that no other object has its identity; the entry goes with the
+A policy may be of any class, so the entries are kept here, by identity, and not in the policy. The
+manager keeps its policy alive, so no other object takes its identity; the entry is dropped with the
 manager.
 """
 
@@ -15,7 +15,7 @@ _owners: _Owners = {}
 
 
 def owner_of(policy: object) -> object | None:
-    """Return the manager that a policy belongs to, None if it is free."""
+    """Return the manager that owns a policy, or None if the policy is free."""
     reference = _owners.get(id(policy))
     return None if reference is None else reference()
 
@@ -33,10 +33,10 @@ def check_owner(policy: object, manager: object) -> None:
 def take(policy: object, manager: object) -> None:
     """Make `manager` the owner of a policy; ValueError if it has another."""
     key = id(policy)
-    # Bound, since the module may be gone before the last manager is; not by a closure, as CPython
-    # 3.12 and 3.13 crash where there is no memory to make one.
+    # Bound, since the module may be gone before the last manager is; not in a closure, since
+    # CPython 3.12 and 3.13 crash if no memory is left to create one.
     mine = weakref.ref(manager, partial(_forget, _owners, key))
-    if _owners.setdefault(key, mine) is not mine:  # in one step: of two threads one is refused
+    if _owners.setdefault(key, mine) is not mine:  # atomic: of two threads one is refused
         check_owner(policy, manager)
         _owners[key] = mine
 
@@ -47,6 +47,6 @@ def _forget(owners: _Owners, key: int, reference: weakref.ref[object]) -> None:
 
 
 def release(policy: object, manager: object) -> None:
-    """Make a policy free again, if it belongs to `manager`."""
+    """Free a policy if it belongs to `manager`."""
     if owner_of(policy) is manager:
         del _owners[id(policy)]

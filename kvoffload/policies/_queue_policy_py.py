@@ -1,10 +1,10 @@
-"""The search for victims in queues that are not ordered by use, in Python.
+"""A search for victims in queues that are not ordered by use, in Python.
 
 How it works
-    A search looks at the queues and at what it has chosen so far, and changes nothing; the policy
-    does at its end what was found. A block may leave if it is idle, not protected and not chosen
-    yet. It waits as long as a block behind it in its chain stays (see ``_chains_py``). Where all
-    that may leave wait, those behind them are in use: then the deepest leave first.
+    A search reads the queues and its choices so far, and changes nothing; the policy applies the
+    result when the search ends. A block may leave if it is idle, not protected and not chosen yet.
+    It waits while a block behind it in its chain stays (see ``_chains_py``). If all evictable
+    blocks wait, the blocks behind them are in use, and the deepest leave first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class QueueSearch:
         chains: Chains,
         protected: Collection[BlockHash],
     ) -> None:
-        self.victims: dict[BlockHash, BlockStatus] = {}  # in the order of leaving
+        self.victims: dict[BlockHash, BlockStatus] = {}  # in eviction order
         self._resident = resident
         self.chains = chains
         self._protected = protected
-        self._num_gone: Counter[BlockHash] = Counter()  # of the blocks behind one, how many leave
+        self._num_gone: Counter[BlockHash] = Counter()  # blocks behind each that leave
 
     def can_find(self, n: int) -> bool:
         """Return whether there are `n` blocks that may leave."""

@@ -102,7 +102,7 @@ cdef class _S3FIFO(QueuePolicy):
         return self._small_size
 
     def finished(self, hashes, hints=None):
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         self.finish_alone(hashes)
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
@@ -127,7 +127,7 @@ cdef class _S3FIFO(QueuePolicy):
         self.use(batch, False)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
-        """Link the batch's chain; count a use of its ready blocks, and renew the pending ones."""
+        """Link the batch's chain, count a use of its ready blocks and renew the pending ones."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node
@@ -314,7 +314,7 @@ cdef class _S3FIFO(QueuePolicy):
 
 
 class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
-    """A policy that evicts new blocks that are not used soon, then the oldest unused ones.
+    """A policy that evicts new blocks not used soon, then the oldest unused ones.
 
     Parameters
     ----------

@@ -2,27 +2,27 @@
 
 Structure
     Two queues, oldest first: *small*, for new blocks, meant to hold the share `small` of the
-    capacity, and *main*. *Ghosts*: hashes that left small, as many as main is meant to hold. A
-    block has a count of uses, 0 ... 3.
+    capacity, and *main*. *Ghosts*: hashes that left small, at most as many as main is meant to
+    hold. A block has a count of uses, 0 ... 3.
 How it works
-    `insert` puts a ghost at the newest end of main, any other block at that of small, its count 0.
-    `touch` adds 1 to the count of a ready block and moves nothing. Small gives if it holds its
-    share, else main. Small's oldest moves to main, its count 0 again, if it was used more than
-    once, else it leaves and is a ghost. Main's oldest goes to the newest end again at the price of
-    1 from its count, or leaves if it has none. A batch is made room for as if its blocks came one
-    by one: each victim makes small larger by one.
+    `insert` puts a ghost at the newest end of main, any other block at that of small, with the
+    count 0. `touch` adds 1 to the count of a ready block and moves nothing. Small yields the victim
+    if it holds its share, else main does. Small's oldest moves to main, with the count 0, if it was
+    used more than once; else it leaves and becomes a ghost. Main's oldest returns to the newest end
+    and its count drops by 1, or it leaves if its count is 0. Room for a batch is made as if its
+    blocks came one by one: each victim makes small larger by one.
 One request, one access
-    Where a request finishes, nothing is counted, nor is the touch of a pending block, which only
-    moves to the newest end of its queue, so that what was stored together stands tail first.
+    The end of a request counts no use. Neither does the touch of a pending block, which only moves
+    to the newest end of its queue, so that blocks stored together are ordered tail first.
 Differs from the paper
     A pinned, pending or protected block is passed over and keeps its place. A block with a resident
     block behind it in its chain (see ``_chains_py``) does not leave. An eviction of several blocks
-    scans each queue on from victim to victim, where the paper begins at the oldest for each. A scan
-    looks once at each block that its queue had when it began; it begins again where something has
-    changed since. A queue that has no victim lets the other give; where neither has one, those
-    behind are in use: then the deepest leave first.
+    continues the scan of each queue from victim to victim; the paper begins at the oldest for each.
+    A scan examines once each block that its queue had when it began; it begins again if something
+    has changed since. If one queue has no victim, the other yields; if neither has one, the blocks
+    behind are in use, and the deepest leave first.
 Invariants
-    A hash is in one of the three queues at most; ``_resident`` is small and main.
+    A hash is in at most one of the three queues; ``_resident`` is the union of small and main.
 Cost
     insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
     scan, and those that wait, once. O(resident) where all idle blocks wait.
@@ -52,7 +52,7 @@ SMALL, MAIN, GHOSTS = range(3)
 
 
 class S3FIFOCachePolicy(PythonPolicy):
-    """A policy that evicts new blocks that are not used soon, then the oldest unused ones.
+    """A policy that evicts new blocks not used soon, then the oldest unused ones.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class S3FIFOCachePolicy(PythonPolicy):
         return (self._small, self._main, self._ghosts)[ring_index]
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        """Handle the end of a request: its blocks become recent, and no use is counted."""
         self._finish_alone(hashes, hints)
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
@@ -144,7 +144,7 @@ class S3FIFOCachePolicy(PythonPolicy):
         self._use(batch, counts=False)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
-        """Link the batch's chain; count a use of its ready blocks, and renew the pending ones."""
+        """Link the batch's chain, count a use of its ready blocks and renew the pending ones."""
         self._chains.link(batch)
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
@@ -160,7 +160,7 @@ class S3FIFOCachePolicy(PythonPolicy):
         search = _Search(self, protected)
         if not search.can_find(n):
             return None
-        # Small's length, with the blocks that come for the victims so far.
+        # Small's length, including the blocks that replace the victims so far.
         small_length = len(self._small)
         for block_hash in self._choose_released(n, protected):
             search.choose(block_hash)
@@ -191,7 +191,7 @@ class S3FIFOCachePolicy(PythonPolicy):
             self._counts[block_hash] = count
 
     def _let_go(self, victims: Collection[BlockHash]) -> None:
-        """Let victims go; those of small are ghosts, as many as main is meant to hold."""
+        """Evict victims; those of small become ghosts, at most as many as main is meant to hold."""
         for block_hash in victims:
             if block_hash in self._small:
                 self._ghosts[block_hash] = None
@@ -235,7 +235,7 @@ class S3FIFOCachePolicy(PythonPolicy):
 
 
 class _Search(QueueSearch):
-    """A search for victims in both queues of a policy, which stays as it is."""
+    """A search for victims in both queues of a policy, which it does not change."""
 
     def __init__(self, policy: S3FIFOCachePolicy, protected: Collection[BlockHash]) -> None:
         super().__init__(policy._resident, policy._chains, protected)
@@ -245,14 +245,14 @@ class _Search(QueueSearch):
         self.main = _Scan(self, policy._main, is_main=True)
 
     def next_victim(self, scan: _Scan) -> tuple[bool, int]:
-        """Scan on to a victim; return whether there is one, and how many moved to main."""
+        """Scan on to a victim; return whether one was found, and how many moved to main."""
         promoted = 0
         for block_hash in scan:
             if not self.may_leave(block_hash):
                 continue
             count = self.moved.get(block_hash, self.counts[block_hash])
             if count > (0 if scan.is_main else 1):
-                # To the newest end of main, at the price of one use, or of all from small.
+                # To the newest end of main; this costs one use, or all of them from small.
                 self.moved.pop(block_hash, None)
                 self.moved[block_hash] = count - 1 if scan.is_main else 0
                 promoted += not scan.is_main
@@ -267,11 +267,11 @@ class _Search(QueueSearch):
 
 
 class _Scan:
-    """Repeated passes over a queue, as long as something has changed since the last one began."""
+    """Repeated passes over a queue, while something has changed since the last one began."""
 
     def __init__(self, search: _Search, queue: _Queue, *, is_main: bool) -> None:
         self.is_main = is_main
-        self.has_changed = True  # so that what was passed over may be a victim now
+        self.has_changed = True  # so a skipped block may be a victim now
         self._search = search  # which moves blocks to the newest end of main
         self._queue = queue  # as it was when the search began
         self._rest: Iterator[BlockHash] = iter(())

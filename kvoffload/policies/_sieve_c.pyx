@@ -57,7 +57,7 @@ cdef class _Sieve(QueuePolicy):
 
     @property
     def hand(self):
-        """The next block to look at; None if the queue ends at the hand."""
+        """The next block to examine; None if the queue ends at the hand."""
         cdef Ring* queue = &self.rings[0]
         cdef uint32_t node_id, first
         cdef uint64_t position
@@ -244,12 +244,12 @@ cdef class _Sieve(QueuePolicy):
 
 
 class SieveCachePolicy(_Sieve, CachePolicy):
-    """A policy that evicts the oldest block that was not used since the hand last passed it.
+    """A policy that evicts the oldest block not used since the hand last passed it.
 
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. SIEVE keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
 
     References
     ----------

@@ -1,27 +1,28 @@
 """SIEVE (Zhang, Yang, Yue, Vigfusson & Rashmi, NSDI'24), on blocks that form chains.
 
 Structure
-    One queue, oldest first, a visited bit a block, and a hand, the next block to look at. The queue
-    is held in two ordered dicts: what the hand has passed in this lap and what lies ahead.
+    One queue, oldest first, a visited bit per block, and a hand, which points at the next block to
+    examine. Two ordered dicts hold the queue: the blocks that the hand has passed in this lap and
+    those ahead.
 How it works
     `insert` puts a block at the newest end, not visited. `touch` marks a ready block visited and
-    moves nothing. To evict, the hand goes from old to new and from the newest to the oldest again:
-    a visited block loses its mark and stays, any other leaves. Where the block that leaves came
-    last, the hand goes to the oldest, as in the paper, not to the block that comes next: weka_cc_a
-    hits .8285 of its blocks at 5 %, not .8236; over 21 cells, three traces at seven sizes, it
-    is .0002 more in the mean, between -.0062 and +.0049. As a request
-    finishes, all its ready blocks bear the mark already.
+    moves nothing. To evict, the hand moves from old to new and wraps from the newest to the oldest:
+    a visited block loses its mark and stays, any other leaves. If the newest block leaves, the hand
+    goes to the oldest, as in the paper, not to the next block to be inserted: weka_cc_a hits .8285
+    of its blocks at 5 %, not .8236; over 21 cells, three traces at seven sizes, the mean gain is
+    .0002, between -.0062 and +.0049. When a request finishes, all its ready blocks are already
+    marked.
 Differs from the paper
-    A pinned, pending or protected block is passed over, its mark and place kept. A block with a
-    resident block behind it in its chain (see ``_chains_py``) is passed over in its place, too:
-    SIEVE's order says nothing about chains, and a tail without its head is lost. Its mark is taken
-    as the hand passes: were it kept, weka_cc_a would hit .60 of its blocks at 5 %, not .83,
-    lmcache_agents_64c .49, not .51. Where the hand finds nothing but such blocks in a whole
-    lap, those behind them are in use: then the deepest leave first, and the hand goes back to the
-    oldest. The touch of a pending block, which has not been seen again, moves it to the newest
-    end, so that what was stored together stands tail first.
+    A pinned, pending or protected block is skipped and keeps its mark and place. A block with a
+    resident block behind it in its chain (see ``_chains_py``) is skipped too and keeps its place:
+    SIEVE's order says nothing about chains, and a tail without its head is lost. The hand clears
+    its mark in passing: if the mark were kept, weka_cc_a would hit .60 of its blocks at 5 %, not
+    .83, lmcache_agents_64c .49, not .51. If the hand finds only such blocks in a whole lap, the
+    blocks behind them are in use: then the deepest leave first, and the hand returns to the oldest.
+    The touch of a pending block, which has not been seen again, moves it to the newest end, so that
+    blocks stored together are ordered tail first.
 Invariants
-    ``_resident`` is what was passed and what lies ahead; a visited block is resident.
+    ``_resident`` is the union of the passed blocks and those ahead; a visited block is resident.
 Cost
     insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
     lap, and those that wait, once. O(resident) where all idle blocks wait.
@@ -43,12 +44,12 @@ from ._views import BlocksView
 
 
 class SieveCachePolicy(PythonPolicy):
-    """A policy that evicts the oldest block that was not used since the hand last passed it.
+    """A policy that evicts the oldest block not used since the hand last passed it.
 
     Parameters
     ----------
     cache_capacity : int
-        Number of blocks that the manager has room for. SIEVE keeps it for the reader only.
+        Number of blocks that the manager has room for. Kept only for reading.
 
     References
     ----------
@@ -64,7 +65,7 @@ class SieveCachePolicy(PythonPolicy):
         self._passed: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._ahead: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._visited: set[BlockHash] = set()
-        self._newest: BlockHash | None = None  # what came to the newest end last
+        self._newest: BlockHash | None = None  # the block that joined the newest end last
         self._chains = Chains()
         super().__init__(capacity)
 
@@ -76,7 +77,7 @@ class SieveCachePolicy(PythonPolicy):
 
     @property
     def hand(self) -> BlockHash | None:
-        """The next block to look at; None if the queue ends at the hand."""
+        """The next block to examine; None if the queue ends at the hand."""
         return next(iter(self._ahead), None)
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
@@ -158,7 +159,7 @@ class SieveCachePolicy(PythonPolicy):
         self._ahead, self._passed = self._passed, OrderedDict()
 
     def _pass(self, last: BlockHash) -> None:
-        """Let the hand pass what lies ahead, up to and including a block."""
+        """Move the hand past the blocks ahead, up to and including a block."""
         block_hash = None
         while block_hash != last:
             block_hash, status = self._ahead.popitem(last=False)

@@ -49,7 +49,7 @@ cdef class _SLRU(CompiledPolicy):
 
     @property
     def protected_size(self):
-        """Number of blocks that protected is to hold at most."""
+        """Number of blocks that protected should hold at most."""
         self.require_ready()
         return self._protected_size
 
@@ -129,7 +129,7 @@ cdef class _SLRU(CompiledPolicy):
 
 
 class SLRUCachePolicy(_SLRU, CachePolicy):
-    """A policy that evicts the least recently used of the blocks that were not seen again.
+    """A policy that evicts the least recently used block that was not seen again.
 
     Parameters
     ----------

@@ -2,22 +2,22 @@
 
 Structure
     Two ordered dicts, least recent first: *probation*, blocks seen once or demoted, and
-    *protected*, blocks seen again. Protected is to hold the share `protected` of the capacity at
-    most.
+    *protected*, blocks seen again. Protected should hold at most the share `protected` of the
+    capacity.
 How it works
     `insert` puts a block at the most recent end of probation. `touch` puts a ready block at the
     most recent end of protected; a pending one has not been seen again and becomes its segment's
-    most recent. After each touch, protected gives what it has too many, least recent first, to the
-    most recent end of probation. Victims: probation's least recent first, then protected's. A
-    request uses its blocks as it begins and as it finishes: the second use changes only the order.
+    most recent. After each touch, the excess of protected moves, least recent first, to the most
+    recent end of probation. Victims: probation's least recent first, then protected's. A request
+    uses its blocks when it begins and when it finishes; the second use changes only the order.
 Differs from the paper
-    Demotion is made once a batch. A block that is not idle is passed over by demotion as by
-    eviction and keeps its place, so protected can hold more than its share while blocks are in use.
-    A pending block moves to protected if a block touched before it in the same batch, a later one
-    of its chain, is there: whoever has seen a block has seen its prefix. So a chain's protected
-    blocks are a prefix of it, and it leaves tail first.
+    Demotion runs once per batch. Both demotion and eviction skip a block that is not idle, and it
+    keeps its place; so protected can exceed its share while blocks are in use. A pending block
+    moves to protected if a block touched before it in the same batch, a later one of its chain, is
+    there: a use of a block is also a use of its prefix. So a chain's protected blocks are a prefix
+    of it, and it leaves tail first.
 Invariants
-    A hash is in one segment at most; ``_resident`` is the union of both.
+    A hash is in at most one segment; ``_resident`` is the union of both.
 Cost
     insert, remove, get O(1); touch O(n + blocks demoted or passed over); evict O(n + blocks passed
     over).
@@ -43,7 +43,7 @@ PROBATION, PROTECTED = range(2)
 
 
 class SLRUCachePolicy(PythonPolicy):
-    """A policy that evicts the least recently used of the blocks that were not seen again.
+    """A policy that evicts the least recently used block that was not seen again.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class SLRUCachePolicy(PythonPolicy):
 
     @property
     def protected_size(self) -> int:
-        """Number of blocks that protected is to hold at most."""
+        """Number of blocks that protected should hold at most."""
         return self._protected_size
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:

@@ -1,8 +1,8 @@
-"""The order in which the old ends of rings give blocks, by each rule of hit density.
+"""The order in which rings yield blocks from their old ends, by each rule of hit density.
 
-A *tail* is an iterator over the blocks of a ring that may leave, in the order in which the ring
-gives them, and stands at the next one. Heaps find the tail that gives next; an entry is valid while
-its tail stands where it stood when the entry was made.
+A *tail* is an iterator over the evictable blocks of a ring, in the order in which the ring yields
+them; it points at the next one. Heaps find the tail that yields next; an entry is valid while its
+tail has not moved since the entry was made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from heapq import heappop, heappush
 
 from kvoffload.types import BlockHash, BlockStatus
 
-# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
+# Depart from LRU order only for a block that is sparser by a quarter: estimates are not more
+# accurate.
 _NEARLY = 1.25
 
 #: Return the last use and the density of a block.
@@ -20,18 +21,18 @@ Measure = Callable[[BlockHash], tuple[int, float]]
 
 
 class Tail:
-    """The next block that a ring gives."""
+    """The next block that a ring yields."""
 
     __slots__ = ("_blocks", "_measure", "block_hash", "density", "last", "place")
 
-    block_hash: BlockHash | None  # None: the ring gives no more
+    block_hash: BlockHash | None  # None: the ring is exhausted
     last: int
     density: float
 
     def __init__(
         self, place: int, blocks: Iterator[tuple[BlockHash, BlockStatus]], measure: Measure
     ) -> None:
-        self.place = place  # of tails that are alike the one with the lowest gives
+        self.place = place  # ties go to the lowest
         self._blocks = blocks
         self._measure = measure
         self.last, self.density = 0, 0.0
@@ -54,7 +55,7 @@ class _Heap:
             self.add(tail)
 
     def add(self, tail: Tail) -> None:
-        """Note where a tail stands."""
+        """Record a tail's position."""
         if tail.block_hash is not None:
             heappush(self._entries, (self._key(tail), tail.place, tail.block_hash, tail))
 
@@ -81,10 +82,10 @@ def _by_density_and_last(tail: Tail) -> tuple[float, ...]:
 
 
 def by_density(tails: list[Tail], turns: list[Tail]) -> Iterator[tuple[BlockHash, float]]:
-    """Yield the sparsest block of all, or the oldest of `tails` where it is nearly as sparse.
+    """Yield the sparsest block of all, or the oldest of `tails` if it is nearly as sparse.
 
-    `turns` has two tails for each ring; where one of them stands at the sparsest block, that is
-    given.
+    `turns` has two tails per ring; if one of them points at the sparsest block, that block is
+    yielded.
     """
     given: set[BlockHash] = set()
     densities, ages = _Heap(tails, _by_density), _Heap(tails, _by_last)
@@ -122,12 +123,12 @@ def least_recent(tails: list[Tail]) -> Iterator[tuple[BlockHash, float]]:
 def by_arc(
     once: list[Tail], again: list[Tail], t1_size: int, target: float
 ) -> Iterator[tuple[BlockHash, float]]:
-    """Yield what ARC's REPLACE takes: the tails of `once` are T1, those of `again` T2."""
+    """Yield the victims of ARC's REPLACE: the tails of `once` are T1, those of `again` T2."""
     t1, t2 = _Heap(once, _by_last), _Heap(again, _by_last)
     while True:
         one, two = t1.least(), t2.least()
         if one is not None and (two is None or t1_size > target or one.last == two.last):
-            # Of a request's blocks those that were never used again are the tail.
+            # The blocks of a request that were never used again are its tail.
             yield _give(one)
             t1.add(one)
         elif two is not None:
@@ -140,7 +141,7 @@ def by_arc(
 
 
 def _give(tail: Tail) -> tuple[BlockHash, float]:
-    """Return the block at which a tail stands, and go on."""
+    """Return the block at which a tail points, and advance."""
     given = tail.block_hash, tail.density
     tail.advance()
-    return given  # type: ignore[return-value]  # it stands at one
+    return given  # type: ignore[return-value]  # it points at one

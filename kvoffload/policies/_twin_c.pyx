@@ -271,7 +271,7 @@ cdef class CompiledPolicy:
         self.touch_batch(&self.batch)
 
     def release(self, hashes):
-        """Let blocks leave before all others, until they are used again."""
+        """Evict blocks before all others, until they are used again."""
         cdef list batch = self.open_batch(hashes, "hashes", "release")
         find_all(self.table, &self.batch)
         if not self.ensure_release(self.batch.size):
@@ -279,13 +279,13 @@ cdef class CompiledPolicy:
         self.c_release(&self.batch)
 
     def _extend_alone(self, hashes):
-        """Do as a built-in policy when a request is extended, which is no request of its own."""
+        """Touch blocks that extend a request, without beginning a new request."""
         cdef list batch = self.open_batch(hashes, "hashes", "touch")
         find_all(self.table, &self.batch)
         self.extend_request(&self.batch)
 
     cdef int finish_alone(self, object hashes) except -1:
-        """Do as `finished` should in a policy that counts uses."""
+        """Implement `finished` for a policy that counts uses."""
         cdef list batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)
         self.finish_request(&self.batch, NULL)
@@ -343,7 +343,7 @@ cdef class CompiledPolicy:
 
     @property
     def num_released(self):
-        """Number of blocks that leave before all others."""
+        """Number of released blocks, which leave before all others."""
         self.require_ready()
         return self.released.count
 
@@ -351,7 +351,7 @@ cdef class CompiledPolicy:
     def block_table(self):
         """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
 
-        It shows the moment of the call, not what changes later.
+        The array is a snapshot and does not show later changes.
         """
         cdef int collecting
         self.require_ready()

@@ -1,15 +1,15 @@
-"""The base of Python policies: public methods that check, then call the trusted ones.
+"""The base of Python policies: public methods that check arguments, then call trusted ones.
 
 Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
-    the manager skeleton looks hashes up in; it is emptied, never replaced.
-    ``_released`` has the released blocks, all of them resident, in the order of leaving.
+    in which the manager skeleton looks up hashes; it is emptied, never replaced.
+    ``_released`` holds the released blocks, all of them resident, in eviction order.
     A call checks everything, then changes the state: an error of its own leaves no trace, while an
-    exception from outside (KeyboardInterrupt, MemoryError) may leave the state in between.
+    exception from outside (KeyboardInterrupt, MemoryError) may leave an intermediate state.
 Trusted protocol
-    Methods with a leading underscore take what is already checked: a list of hashes that are
-    ``bytes``, ``protected`` as a set. The Python manager skeleton calls these. It passes all blocks
-    of a call together, where the compiled one passes them one by one.
+    Methods with a leading underscore take checked arguments: a list of hashes that are ``bytes``,
+    ``protected`` as a set. The Python manager skeleton calls these. It passes all blocks of a call
+    together, while the compiled one passes them one by one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from . import registry
 from ._ownership import owner_of
 from .base import CachePolicy, Room
 
-#: Who leaves, in eviction order.
+#: Evicted blocks, in eviction order.
 Victims = list[tuple[BlockHash, BlockStatus]]
 
 
 def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
     """Copy statuses into a read-only structured array, rows in no order."""
-    # A copy first: a watch in another thread asks while the manager works.
+    # Copied first: a watch in another thread may read while the manager works.
     table = np.array([(s.ref_cnt, s.block_id) for s in list(statuses)], dtype=BLOCK_DTYPE)
     table.flags.writeable = False
     return table
@@ -64,7 +64,7 @@ class PythonPolicy(CachePolicy):
         self._require_free("__init__")
         self._cache_capacity = capacity
         self._released = {}
-        # The last to be set: without it no method works.
+        # Set last: no method works without it.
         self._resident = self._blocks_type()
 
     def _require_ready(self) -> None:
@@ -72,12 +72,12 @@ class PythonPolicy(CachePolicy):
         _ = self._resident
 
     def _require_free(self, call: str) -> None:
-        """Raise PolicyError if a manager owns the policy; a user's subclass is called by it."""
+        """Raise PolicyError if a manager owns the policy; managers do call a user's subclass."""
         if owner_of(self) is not None and registry.is_builtin(type(self), "py"):
             raise policy_owned(call)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if any(name in getattr(base, "__slots__", ()) for base in type(self).__mro__):
             raise policy_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -125,14 +125,14 @@ class PythonPolicy(CachePolicy):
         self._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        """Let blocks leave before all others, until they are used again."""
+        """Evict blocks before all others, until they are used again."""
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("release")
         self._release(batch)
 
     def _extend_alone(self, hashes: Iterable[bytes]) -> None:
-        """Do as a built-in policy when a request is extended, which is no request of its own."""
+        """Touch blocks that extend a request, without beginning a new request."""
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("touch")
@@ -140,7 +140,7 @@ class PythonPolicy(CachePolicy):
         self._extended(batch)
 
     def _finish_alone(self, hashes: Iterable[bytes], hints: Hints | None) -> None:
-        """Do as `finished` should in a policy that counts uses."""
+        """Implement `finished` for a policy that counts uses."""
         self._require_ready()
         batch = as_batch(hashes)
         self._require_free("finished")
@@ -179,14 +179,14 @@ class PythonPolicy(CachePolicy):
 
     @property
     def num_released(self) -> int:
-        """Number of blocks that leave before all others."""
+        """Number of released blocks, which leave before all others."""
         return len(self._released)
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
         """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
 
-        It shows the moment of the call, not what changes later.
+        The array is a snapshot and does not show later changes.
         """
         return block_table(self._resident.values())
 
@@ -234,40 +234,40 @@ class PythonPolicy(CachePolicy):
         self._touch(batch)
 
     def _extended(self, batch: list[BlockHash]) -> None:
-        """Use blocks that a request is extended by: no request of their own."""
+        """Use the blocks that extend a request; they do not begin a new request."""
         self._touch(batch)
 
     def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the last time: no further use where uses count."""
+        """Use the blocks of a request for the last time; this counts as no further use."""
         del hints, now
         self._touch(batch)
 
     def _take_back(self, batch: list[BlockHash]) -> None:
-        """Let blocks that are about to be used be released no longer."""
+        """Withdraw the release of blocks that are about to be used."""
         if self._released:
             for block_hash in batch:
                 self._released.pop(block_hash, None)
 
     def _release(self, batch: list[BlockHash]) -> None:
-        """Let blocks leave before all others, last hash first, after those released before."""
+        """Put blocks at the end of the released ones, last hash first."""
         for block_hash in reversed(batch):
             if block_hash in self._resident:
                 self._released.setdefault(block_hash)
 
     def _drop(self, block_hash: BlockHash) -> BlockStatus:
-        """Take a block out of what is resident, and of what is released."""
+        """Remove a block from the resident and from the released blocks."""
         self._released.pop(block_hash, None)
         return self._resident.pop(block_hash)
 
     def _choose_released(
         self, n: int, protected: Collection[BlockHash]
     ) -> dict[BlockHash, BlockStatus]:
-        """Return the first `n` released blocks that may leave, or fewer, in their order."""
+        """Return at most `n` released blocks that may leave, in their order."""
         released = ((block_hash, self._resident[block_hash]) for block_hash in self._released)
         return dict(islice((one for one in released if may_leave(*one, protected)), n))
 
     def _missed(self, hashes: list[BlockHash]) -> None:
-        """Hear which blocks are about to be stored, if there is room."""
+        """Handle the blocks that are about to be stored, if there is room."""
 
     @abstractmethod
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
@@ -295,7 +295,7 @@ class PythonPolicy(CachePolicy):
     def _make_room_of_released(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims]:
-        """Admit the leading blocks that free slots and those of released blocks have room for."""
+        """Admit the leading blocks that fit into free slots and slots of released blocks."""
         shortfall = max(0, len(hashes) - num_free)
         num_victims = len(self._choose_released(shortfall, protected))
         return min(len(hashes), num_free + num_victims), self._evict(num_victims, protected) or []
@@ -325,6 +325,6 @@ def evictable(
 
 
 def require(holds: bool, invariant: str) -> None:
-    """Raise AssertionError naming the invariant unless it holds; for ``_check`` alone."""
+    """Raise AssertionError naming the invariant unless it holds; only for ``_check``."""
     if not holds:
         raise AssertionError(invariant)

@@ -1,7 +1,7 @@
 """Read-only views of a policy's rings, for both twins.
 
-A policy gives, for each ring by its index from 0: its length, its keys least recent first, and
-whether a key is on it. A view holds nothing else, so it always shows what is there now.
+For each ring, by its index from 0, a policy provides its length, its keys least recent first, and
+whether a key is on it. A view holds no data of its own, so it always shows the present state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 
 class _RingView:
-    """The keys of a ring of a built-in policy, by its index from 0, which both views share."""
+    """The keys of a ring of a built-in policy, by its index from 0; base of both views."""
 
     __slots__ = ("__weakref__", "_policy", "_ring_index")
 
@@ -41,8 +41,8 @@ class _RingView:
 class BlocksView(_RingView, Mapping[BlockHash, BlockStatus]):
     """The blocks of one ring with their live statuses, least recent first.
 
-    Iteration goes over the blocks that were there when it began; `items` and `values` pass over
-    those that have left meanwhile. Two views are equal if they hold the same blocks.
+    Iteration covers the blocks present when it began; `items` and `values` skip blocks that have
+    left since. Two views are equal if they hold the same blocks.
     """
 
     __slots__ = ()
@@ -82,7 +82,7 @@ class _Items(ItemsView[BlockHash, BlockStatus]):
 
 
 class _Values(ValuesView[BlockStatus]):
-    """The statuses of a view, likewise."""
+    """The statuses of a view; a block that leaves during iteration is skipped."""
 
     __slots__ = ("_view",)
 
@@ -97,8 +97,8 @@ class _Values(ValuesView[BlockStatus]):
 class GhostsView(_RingView, AbstractSet[BlockHash]):
     """The ghosts of one ring, least recent first.
 
-    Iteration goes over the ghosts that were there when it began. Two views are equal if they hold
-    the same ghosts.
+    Iteration covers the ghosts present when it began. Two views are equal if they hold the same
+    ghosts.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""The contract of eviction policies, which decide which block leaves."""
+"""The contract of eviction policies."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from kvoffload.types import BlockStatus, Hints
 
 __all__ = ["CachePolicy", "Room"]
 
-#: What ``make_room`` answers: how many of the hashes to store, and who leaves for them.
+#: Result of ``make_room``: the number of hashes to store, and the victims evicted for them.
 Room = tuple[int, Sequence[tuple[bytes, BlockStatus]]]
 
 
 class CachePolicy(ABC):
-    """A rule for which block leaves when room is needed.
+    """A rule that chooses the blocks to evict when room is needed.
 
-    A policy holds the resident blocks and their order. A manager tells it what is inserted, used
-    and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
-    without a manager, a policy reads ``ref_cnt`` of each block at the call of `evict`.
+    A policy holds the resident blocks and their order. A manager reports insertions, uses and
+    removals to it, changes ``ref_cnt`` of the statuses itself, and asks for victims. Without a
+    manager, a policy reads ``ref_cnt`` of each block when `evict` is called.
 
     A policy may learn from whole requests: `begun`, `missed`, `inserted`, `finished` and `release`
-    tell of them. By default the first and the last use of a request are a `touch` each. To a
-    policy that counts uses, a `touch` outside a request is one.
+    report them. By default a request's first and last use are a `touch` each. A policy that counts
+    uses counts a `touch` outside a request as one use.
 
     A built-in policy is all or nothing: a call that raises or returns None has changed nothing.
-    Compiled, that also holds for an exception from outside the call: KeyboardInterrupt, what a
-    signal handler raises, MemoryError. In Python such an exception may leave the policy in between.
+    The compiled policies also guarantee this for an exception from outside the call:
+    KeyboardInterrupt, any exception from a signal handler, MemoryError. In Python such an exception
+    may leave the policy in an intermediate state.
 
-    A policy belongs to the manager that is built over it: a second manager over it is a ValueError,
-    and `insert`, `remove`, `touch`, `evict`, `make_room` and `clear` of a built-in one, called by
-    anyone else, raise PolicyError and change nothing. What reads stays open. When the manager is
-    gone, the policy is free again, as it is. A policy of your own answers for itself.
+    A policy belongs to the manager that is built over it, and building a second manager over it
+    raises ValueError. If anyone else calls `insert`, `remove`, `touch`, `evict`, `make_room` or
+    `clear` of a built-in policy, the call raises PolicyError and changes nothing. Reading remains
+    allowed. When the manager is gone, the policy is free again and keeps its state. A user's own
+    policy makes these checks itself, if at all.
 
-    Write your own by subclassing: implement the five abstract methods, and `clear` if the policy
-    can be emptied in place. After `insert`, the live status is what `get` returns; the object
-    passed in is not used again, except over a user's own ``Backend``, whose objects are kept and
-    handed back, the same ones. A status held after its block left keeps its last values and never
-    shows another block's.
+    To write a policy, subclass this class: implement the five abstract methods, and `clear` if the
+    policy can be emptied in place. After `insert`, the live status is what `get` returns; the
+    object passed in is not used again. Over a user's own ``Backend``, however, the backend's status
+    objects are kept and handed back. A status held after its block left keeps its last values and
+    never shows another block's.
 
     Parameters
     ----------
@@ -49,12 +51,12 @@ class CachePolicy(ABC):
     Raises
     ------
     TypeError, ValueError
-        If `cache_capacity` is not such an integer.
+        If `cache_capacity` is not an integer in this range.
 
     Notes
     -----
-    Thread-safety: a compiled policy's calls are atomic with respect to each other; for every
-    other policy callers serialise.
+    Thread-safety: calls on a compiled policy are atomic with respect to each other; callers
+    serialise the calls on any other policy.
     """
 
     __slots__ = ()
@@ -62,12 +64,12 @@ class CachePolicy(ABC):
     cache_capacity: int
 
     def __init__(self, cache_capacity: int) -> None:
-        # Empty slots here let a compiled policy inherit; a subclass brings the attribute.
+        # Empty slots here let a compiled policy inherit; a subclass adds the attribute.
         self.cache_capacity = check_cache_capacity(cache_capacity)  # type: ignore[misc]
 
     @abstractmethod
     def get(self, block_hash: bytes) -> BlockStatus | None:
-        """Return the live status of a resident block, or None. Changes no order.
+        """Return the live status of a resident block, or None, without changing any order.
 
         Raises
         ------
@@ -77,7 +79,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def insert(self, block_hash: bytes, status: BlockStatus) -> None:
-        """Make a block resident, as the most recently used of those that were inserted.
+        """Make a block resident, as the most recently used of the inserted blocks.
 
         Parameters
         ----------
@@ -89,7 +91,7 @@ class CachePolicy(ABC):
         Raises
         ------
         ValueError
-            If the block is resident; nothing has changed.
+            If the block is already resident; nothing has changed.
         """
 
     @abstractmethod
@@ -106,9 +108,9 @@ class CachePolicy(ABC):
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, **last hash first**.
 
-        So the first hash of a prefix ends as the most recent, and a chain is evicted tail first.
-        Unknown hashes are not an error: a policy may learn from ghosts. A repeated hash is touched
-        at each occurrence.
+        The first hash of a prefix therefore ends as the most recent, and a chain is evicted tail
+        first. Unknown hashes are not an error: a policy may learn from ghosts. A repeated hash is
+        touched at each occurrence.
         """
 
     @abstractmethod
@@ -120,9 +122,9 @@ class CachePolicy(ABC):
         Parameters
         ----------
         n : int
-            How many, >= 0; 0 gives ``[]``.
+            Number of blocks to evict, >= 0; 0 gives ``[]``.
         protected : collection of BlockHash
-            Blocks that must stay, with ``in``.
+            Blocks that must stay; supports ``in``.
 
         Returns
         -------
@@ -141,12 +143,13 @@ class CachePolicy(ABC):
     ) -> Room | None:
         """Decide how many of `hashes` to store, and evict for them.
 
-        The hook of policies that decide on admission. The default asks `evict` for room for all.
+        Policies that decide on admission override this hook. The default asks `evict` for room for
+        all.
 
         Parameters
         ----------
         hashes : sequence of BlockHash
-            Blocks to store, none of them resident, no repeats, in batch order.
+            Blocks to store in batch order, none of them resident, without repeats.
         num_free : int
             Number of free slots.
         protected : collection of BlockHash
@@ -165,39 +168,40 @@ class CachePolicy(ABC):
         return None if victims is None else (count, victims)
 
     def _set_declining(self, allowed: bool) -> None:
-        """Allow the policy to decline blocks although others could leave for them, or forbid it.
+        """Allow or forbid the policy to decline blocks that it could make room for.
 
-        Called by the owner of a tier below host memory, which is offered only what host memory
-        stores and is read through slots of it. By default nothing: few policies decline.
+        The owner of a tier below host memory calls this: such a tier is offered only blocks that
+        host memory stores, and is read through host slots. Does nothing by default: few policies
+        decline.
         """
         del allowed
 
     def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request begins: the first use of its blocks. By default `touch`.
+        """Handle the beginning of a request: the first use of its blocks. By default `touch`.
 
         Parameters
         ----------
         hashes : sequence of BlockHash
             All blocks of the request, first block first.
         hints : Hints or None
-            What its client says of the session.
+            The client's hints about the session.
         """
         del hints
         self.touch(hashes)
 
     def missed(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
-        """Hear which blocks are about to be stored, if there is room. By default nothing.
+        """Handle the blocks that are about to be stored, if there is room. Does nothing by default.
 
-        It comes before `make_room`, also where the store is refused then.
+        Called before `make_room`, even if the store is then refused.
 
         Parameters
         ----------
         hashes : sequence of BlockHash
-            Blocks of a store that are not resident, no repeats, in batch order.
+            Blocks of a store that are not resident, in batch order, without repeats.
         """
 
     def inserted(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
-        """Hear that a store has inserted its blocks, all of them. By default nothing.
+        """Handle a store that has inserted all its blocks. Does nothing by default.
 
         Parameters
         ----------
@@ -206,32 +210,33 @@ class CachePolicy(ABC):
         """
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request finishes: the last use of its blocks. By default `touch`.
+        """Handle the end of a request: the last use of its blocks. By default `touch`.
 
-        A policy that counts uses does not count this one: it is of the same request as the first.
+        A policy that counts uses does not count this one: it belongs to the same request as the
+        first.
 
         Parameters
         ----------
         hashes : sequence of BlockHash
             All blocks of the request, first block first, those of its answer included.
         hints : Hints or None
-            What its client says of the session.
+            The client's hints about the session.
         """
         del hints
         self.touch(hashes)
 
     def release(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
-        """Hear that nobody is expected to ask for blocks again. By default nothing.
+        """Handle blocks that are not expected to be used again. Does nothing by default.
 
-        A manager says so of the blocks of a request whose hints say that its session ends, after
-        `finished`, and where its own `release` is called. A built-in policy lets them leave before
-        all others: the last of a batch first, after those released before. A later use takes a
-        block back to where the policy would have it.
+        A manager calls this with a request's blocks after `finished` if the hints say that its
+        session ends, and whenever its own `release` is called. A built-in policy evicts these
+        blocks before all others: the last of a batch first, after those released earlier. A later
+        use returns a block to its regular place in the policy.
 
         Parameters
         ----------
         hashes : sequence of BlockHash
-            The blocks, known or not.
+            The blocks, whether or not the policy knows them.
         """
 
     def clear(self) -> None:

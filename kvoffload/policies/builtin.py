@@ -1,6 +1,6 @@
-"""The built-in policies: a table of them, and their classes in the implementation that was chosen.
+"""The built-in policies: their table, and their classes in the chosen implementation.
 
-A new policy has its entry in the table, in the order of the documentation, and its class among the
+To add a policy, add its entry to the table, in the order of the documentation, and its class to the
 imports for type checkers, which cannot read the table. Everything else is derived from the entry:
 the names that `kvoffload` exports, configuration, commands, documentation, tests.
 """
@@ -108,7 +108,7 @@ if not TYPE_CHECKING:
     __all__ = [entry.class_name for entry in _ENTRIES]
 
     def __getattr__(name):
-        """Return the class of that name, which is imported when it is first asked for."""
+        """Return the class of that name, imported at its first use."""
         for entry in _ENTRIES:
             if entry.class_name == name:
                 from kvoffload._implementation import IMPLEMENTATION

@@ -39,7 +39,7 @@ class Option:
         Raises
         ------
         TypeError, ValueError
-            If it is not one; the message names option, rule and value.
+            If `value` is invalid; the message names option, rule and value.
         """
         kind = type(self.default)
         noun = "an integer" if kind is int else "a number"
@@ -60,7 +60,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One policy: its names, its options, and what other parts have to know of it.
+    """One policy: its names, its options, and the facts that other modules need.
 
     Attributes
     ----------
@@ -71,29 +71,28 @@ class Entry:
     summary : str
         One line for help texts.
     simplicity : int
-        Rank among the policies, 1 for the simplest: how much has to be known to explain why a block
-        left. Of two policies that hit equally often the simpler one is recommended.
+        Rank among the policies, 1 for the simplest: how much one must know to explain why a block
+        left. Of two policies with equal hits, the simpler one is recommended.
     explained_by : str
-        What has to be known, in one sentence. How well the policy does has no say in it.
+        One sentence on what one must know for that. It does not depend on the policy's hits.
     options : tuple of Option
-        Keywords of the constructor besides ``cache_capacity``; but ``hints``, which chooses a
-        class, is none.
+        Keywords of the constructor besides ``cache_capacity``. ``hints``, which selects a class, is
+        listed but is not a keyword.
     learns_by_request : bool
-        Whether it learns from whole requests; those of the table that do decline stores by what
-        they have learned.
+        Whether it learns from whole requests; policies of the table that do also decline stores.
     ranks_by_return : bool
-        Whether it ranks blocks by when clients say that their session returns; every policy lets
-        those of sessions that end leave first.
+        Whether it ranks blocks by the time at which clients say that their session returns; every
+        policy evicts the blocks of ended sessions first.
     tail_first : str
         Whether the blocks of a prompt leave before those that they continue: ``"always"``,
         ``"in each list"`` of several, or ``"never"``.
     scales : bool
-        Whether a small cache that is fed a sample of the blocks hits as a large one does.
+        Whether a small cache that serves a sample of the blocks has the hit ratio of a large one.
     warm_up_blocks : int
-        Blocks that it must have been asked for before it has learned; 0 if it learns nothing.
+        Number of requested blocks after which it has learned; 0 if it learns nothing.
     with_hints : Entry, optional
-        What the option ``hints`` at 1 makes of the policy: a class of its own, and all that has to
-        be known of that. Its name is the text that asks for it.
+        The variant that the option ``hints=1`` selects: a separate class with its own facts. Its
+        name is the text that selects it.
     """
 
     name: str
@@ -111,11 +110,11 @@ class Entry:
 
     @property
     def stem(self) -> str:
-        """The name as it stands in the names of files."""
+        """The name as used in file names."""
         return self.name.replace("-", "_").replace("?hints=1", "_by_return")
 
     def check(self, name: str, value: str) -> int | float:
-        """Return the value of the option `name` from its text; ValueError if there is none."""
+        """Return the value of the option `name` from its text; ValueError if it is unknown."""
         return self.option(name).check(value)
 
     def option(self, name: str) -> Option:
@@ -124,7 +123,7 @@ class Entry:
         Raises
         ------
         ValueError
-            If the policy has none of that name; the message lists those it has.
+            If the policy has no such option; the message lists the options it has.
         """
         for option in self.options:
             if option.name == name:

@@ -1,6 +1,6 @@
-"""The policies by name, and the text form ``name?option=value&option=value``.
+"""The policies by name, and their text form ``name?option=value&option=value``.
 
-One table, that of `builtin`, for both twins, the command line and configuration. Importing it
+The table of `builtin` serves both twins, the command line and configuration. Importing this module
 imports no policy.
 """
 
@@ -36,7 +36,7 @@ __all__ = [
 Value = TypeVar("Value")
 
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
-# Those of all classes; what stands in for a policy behind it.
+# Entries of all classes; the variant of a policy with hints follows it.
 _OF_CLASSES = tuple(
     each for entry in _ENTRIES for each in (entry, entry.with_hints) if each is not None
 )
@@ -51,7 +51,7 @@ class PolicySpec:
     entry : Entry
         The policy.
     options : mapping of str to int or float
-        Options that were given, checked.
+        The given options, checked.
     """
 
     entry: Entry
@@ -63,12 +63,12 @@ class PolicySpec:
 
     @property
     def kind(self) -> Entry:
-        """The entry of the class that the options ask for."""
+        """The entry of the class that the options select."""
         other = self.entry.with_hints
         return other if other is not None and self.options.get("hints") else self.entry
 
     def build(self, twin: Literal["py", "c"], cache_capacity: int) -> CachePolicy:
-        """Return a policy as it is described, in Python (``"py"``) or compiled (``"c"``)."""
+        """Return the described policy, in Python (``"py"``) or compiled (``"c"``)."""
         options = dict(self.options)
         if self.entry.with_hints is not None:
             options.pop("hints", None)  # it has chosen the class
@@ -83,7 +83,7 @@ def names() -> tuple[str, ...]:
 
 
 def kinds() -> tuple[Entry, ...]:
-    """Return the entries of all classes; what stands in for a policy with hints behind it."""
+    """Return the entries of all classes; the variant of a policy with hints follows it."""
     return _OF_CLASSES
 
 
@@ -95,12 +95,12 @@ def entry(name: str, argument: str = "cache_policy") -> Entry:
     name : str
         The policy.
     argument : str
-        What an error calls it.
+        Name of the argument in errors.
 
     Raises
     ------
     ValueError
-        If there is none of that name; the message lists the known ones and the nearest.
+        If the name is unknown; the message lists the known names and the nearest one.
     """
     found = _BY_NAME.get(name)
     if found is None:
@@ -119,7 +119,7 @@ def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
     text : str
         The policy.
     argument : str
-        What an error calls it.
+        Name of the argument in errors.
 
     Raises
     ------
@@ -132,10 +132,10 @@ def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
 
 
 def parse_options(text: str, argument: str, check: Callable[[str, str], Value]) -> dict[str, Value]:
-    """Read what stands behind a name: ``?option=value&option=value``.
+    """Read the options after a name: ``?option=value&option=value``.
 
-    `check` returns the value of an option from its text. ValueError, which calls the whole text
-    `argument`, if it raises one, or an option is malformed or given twice.
+    `check` returns the value of an option from its text. Raises ValueError, which calls the whole
+    text `argument`, if `check` does so or an option is malformed or given twice.
     """
     _, question, rest = text.partition("?")
     options: dict[str, Value] = {}
@@ -173,7 +173,7 @@ def entry_of(policy_class: type) -> Entry | None:
 
 
 def _entry_of(policy_class: type, twin: str) -> Entry | None:
-    # No closure: CPython 3.12 and 3.13 crash where there is no memory to make one.
+    # No closure: CPython 3.12 and 3.13 crash if no memory is left to create one.
     for known in _OF_CLASSES:
         module = sys.modules.get(f"{__package__}._{known.stem}_{twin}")
         if getattr(module, known.class_name, None) is policy_class:
