@@ -1,4 +1,4 @@
-"""ARC, compiled, for what builds on it."""
+"""ARC, compiled, for the classes derived from it."""
 
 from kvoffload._core.ring cimport Ring
 from kvoffload.policies._arc_lists_c cimport ARCLists

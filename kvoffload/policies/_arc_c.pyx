@@ -1,10 +1,10 @@
 """ARC, compiled (Megiddo & Modha, FAST'03, fig. 4), as vLLM adapts it.
 
 Structure
-    See ``_arc_lists_c`` for the lists, ``_arc_py`` for the Python twin and for where both differ
-    from the paper.
+    See ``_arc_lists_c`` for the lists, ``_arc_py`` for the Python twin and the differences from the
+    paper.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of pinned blocks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -2,10 +2,10 @@
 
 Structure
     See ``_arc_lists_c`` for the lists. A ghost's ``note`` is 1 once its return was counted. See
-    ``_arc_classic_py`` for the Python twin, for how the paper's requests map to calls, and for
-    where both differ from the paper.
+    ``_arc_classic_py`` for the Python twin, for how the paper's requests map to calls, and the
+    differences from the paper.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of pinned blocks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

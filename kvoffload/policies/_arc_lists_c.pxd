@@ -17,8 +17,8 @@ cdef enum:
 
 
 cdef class ARCLists(CompiledPolicy):
-    cdef double target      # size that T1 should have, in blocks: the paper's p
-    cdef int newcomers      # blocks that enter T1 for each victim, as far as a search counts them
+    cdef double target      # target size of T1, in blocks: the paper's p
+    cdef int newcomers      # blocks per victim that enter T1, as counted by a search
 
     # Adapt to a ghost of B1 (case II), of B2 (case III).
     cdef void raise_target(self) noexcept

@@ -1,10 +1,10 @@
 """Chains of resident blocks, compiled; see ``_chains_py`` for the rule.
 
 Structure
-    One link for each node of the table, by the node's id.
+    One link per node of the table, by the node's id.
 Invariants
-    A link names the node before and that block's link id. Ids are given once, also over a
-    clear, so a link to a block that has left, or whose node another block has got, names none.
+    A link names the node before and that block's link id. Ids are never reused, not even after a
+    clear, so a link is dead if its block has left or its node now holds another block.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -15,7 +15,7 @@ from kvoffload._core.table cimport NIL, Table
 cdef struct Link:
     uint64_t link_id        # of the block on this node, from 1; 0: no block
     uint64_t before_id      # of the block before, when it was linked
-    uint64_t position       # of the block in its queue: what came later has a greater one
+    uint64_t position       # of the block in its queue: later blocks have greater ones
     uint32_t before         # its node, NIL for none
     uint32_t num_behind     # blocks linked to this one
     uint32_t depth          # blocks before this one when it was linked
@@ -49,7 +49,7 @@ cdef inline void chains_insert(Chains* chains, uint32_t node_id) noexcept nogil:
 
 
 cdef inline Link* chains_before(Chains* chains, const Link* link) noexcept nogil:
-    """Return the link of the block before, NULL if there is none any more."""
+    """Return the link of the block before, or NULL if it has left or never existed."""
     cdef Link* before
     if link.before == NIL:
         return NULL
@@ -58,7 +58,7 @@ cdef inline Link* chains_before(Chains* chains, const Link* link) noexcept nogil
 
 
 cdef inline void chains_leave(Chains* chains, uint32_t node_id) noexcept nogil:
-    """Let a block leave the count of the one before it."""
+    """Remove a block from the count of the one before it."""
     cdef Link* before = chains_before(chains, chains.links + node_id)
     if before != NULL:
         before.num_behind -= 1

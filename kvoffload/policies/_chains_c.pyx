@@ -1,4 +1,4 @@
-"""The parts of chains that are not on the fast path; see ``_chains_c.pxd``."""
+"""The functions of chains outside the fast path; see ``_chains_c.pxd``."""
 
 from libc.string cimport memset
 

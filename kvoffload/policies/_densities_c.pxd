@@ -13,49 +13,49 @@ cdef enum:
     NUM_EPOCHS = 256
     STORED = 2              # bin of age 1: where a block is that was just stored
 
-# Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+# Classes from the sparsest on, if densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_CLASSES] SPARSEST_FIRST
 # Depart from LRU order only for a block that is sparser by a quarter: estimates are not more
 # accurate.
 cdef double NEARLY
 cdef double MOST_HAZARD
-# Share that the counts of the two neighbouring gaps have in those of a class.
+# Share of the counts of the two neighbouring gaps in those of a class.
 cdef double NEIGHBOUR_SHARE
 
 cdef struct Densities:
     double table[NUM_CLASSES][NUM_BINS]     # expected hits per block and request
     double reused[NUM_CLASSES][NUM_BINS]    # ages that ended in a use, decayed
     double dropped[NUM_CLASSES][NUM_BINS]   # ages that ended in forgetting, decayed
-    int64_t living[NUM_EPOCHS][NUM_CLASSES] # ages that go on, by the epoch of their start
-    int64_t ancient[NUM_CLASSES]            # those that started before
+    int64_t living[NUM_EPOCHS][NUM_CLASSES] # continuing ages, by the epoch of their start
+    int64_t ancient[NUM_CLASSES]            # those that started earlier
     uint32_t starts[NUM_EPOCHS]             # first request of each epoch less one; a ring
     uint32_t oldest                         # epoch in that ring
     uint32_t num_epochs
     uint64_t capacity                       # in blocks
     uint64_t epoch_touches
     double mean_length                      # of a request, in blocks
-    uint32_t known_last                     # the request last searched for, and its counts
+    uint32_t known_last                     # the request of the last search, and its counts
     int64_t* known_counts                   # NULL: none
 
 cdef void densities_open(Densities* densities, uint64_t capacity) noexcept
 cdef void densities_clear(Densities* densities) noexcept
 # Return the counts of the epoch that request `last` is in, `now` being the present one.
 cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexcept
-# Count a request of `length` blocks; at the end of an epoch, compute the table anew. Return the
-# factor by which counts fade then, else 0.
+# Count a request of `length` blocks; at the end of an epoch, recompute the table and return the
+# factor by which counts fade, else 0.
 cdef double end_request(Densities* densities, uint64_t length, uint32_t now) noexcept
-# Return the weight of what an estimate leans on, in blocks.
+# Return the weight of an estimate's prior, in blocks.
 cdef double prior_of(const Densities* densities) noexcept
 # Add to a row of counts those of the two neighbouring gaps, in part.
 cdef void add_neighbours(
     double[NUM_BINS]* counts, int reuse_class, double* row
 ) noexcept
-# Compute for each bin from `first` on the most hits that staying on from there can bring, per
-# block and unit of the `widths` of the bins.
+# Compute, for each bin from `first` on, the most hits that staying on from there can bring, per
+# block and unit of the bins' `widths`.
 cdef void best_densities(
     const double* hazards, const double* widths, int first, double* table
 ) noexcept
-# Copy what another has counted.
+# Copy the counts of another.
 cdef void densities_copy(Densities* densities, const Densities* other) noexcept
 
 
@@ -102,5 +102,5 @@ cdef inline void start_age(
 cdef inline void end_age(
     Densities* densities, int reuse_class, uint32_t last, uint32_t now
 ) noexcept:
-    """Count that the age which started at request `last` goes on no longer."""
+    """Count the end of the age that started at request `last`."""
     counts_at(densities, last, now)[reuse_class] -= 1

@@ -179,7 +179,7 @@ cdef void compute(Densities* densities, uint32_t now) noexcept:
 
 
 cdef void count_survivors(Densities* densities, uint32_t now, double[NUM_BINS]* survivors) noexcept:
-    """Count, by class and bin, how many ages reached the bin and were decided there."""
+    """Count, by class and bin, the ages that reached the bin and were decided there."""
     cdef double living[NUM_CLASSES][NUM_BINS]
     cdef double total
     cdef uint32_t epoch, index
@@ -206,7 +206,7 @@ cdef void count_survivors(Densities* densities, uint32_t now, double[NUM_BINS]* 
 cdef void common_hazards(
     Densities* densities, double[NUM_BINS]* survivors, double prior, double* hazards
 ) noexcept:
-    """Compute the probability of reuse by bin over all classes, by the room that they held."""
+    """Compute the probability of reuse by bin over all classes, weighted by their room."""
     cdef double weights[NUM_CLASSES]
     cdef double uses = 0.0, held = 0.0
     cdef double room, scale, reused, reached

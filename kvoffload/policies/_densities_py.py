@@ -1,22 +1,22 @@
-"""Estimates of reuse by age and class, behind the hit-density policy.
+"""Estimates of reuse by age and class, for the hit-density policy.
 
 Structure
-    A *use* of a block starts an *age*, counted in requests, that ends by the next use or by
-    forgetting the block. Ages are counted by the block's class and by bin; ages that still go on
-    are counted by the epoch that they started in. From these counts, at the end of each epoch,
-    the probability of reuse in each bin, and from it the *density*: hits to expect for each
-    request that the block stays (LHD: Beckmann, Chen & Cidon, NSDI'18).
+    A *use* of a block starts an *age*, counted in requests, that ends with the next use or when the
+    block is forgotten. Ages are counted by the block's class and by bin; continuing ages are
+    counted by the epoch in which they started. At the end of each epoch these counts give the
+    probability of reuse in each bin, and from it the *density*: the expected hits per request that
+    the block stays (LHD: Beckmann, Chen & Cidon, NSDI'18).
 Differs from the paper
-    Classes are numbers of uses and gaps between them, not applications; the counts include blocks
-    that are remembered after eviction, so that ages beyond the cache's own reach are known; the
-    densities are made to fall with age and to rise with use, so that no prefix is worth less than
-    what continues it.
+    Classes are numbers of uses and gaps between them, not applications. The counts include blocks
+    that are remembered after eviction, so that ages longer than blocks stay in the cache are known.
+    The densities are made to fall with age and to rise with use, so that no prefix is worth less
+    than its continuation.
 Classes
-    0: never used again. 1-7: used again once. 8-14: more often. Within the seven, the shorter the
-    gap between the last two uses the lower the number.
+    0: never used again. 1-7: used again once. 8-14: more often. Within the seven, a shorter gap
+    between the last two uses has a lower number.
 Cost
-    O(1) per event; O(classes x bins) per epoch, whatever the capacity. All in doubles, evaluated in
-    the order written here: both twins compute the same bits.
+    O(1) per event; O(classes x bins) per epoch, whatever the capacity. All sums are doubles,
+    evaluated in the order written here, so that both twins compute the same bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._twin_py import require
 NUM_GAPS = 7
 NUM_CLASSES = 1 + 2 * NUM_GAPS
 NUM_BINS = 64
-#: Epochs that are told apart; ages that started before count as the oldest.
+#: Number of distinct epochs; ages that started earlier count as the oldest.
 NUM_EPOCHS = 256
 
 #: Longest gap of each class but the last, in requests.
@@ -40,7 +40,7 @@ _LONGEST_GAP = (2, 6, 14, 30, 126, 510)
 BIN_START = tuple(b if b < 8 else (4 + (b - 8) % 4) << ((b - 8) // 4 + 1) for b in range(65))
 BIN_WIDTH = tuple(float(after - before) for before, after in pairwise(BIN_START))
 
-# A block that was never used again is taken to be half as likely to be, until data says more.
+# Without data, a block that was never used again is assumed half as likely to be used.
 _NEVER_REUSED = 0.5
 # Weight of the estimate over all classes: this many requests' blocks, or capacity / 64.
 _PRIOR_REQUESTS = 4.0
@@ -48,7 +48,7 @@ _PRIOR_CAPACITY_SHARE = 64.0
 # Hazard of the first bin before any data.
 _FIRST_HAZARD = 0.02
 MOST_HAZARD = 0.999
-# Share that the counts of the two neighbouring gaps have in those of a class.
+# Share of the counts of the two neighbouring gaps in those of a class.
 NEIGHBOUR_SHARE = 0.25
 # Counts lose half their weight over this many requests, or this many capacities of touches.
 _HALF_LIFE_REQUESTS = 1000.0
@@ -73,7 +73,7 @@ def class_after(gap: int, reuse_class: int) -> int:
 
 
 class Densities:
-    """The density of hits of each class at each age, learned from the ages that have ended."""
+    """The density of hits by class and age, learned from the ages that have ended."""
 
     __slots__ = (
         "_ancient",
@@ -90,21 +90,21 @@ class Densities:
 
     #: ``table[reuse_class][age_bin(age)]``: expected hits per block and request.
     table: list[list[float]]
-    #: Mean length of a request of late, in blocks.
+    #: Recent mean length of a request, in blocks.
     mean_length: float
     #: Number of the last request that was counted.
     request: int
 
     def __init__(self, cache_capacity: int) -> None:
         self._capacity = cache_capacity
-        # Before anything is known, the density is that of LRU, half of it for class 0.
+        # Without data, the density is that of LRU, half of it for class 0.
         self.table = [
             [(1.0 if reuse_class else _NEVER_REUSED) / max(1, start) for start in BIN_START[:-1]]
             for reuse_class in range(NUM_CLASSES)
         ]
         self._reused = _zeros()
         self._dropped = _zeros()
-        # Ages that go on, by the epoch that they started in: after its start, not at it.
+        # Continuing ages, by the epoch in which they started: after its start, not at it.
         self._epoch_starts = [0]
         self._living = [[0] * NUM_CLASSES]
         self._ancient = [0] * NUM_CLASSES
@@ -123,7 +123,7 @@ class Densities:
         self._living_at(request)[reuse_class] += 1
 
     def end(self, reuse_class: int, request: int) -> None:
-        """Count that the age which started at `request` goes on no longer."""
+        """Count the end of the age that started at `request`."""
         self._living_at(request)[reuse_class] -= 1
 
     def count_reuse(self, reuse_class: int, age: int) -> None:
@@ -131,11 +131,11 @@ class Densities:
         self._reused[reuse_class][age_bin(age)] += 1.0
 
     def count_drop(self, reuse_class: int, age: int) -> None:
-        """Count an age that ended unknown: the block was forgotten."""
+        """Count an age with an unknown end: the block was forgotten."""
         self._dropped[reuse_class][age_bin(age)] += 1.0
 
     def copy(self) -> Densities:
-        """Return another that has counted the same."""
+        """Return a copy with the same counts."""
         other = Densities(self._capacity)
         for name in Densities.__slots__:
             value = getattr(self, name)
@@ -146,13 +146,13 @@ class Densities:
 
     @property
     def prior(self) -> float:
-        """Weight of what an estimate leans on, in blocks."""
+        """Weight of an estimate's prior, in blocks."""
         return max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self.mean_length)
 
     def end_request(self, length: int, request: int) -> float | None:
-        """Count a request of `length` blocks; at the end of an epoch, compute the table anew.
+        """Count a request of `length` blocks; at the end of an epoch, recompute the table.
 
-        Returns the factor by which counts fade then, else None.
+        Returns the factor by which counts fade at the end of an epoch, else None.
         """
         self.request = request
         if self.mean_length == 0.0:
@@ -227,12 +227,12 @@ class Densities:
                     self._reused[reuse_class][bin_index] + self._dropped[reuse_class][bin_index]
                 )
                 survivors[reuse_class][bin_index] = total
-                # An age that goes on has been seen to survive the younger bins alone.
+                # A continuing age is known to have survived only the younger bins.
                 total += living[reuse_class][bin_index]
         return survivors
 
     def _common_hazards(self, survivors: list[list[float]], prior: float) -> list[float]:
-        """Return the probability of reuse by bin over all classes, by the room that they held."""
+        """Return the probability of reuse by bin over all classes, weighted by their room."""
         weights = []
         uses = held = 0.0
         for counts in survivors:
@@ -256,7 +256,7 @@ class Densities:
         return hazards
 
     def _check(self, ages: dict[int, list[int]]) -> None:
-        """Verify the counts of ages that go on against them: class -> requests of last use."""
+        """Verify the counts of continuing ages against `ages`: class -> requests of last use."""
         starts = self._epoch_starts
         require(starts == sorted(set(starts)), "epochs start one after the other")
         require(len(starts) == len(self._living) <= NUM_EPOCHS, "epochs are told apart")
@@ -275,7 +275,7 @@ class Densities:
 
 
 class SharedDensities(Densities):
-    """The densities that another policy learns; what happens here is not counted."""
+    """The densities that another policy learns; the uses here are not counted."""
 
     __slots__ = ("_learned",)
 
@@ -289,11 +289,11 @@ class SharedDensities(Densities):
 
     @property
     def request(self) -> int:  # type: ignore[override]
-        """The request that the other policy is at."""
+        """The present request of the other policy."""
         return self._learned.request
 
     def clear(self) -> None:
-        """Do nothing: the other policy's is cleared with it."""
+        """Do nothing: the other policy clears them."""
 
     def _check(self, ages: dict[int, list[int]]) -> None:
         """Do nothing: nothing is counted."""
@@ -311,11 +311,11 @@ def neighbours(reuse_class: int) -> list[int]:
 
 
 def best_densities(hazards: list[float], widths: Sequence[float], first: int) -> list[float]:
-    """Return for each bin from `first` on the most hits that staying on from there can bring.
+    """Return, for each bin from `first` on, the most hits that staying on from there can bring.
 
-    They are per block and unit of the `widths` of the bins.
+    The hits are per block and unit of the bins' `widths`.
 
-    To stay for a run of bins brings ``hits`` after ``time`` on average, and goes on with
+    Staying for a run of bins brings ``hits`` after ``time`` on average, and continues with
     probability ``lasting``; runs are joined, from the oldest bin, while that raises the density.
     """
     table = [1.0] * NUM_BINS

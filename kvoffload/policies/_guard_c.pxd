@@ -30,23 +30,23 @@ cdef struct Gain:
 
 cdef struct Guard:
     bint on
-    int rule                    # the trial that is followed
+    int rule                    # the followed trial
     int shift                   # one block in 2**shift is sampled
-    int64_t capacity            # of the cache that is guarded, in blocks
+    int64_t capacity            # of the guarded cache, in blocks
     double hits[NUM_RULES]      # recent hits of each trial, fading
-    uint32_t request            # number of the request that is served
+    uint32_t request            # number of the request being served
     uint32_t lag                # requests that a store of the cache takes
     bint store_begins           # the cache begins a store, and nothing was inserted since
-    uint32_t oldest             # index of the oldest store that is noted
+    uint32_t oldest             # index of the oldest noted store
     uint32_t num_noted
     Noted noted[MOST_NOTED]
     Trials trials
     Trials* plain               # hit density without hints; NULL before any
     Gain gain                   # since there is one
 
-# Return s where one block in 2**s is sampled for a cache of so many blocks.
+# Return s such that one block in 2**s is sampled for a cache of `capacity` blocks.
 cdef int sample_shift(int64_t capacity) noexcept
-# Reserve room for trials with so many ghosts; False, with nothing reserved, if there is none.
+# Reserve room for trials with ghosts; False, with nothing reserved, if there is no memory.
 cdef bint guard_open(
     Guard* guard, int64_t capacity, uint32_t never_reused, uint32_t reused
 ) noexcept
@@ -54,8 +54,8 @@ cdef void guard_close(Guard* guard) noexcept
 cdef void guard_clear(Guard* guard) noexcept
 # Note a store of the cache by its first key.
 cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept
-# Serve a request to the trials, and follow the leader. Its session `ends` or not; it begins `turn`,
-# NULL for none; `plain` are the densities without hints, NULL before any.
+# Serve a request to the trials, and follow the leader. `ends` says whether its session ends; it
+# begins `turn`, NULL for none; `plain` are the densities without hints, NULL before the first hint.
 cdef void guard_serve(
     Guard* guard,
     Table* table,
@@ -69,14 +69,14 @@ cdef void guard_serve(
 ) noexcept
 # Make room for releases; False if there is no memory.
 cdef bint guard_ensure_release(Guard* guard) noexcept
-# Let blocks of all trials leave before all others.
+# Release blocks in all trials.
 cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept
-# Take a later word on the return of the session that has used the blocks.
+# Apply a later hint of the return of the session that has used the blocks.
 cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept
 # Go on with two trials of hit density: one with hints, and one without, in `plain`.
 cdef void guard_divide(Guard* guard, Trials* plain) noexcept
-# Return what hints of returns bring, None where it is not known.
+# Return the gain by hints of returns, None if it is unknown.
 cdef object guard_gain(const Guard* guard)
-# Return the size that T1 should have in the guarded cache.
+# Return the target size of T1 in the guarded cache.
 cdef double guard_target(const Guard* guard) noexcept
 cdef const char* guard_check(Guard* guard) noexcept

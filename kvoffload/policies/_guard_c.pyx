@@ -32,7 +32,7 @@ from kvoffload.types import HintGain
 
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 cdef double FADE = 0.9988454217380301
-# The leader must be ahead by this many requests' blocks.
+# The leader must be ahead by the blocks of this many requests.
 cdef double LEAD = 1.0
 cdef double STANDARD_ERRORS = 2.5
 cdef double TRIAL_BIAS = 0.17
@@ -41,7 +41,7 @@ cdef double TRIAL_BIAS = 0.17
 cdef int[NUM_RULES] ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
 
 cdef enum:
-    # A trial has from this many blocks on, while at least one block in four is sampled ...
+    # A trial has at least this many blocks while at least one block in four is sampled ...
     LEAST_TRIAL_BLOCKS = 64
     MOST_SHIFT = 2
     LEAST_COMPARED = 256
@@ -51,7 +51,7 @@ cdef int sample_shift(int64_t capacity) noexcept:
     cdef int shift = 0
     while capacity >> shift >= 2 * LEAST_TRIAL_BLOCKS and shift < MOST_SHIFT:
         shift += 1
-    # ... and no more than fit, however few are sampled then.
+    # ... and no more than fit, however small the sample then is.
     while capacity >> shift > MOST_TRIAL_BLOCKS:
         shift += 1
     return shift
@@ -89,7 +89,7 @@ cdef void guard_clear(Guard* guard) noexcept:
 
 
 cdef inline uint64_t mix(const uint8_t* key, uint64_t length) noexcept:
-    """Return the number of which the low bits say whether a block is sampled."""
+    """Return the number whose low bits decide whether a block is sampled."""
     cdef uint64_t mixed = 0, word
     while length >= 8:
         memcpy(&word, key, 8)
@@ -129,7 +129,7 @@ cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
 
 
 cdef void measure_lag(Guard* guard, Table* table) noexcept:
-    """Forget the noted stores that have ended; the last of them tells the lag."""
+    """Forget the noted stores that have ended; take the lag from the last of them."""
     cdef Noted* noted
     while guard.num_noted:
         noted = &guard.noted[guard.oldest]
@@ -191,9 +191,9 @@ cdef void guard_serve(
 cdef uint32_t take_sample(
     Guard* guard, Table* table, const Batch* batch, Py_ssize_t num_stored
 ) noexcept:
-    """Take what is sampled into the requests of the trials.
+    """Add the sampled blocks to the requests of the trials.
 
-    Return how many of these blocks are among the `num_stored` leading ones of the batch.
+    Return the number of these blocks among the `num_stored` leading ones of the batch.
     """
     cdef uint64_t mask = (<uint64_t>1 << guard.shift) - 1
     cdef uint64_t length, hashed
@@ -214,7 +214,7 @@ cdef uint32_t take_sample(
 
 
 cdef void begin_turn(Trials* trials, const Turn* turn) noexcept:
-    """Let the request at work begin a turn of the trials' own."""
+    """Let the request at work begin one of the trials' own turns."""
     if turn != NULL:
         trials.turn = turns_begin(
             trials.turns, turn.begun, turn.said, turn.source, turn.half_octave

@@ -1,29 +1,29 @@
-"""The guard of hit density: follow LRU or ARC while they bring more hits.
+"""The guard of hit density: follows LRU or ARC while they bring more hits.
 
-Hit density learns how blocks are used again, and is behind while it does, and where what it
-assumes does not hold. So three small caches, the *trials*, serve a sample of the blocks side by
-side, by LRU, by hit density and by ARC as published; and the cache that is guarded evicts by the
-rule of the one with the most hits. From the first hint of a session's return on there is a fourth,
-hit density without hints, which begins as a copy of the trial of hit density.
+Hit density has fewer hits while it learns how blocks are reused, and when its assumptions do not
+hold. So three small caches, the *trials*, serve a sample of the blocks side by side, by LRU, by hit
+density and by ARC as published; the guarded cache evicts by the rule of the trial with the most
+hits. The first hint of a session's return adds a fourth trial, hit density without hints, which
+begins as a copy of the trial of hit density.
 
 Structure
-    The trials hold keys, no slots. A block is sampled by its hash, one in ``2**shift``, and a trial
-    has that share of the capacity. The trial of hit density has rings, ghosts and turns of its own;
-    it reads the densities that the guarded policy learns, and counts nothing. The fourth reads
+    The trials hold keys, no slots. One block in ``2**shift`` is sampled, by its hash, and a trial
+    has that share of the capacity. The trial of hit density has its own rings, ghosts and turns; it
+    reads the densities that the guarded policy learns, and counts nothing. The fourth trial reads
     densities by class and last use that count all blocks.
-    A store of the cache takes a while, and while it does its blocks are no hits and may not leave.
-    So the stores of the trials take as long: the *lag*, in requests, which is measured. Noted are
-    the stores of the cache, 256 at most, each by its first block and its request. A request takes
-    off those at the old end of which the block is pending no longer; how long ago the last of these
-    began is the lag. At first it is 1: a store ends before the next request.
+    While the cache stores blocks, they are not hits and may not leave. So the stores of the trials
+    take equally long: the *lag*, in requests, which is measured. The guard notes the stores of the
+    cache, at most 256, each by its first block and its request. A request removes the stores at the
+    old end whose block is no longer pending; the lag is the number of requests since the last of
+    these began. It starts at 1: a store ends before the next request.
 Invariants
     A block that a trial has stored is pending for `lag` requests, this one included.
 Cost
-    O(1) per block for the choice whether it is sampled; for one that is, three times that of a
-    policy. Below 1,024 blocks in a trial, whatever the capacity.
+    O(1) per block to decide whether it is sampled; a sampled block costs three times as much as in
+    a policy. A trial has fewer than 1,024 blocks, whatever the capacity.
 Differs from set sampling (Qureshi et al., "A Case for MLP-Aware Cache Replacement", ISCA 2006)
-    The trials lie beside the cache instead of in a part of it; the hits of all three count, with
-    a half-life, so that the guard finds back after a change.
+    The trials run beside the cache instead of in a part of it; the hits of all three count, with a
+    half-life, so that the guard recovers after a change.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ LRU, HIT_DENSITY, PLAIN, ARC = RULES
 
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 _FADE = 0.9988454217380301
-# The leader must be ahead by this many requests' blocks.
+# The leader must be ahead by the blocks of this many requests.
 _LEAD = 1.0
-# Stores of the cache that are noted.
+# Most stores of the cache that are noted.
 _MOST_NOTED = 256
-# A trial has from this many blocks on, while at least one block in four is sampled ...
+# A trial has at least this many blocks while at least one block in four is sampled ...
 _LEAST_TRIAL_BLOCKS = 64
 _MOST_SHIFT = 2
-# ... and fewer than this many, however few are sampled then.
+# ... and fewer than this many, however small the sample then is.
 _TRIAL_BLOCKS_BOUND = 1024
-# Blocks of a request that a trial looks at, in its capacities.
+# Most blocks of a request that a trial examines, as a multiple of its capacity.
 _SAMPLE_CAPACITIES = 4
 
-# Requests from which on it is told what hints bring; half of the interval around that in standard
-# errors, more than 1.96 since requests depend on one another; and how far trials of one block may
-# be off beyond that, those of n in proportion to 1 / sqrt(n).
+# Requests after which the gain by hints is reported; half the width of its interval in standard
+# errors, more than 1.96 since requests depend on one another; and the additional error of trials of
+# one block, which for n blocks is divided by sqrt(n).
 _LEAST_COMPARED = 256
 _STANDARD_ERRORS = 2.5
 _TRIAL_BIAS = 0.17
@@ -74,7 +74,7 @@ _MASK = 2**64 - 1
 
 
 def sample_shift(capacity: int) -> int:
-    """Return s where one block in ``2**s`` is sampled for a cache of so many blocks."""
+    """Return s such that one block in ``2**s`` is sampled for a cache of `capacity` blocks."""
     shift = 0
     while capacity >> shift >= 2 * _LEAST_TRIAL_BLOCKS and shift < _MOST_SHIFT:
         shift += 1
@@ -84,7 +84,7 @@ def sample_shift(capacity: int) -> int:
 
 
 def is_sampled(block_hash: BlockHash, shift: int) -> bool:
-    """Return whether a block is in the sample, by its hash alone; the same in both twins."""
+    """Return whether a block is in the sample, from its hash only; the same in both twins."""
     mixed = 0
     for start in range(0, len(block_hash), 8):
         word = int.from_bytes(block_hash[start : start + 8], "little")
@@ -95,7 +95,7 @@ def is_sampled(block_hash: BlockHash, shift: int) -> bool:
 
 
 class Trial:
-    """A cache of keys, without slots, of which the stores take some requests."""
+    """A cache of keys, without slots, whose stores take some requests."""
 
     __slots__ = ("_storing", "policy")
 
@@ -111,9 +111,9 @@ class Trial:
                 resident[block_hash].ref_cnt = 0
 
     def serve(self, batch: list[BlockHash], request: int, *, ends: bool) -> int:
-        """Serve a request; return how many leading blocks it has found ready.
+        """Serve a request; return the number of leading blocks that were ready.
 
-        That of a session that `ends` takes only free slots and those of released blocks.
+        If the session `ends`, the request takes only free slots and those of released blocks.
         """
         policy = self.policy
         resident = policy._resident
@@ -135,7 +135,7 @@ class Trial:
         return found
 
     def copy(self, policy: PythonPolicy) -> Trial:
-        """Return another in the same state, with a copy of its policy."""
+        """Return a copy in the same state, over `policy`, a copy of its policy."""
         other = Trial(policy)
         other._storing.extend((request, list(stored)) for request, stored in self._storing)
         return other
@@ -150,17 +150,17 @@ class Trial:
 class Gain:
     """Fading sums over the requests that hit density has served with hints and without.
 
-    The gain is a ratio of sums, hits gained over blocks asked for. With weights w, of which the
-    error has the squares, its variance is that of independent requests,
-    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks. Small
-    caches differ from large ones besides.
+    The gain is a ratio of sums, hits gained over blocks asked for. Its variance, with weights w
+    whose squares enter the error, is that of independent requests,
+    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks. The
+    difference between small and large caches adds to it.
     """
 
     requests: int = 0
     blocks: float = 0.0
     hits: float = 0.0
     plain: float = 0.0
-    # By the squares of the weights: of d * d, d * a, a * a.
+    # Weighted by the squares: sums of d * d, d * a, a * a.
     squares: float = 0.0
     products: float = 0.0
     squared_blocks: float = 0.0
@@ -177,7 +177,7 @@ class Gain:
         self.squared_blocks = self.squared_blocks * (_FADE * _FADE) + blocks * blocks
 
     def seen(self, capacity: int, *, followed: bool) -> HintGain | None:
-        """Return what hints bring to trials of a capacity; None without enough data."""
+        """Return the gain by hints in trials of a capacity; None without enough data."""
         if self.requests < _LEAST_COMPARED or self.blocks <= 0.0:
             return None
         hit_ratio, plain = self.hits / self.blocks, self.plain / self.blocks
@@ -191,32 +191,32 @@ class Gain:
 
 
 class DensityTrial(PythonPolicy):
-    """The calls of the guard on the policy of the trial of hit density."""
+    """The interface of the trial of hit density that the guard calls."""
 
     __slots__ = ()
 
     @abstractmethod
     def begin_turn(self, turn: Turn | None) -> None:
-        """Take the next request for one that begins a turn, or none."""
+        """Let the next request begin a turn, or none."""
 
     @abstractmethod
     def heed(self, returns: Returns) -> None:
-        """Rank blocks by what is learned of returns, too."""
+        """Rank blocks by the statistics of returns, too."""
 
     @abstractmethod
     def copy(self, learned: Densities) -> PythonPolicy:
-        """Return another with the same blocks and ghosts, of no turns, which reads `learned`."""
+        """Return a copy with the same blocks and ghosts, without turns, that reads `learned`."""
 
     @abstractmethod
     def join(self, batch: list[BlockHash], turn: Turn) -> None:
-        """Take a later word on the return of a request's session."""
+        """Apply a later hint of the return of a request's session."""
 
 
 class Guard:
-    """The rule by which a cache evicts: that of the trial with the most hits.
+    """The choice of the rule by which a cache evicts: that of the trial with the most hits.
 
     `density_trial` is hit density at ``cache_capacity >> sample_shift(cache_capacity)`` blocks,
-    reading the densities of the policy that is guarded.
+    and reads the densities of the guarded policy.
     """
 
     __slots__ = (
@@ -247,7 +247,7 @@ class Guard:
         }
         self._noted: deque[tuple[BlockHash, int]] = deque(maxlen=_MOST_NOTED)
         self._lag = 1
-        self._request = 0  # number of the request that is served
+        self._request = 0  # number of the request being served
         self._store_begins = False  # nothing was inserted since
         self._rule = HIT_DENSITY
         self._hits = dict.fromkeys(self._trials, 0.0)
@@ -255,7 +255,7 @@ class Guard:
 
     @property
     def rule(self) -> str:
-        """Name of the trial that is followed."""
+        """Name of the followed trial."""
         return self._rule
 
     @property
@@ -265,11 +265,11 @@ class Guard:
 
     @property
     def gain(self) -> HintGain | None:
-        """Gain by hints of returns in the trial that heeds them, of late."""
+        """Recent gain by hints of returns in the trial that heeds them."""
         return self._gain.seen(self._arc.cache_capacity, followed=self._rule == HIT_DENSITY)
 
     def set_declining(self, allowed: bool) -> None:
-        """Allow the trials of hit density to decline blocks, or forbid it."""
+        """Allow or forbid the trials of hit density to decline blocks."""
         for name in (HIT_DENSITY, PLAIN):
             if name in self._trials:
                 self._trials[name].policy._set_declining(allowed)
@@ -285,18 +285,18 @@ class Guard:
         self._hits = {name: hits[name] for name in RULES}
 
     def say(self, batch: list[BlockHash], turn: Turn) -> None:
-        """Take a later word on the return of the session that has used the blocks."""
+        """Apply a later hint of the return of the session that has used the blocks."""
         self._density_trial.join(self._sample(batch), turn.copy())
 
     def release(self, batch: list[BlockHash]) -> None:
-        """Let blocks of all trials leave before all others."""
+        """Release blocks in all trials."""
         sample = self._sample(batch)
         for trial in self._trials.values():
             trial.policy._release(sample)
 
     @property
     def target_t1_size(self) -> float:
-        """Size that ARC's T1 should have in the cache that is guarded, in blocks."""
+        """Target size of ARC's T1 in the guarded cache, in blocks."""
         return self._arc.target_t1_size * self._capacity / self._arc.cache_capacity
 
     def begin_store(self) -> None:
@@ -321,9 +321,9 @@ class Guard:
     ) -> None:
         """Serve a request to the trials, and follow the leader.
 
-        Behind the `num_stored` leading blocks, which are not being stored, no trial has a hit.
-        `resident` is of the cache, `mean_length` in blocks of the requests of late. The request
-        begins `turn`, or none; its session `ends` with it or not.
+        No trial has a hit after the `num_stored` leading blocks, which are not being stored.
+        `resident` holds the cache's blocks, `mean_length` is the mean length of recent requests in
+        blocks. The request begins `turn`, or none; `ends` says whether its session ends with it.
         """
         self._request += 1
         self._measure_lag(resident)
@@ -331,7 +331,7 @@ class Guard:
         self._serve(batch, num_stored, mean_length, ends=ends)
 
     def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:
-        """Forget the noted stores that have ended; the last of them tells the lag."""
+        """Forget the noted stores that have ended; take the lag from the last of them."""
         while self._noted:
             block_hash, began = self._noted[0]
             status = resident.get(block_hash)

@@ -1,6 +1,6 @@
 """The state of hit density from the first hint of a return on, compiled.
 
-Without hints nothing of it exists; a *record* is what is known of a block, resident or ghost.
+Without hints this state does not exist; a *record* holds the facts on a block, resident or ghost.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -20,18 +20,18 @@ cdef struct Hinted:
     uint32_t* ghost_parts       # by position: of the ghosts that are OF_TURN
     uint64_t num_positions
     Returns returns
-    Densities plain             # by class and last use alone, of all blocks
+    Densities plain             # by class and last use only, of all blocks
     Turns trial_turns           # of the guard's trial; blocks are entries
-    Trials plain_trial          # the guard's fourth trial, of hit density alone
+    Trials plain_trial          # the guard's fourth trial, only of hit density
     Tails tails                 # the search for victims at work
 
-# Make an empty one; NULL, with nothing reserved, if there is no memory. `sample` are the trials
-# of the guard, NULL without.
+# Create an empty state; NULL, with nothing reserved, if there is no memory. `sample` are the trials
+# of the guard, NULL without a guard.
 cdef Hinted* hinted_open(
     uint64_t num_nodes, uint64_t num_positions, const Trials* sample
 ) noexcept
 cdef void hinted_close(Hinted* hinted) noexcept
-# Make room for so many nodes; False if there is no memory.
+# Make room for `num_nodes` nodes; False if there is no memory.
 cdef bint hinted_ensure(Hinted* hinted, uint64_t num_nodes) noexcept
 
 
@@ -52,7 +52,7 @@ cdef inline void start_record(
 cdef inline void end_record(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t last, uint32_t now, uint32_t part
 ) noexcept:
-    """Count that such an age goes on no longer."""
+    """Count that such an age has ended."""
     if hinted == NULL:
         end_age(learned, reuse_class, last, now)
         return
@@ -79,7 +79,7 @@ cdef inline void count_reuse(
 cdef inline void count_drop(
     Densities* learned, Hinted* hinted, int reuse_class, uint32_t age, uint32_t part
 ) noexcept:
-    """Count an age that ended unknown: the block was forgotten."""
+    """Count an age with an unknown end: the block was forgotten."""
     cdef int bin_index = age_bin(age)
     if hinted != NULL:
         hinted.plain.dropped[reuse_class][bin_index] += 1.0

@@ -1,4 +1,4 @@
-"""Hit density, compiled, for what is built on it; see ``_hit_density_c.pyx``."""
+"""Hit density, compiled, for the classes derived from it; see ``_hit_density_c.pyx``."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -14,10 +14,10 @@ from kvoffload.policies._twin_c cimport Hint
 cdef enum:
     NONE = -1
 
-# What a candidate for leaving offers.
+# The facts by which candidates for eviction are compared.
 cdef struct Offer:
     int index               # of a ring or, NUM_RINGS greater, of a tail
-    uint32_t place          # of those that are alike the one with the lowest leaves
+    uint32_t place          # ties go to the lowest
     uint32_t age
     double density
 
@@ -36,13 +36,13 @@ cdef class _HitDensity(Records):
     cdef Batch* offered             # the batch of a store that is being settled
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
-    cdef bint declines              # blocks that are sparser than those that they would push out
+    cdef bint declines              # blocks sparser than those that they would replace
     cdef Guard protector
-    cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
+    cdef int64_t t1_size            # by ARC's rule: of ring 0, with the blocks that replace victims
     cdef double t1_target
-    cdef bint has_hints             # of returns or ends: else all is counted, and of no turn
-    cdef list source_names          # of hints, by number, None where there is none yet
-    cdef str new_source             # the last that `c_source` was asked for, if unknown
+    cdef bint has_hints             # of returns or ends: without, all are counted, with no turn
+    cdef list source_names          # of hints, by number, None if not yet named
+    cdef str new_source             # the last unknown argument of `c_source`
     cdef int num_sources            # that have names
     cdef bint says                  # hints at work: they say when the session returns, ...
     cdef double said                # ... in seconds, as it is counted, ...

@@ -1,14 +1,14 @@
-"""Hit density, compiled: evict, or do not store, what brings the fewest hits for its slot.
+"""Hit density, compiled: evict, or do not store, the blocks with the fewest hits per slot.
 
 Structure
-    One ring for each class of blocks and one more for class 0, beside the records of
-    ``_records_c``, the guard and, from the first hint of a return on, what ``_hinted_c`` has: rings
-    of the blocks that belong to turns, which a search does not park. See ``_hit_density_py`` for
-    the Python twin and for where both differ from the paper.
+    One ring per class of blocks and one more for class 0, beside the records of ``_records_c``, the
+    guard and, from the first hint of a return on, the state of ``_hinted_c``: rings of the blocks
+    that belong to turns, which a search does not park. See ``_hit_density_py`` for the Python twin
+    and the differences from the paper.
 Cost
-    insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), whatever is pinned,
-    with the 16 rings for a constant. With hints a search looks at each ring of turns that holds
-    blocks, and passes over those at its ends that may not leave.
+    insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), regardless of pinned
+    blocks, with the 16 rings as a constant. With hints a search examines each ring of turns that
+    holds blocks, and skips blocks at its ends that may not leave.
 """
 
 from libc.math cimport isnan
@@ -150,12 +150,12 @@ cdef enum:
     ALL_GHOSTS = 7
 
 cdef object MOST_GHOSTS = 2**32 - 2
-# Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+# Rings from the sparsest on, if densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_RINGS] SPARSEST_FIRST = [0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
 # Names of the trials, by their ids, and their ids in the order of the Python twin.
 cdef tuple RULES = ("lru", "hit-density", "arc-classic", "plain")
 cdef int[4] RULE_ORDER = [LRU, HIT_DENSITY, PLAIN, ARC]
-# What a search by a rule looks for among the blocks of turns.
+# The search among the blocks of turns, by rule.
 cdef Search[4] SEARCHES = [BY_USE, BY_RETURN, BY_LISTS, BY_DENSITY]
 
 
@@ -250,13 +250,13 @@ cdef class _HitDensity(Records):
 
     @property
     def guard(self):
-        """Whether LRU or ARC may be followed, as given; 0 where the capacity is 0."""
+        """Whether LRU or ARC may be followed, as given; 0 if the capacity is 0."""
         self.require_ready()
         return int(self.protector.on)
 
     @property
     def rule(self):
-        """The policy that is followed: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
+        """The followed policy: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
 
         ``plain`` is hit density without hints.
         """
@@ -277,9 +277,9 @@ cdef class _HitDensity(Records):
 
     @property
     def hint_sources(self):
-        """Facts on each source that says when sessions return, the first heard first.
+        """Facts on each source that says when sessions return, in the order of first hints.
 
-        16 are told apart; the one behind them, without a name, is all others.
+        16 are distinguished; an entry without a name after them stands for all others.
         """
         cdef int source
         self.require_ready()
@@ -301,7 +301,7 @@ cdef class _HitDensity(Records):
 
     @property
     def num_requests(self):
-        """Number of requests that were seen: ages are counted in these."""
+        """Number of requests so far, the unit of ages."""
         self.require_ready()
         return self.request
 
@@ -309,7 +309,7 @@ cdef class _HitDensity(Records):
     def rings(self):
         """Resident blocks by class, with their live statuses, least recent first; read-only.
 
-        The last ring has those of class 0 that ARC's rule takes for used again.
+        The last ring has the blocks of class 0 that ARC's rule treats as used again.
         """
         self.require_ready()
         return tuple([BlocksView(self, ring_index) for ring_index in range(NUM_RINGS)])
@@ -324,7 +324,7 @@ cdef class _HitDensity(Records):
         ])
 
     def begun(self, hashes, hints=None):
-        """Hear that a request begins, with what its client says of the session's return."""
+        """Handle the beginning of a request, with the client's hints of the session's return."""
         cdef Hint said
         cdef const Hint* hint
         cdef list batch
@@ -332,7 +332,7 @@ cdef class _HitDensity(Records):
             CachePolicy.begun(self, hashes, hints)
             return
         self.require_ready()
-        hint = self.hint_of(hints, None, &said)  # before the batch: it may run Python code
+        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "begun")
         find_all(self.table, &self.batch)
         self.begin_request(&self.batch, hint)
@@ -345,7 +345,7 @@ cdef class _HitDensity(Records):
         return self.rings[ring_index].size + self.hinted.turns.num_on[ring_index]
 
     def _ring_keys(self, int ring_index):
-        """Return the keys of a ring, from 0, least recent first, then of those of turns."""
+        """Return the keys of a ring, from 0, least recent first, then those of its turns."""
         cdef int collecting
         self.require_ring(ring_index)
         collecting = PyGC_Disable()
@@ -390,7 +390,7 @@ cdef class _HitDensity(Records):
         cdef const Hint* hint
         cdef list batch
         self.require_ready()
-        hint = self.hint_of(hints, None, &said)  # before the batch: it may run Python code
+        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)
         self.finish_request(&self.batch, hint)
@@ -407,7 +407,7 @@ cdef class _HitDensity(Records):
         return number
 
     cdef bint prepare_hints(self, int source) noexcept:
-        """Make room for what follows from the first hint of a source."""
+        """Make room for the state that the first hint of a source creates."""
         cdef uint64_t num_ghosts = <uint64_t>self.memory.clocks[0].size + self.memory.clocks[1].size
         if not guard_ensure_release(&self.protector):
             return False
@@ -418,12 +418,12 @@ cdef class _HitDensity(Records):
         return self.prepared != NULL and returns_ensure(&self.prepared.returns, source)
 
     cdef void heed(self, const Hint* hint) noexcept:
-        """Note what hints say of a return, unless the session ends."""
+        """Note the hint of a return, unless the session ends."""
         cdef Hinted* prepared = self.prepared
         self.says = False
         if hint == NULL or hint.expect_s <= 0.0:
             return
-        # Gone where the policy was cleared since `c_source` was asked.
+        # NULL if the policy was cleared after the call of `c_source`.
         if prepared == NULL or prepared.returns.sources[hint.source] == NULL:
             return
         if self.hinted == NULL:
@@ -447,7 +447,7 @@ cdef class _HitDensity(Records):
         self.source = hint.source
 
     cdef uint32_t new_turn(self, double now) noexcept:
-        """Begin the turn that the hints at work say."""
+        """Begin the turn that the hints at work describe."""
         self.hinted.returns.sources[self.source].hints += 1
         return turns_begin(
             &self.hinted.turns,
@@ -458,9 +458,9 @@ cdef class _HitDensity(Records):
         )
 
     cdef uint32_t turn_with(self, Batch* batch) noexcept:
-        """Return the turn of a request's own blocks, if the same was said when it began, or 0.
+        """Return the turn of a request's own blocks, if it began with the same hint, or 0.
 
-        It is open then.
+        The turn is open then.
         """
         cdef Turns* turns = &self.hinted.turns
         cdef Turn* turn
@@ -476,9 +476,9 @@ cdef class _HitDensity(Records):
         return 0
 
     cdef void note_own(self, Batch* batch) noexcept:
-        """Put 1 into ``indexes`` for each block of a request that is its own.
+        """Set ``indexes`` to 1 for each of a request's own blocks.
 
-        And 0 for those that were used after the deepest known one.
+        Blocks that were used after the deepest known one get 0.
         """
         cdef uint32_t last = 0, part = 0, used = 0
         cdef Py_ssize_t index
@@ -529,7 +529,7 @@ cdef class _HitDensity(Records):
         return False
 
     cdef void join(self, Batch* batch, uint32_t turn) noexcept:
-        """Let a request's own blocks belong to a turn, but those that sessions share."""
+        """Add a request's own blocks to a turn, except those that sessions share."""
         cdef uint32_t node_id, position
         cdef Py_ssize_t index
         for index in range(batch.size - 1, -1, -1):
@@ -583,7 +583,7 @@ cdef class _HitDensity(Records):
         )
 
     cdef void belong(self, uint32_t node_id, Node* node, uint32_t turn) noexcept:
-        """Let a block belong to a turn or none; its age is not counted meanwhile."""
+        """Assign a block to a turn or none; its age is not counted meanwhile."""
         cdef uint32_t part = part_of(self, node_id, node)
         cdef int ring = ring_of(node)
         if part == 0 and (turn == 0 or node.note & SHARED):
@@ -595,7 +595,7 @@ cdef class _HitDensity(Records):
         put(self, node_id, node, ring, join_part(self, turn, ring, node.note))
 
     cdef void belong_ghost(self, uint32_t position, uint32_t turn, int reuse_class) noexcept:
-        """The same of a ghost that is of `reuse_class` from now on."""
+        """Assign a ghost, of `reuse_class` from now on, to a turn or none."""
         cdef Ghost* ghost = self.memory.items + position
         cdef uint32_t part = self.part_of_ghost(position)
         ghost.kind = <uint8_t>(reuse_class + 1)
@@ -609,7 +609,7 @@ cdef class _HitDensity(Records):
             self.hinted.ghost_parts[position] = part
 
     cdef void change_ring(self, uint32_t node_id, Node* node, int ring) noexcept:
-        """Take a block to another ring of its class, in the same turn."""
+        """Move a block to another ring of its class, in the same turn."""
         cdef uint32_t former = part_of(self, node_id, node), part = former
         lift(self, node_id, node)
         if former:
@@ -637,7 +637,7 @@ cdef class _HitDensity(Records):
         self.serve(batch, self.hinted != NULL, now, hint != NULL and hint.ends)
 
     cdef void serve(self, Batch* batch, bint is_timed, double now, bint ends) noexcept:
-        """Count a request, at a time of seconds where it is timed."""
+        """Count a request, at time `now` in seconds if it is timed."""
         cdef Py_ssize_t num_stored
         cdef uint32_t turn = 0, latest_age = 0
         if batch.size == 0:
@@ -679,7 +679,7 @@ cdef class _HitDensity(Records):
     cdef uint32_t count_return(self, Batch* batch, bint is_timed) noexcept:
         """Count a return to the turn of the deepest known block.
 
-        Return how many requests ago that was used; 0 where none is known.
+        Return how many requests ago that block was used; 0 if none is known.
         """
         cdef uint32_t last = 0, part = 0
         if not self.find_deepest(batch, &last, &part):
@@ -727,11 +727,11 @@ cdef class _HitDensity(Records):
     cdef Py_ssize_t use(
         self, Batch* batch, bint finishes, uint32_t turn, uint32_t latest_age
     ) noexcept:
-        """Count a use of each block, or, where a request only `finishes`, none.
+        """Count a use of each block, or no use if the request only `finishes`.
 
-        The blocks belong to `turn` from now on, 0 for none; but those that were used less than
-        `latest_age` requests ago to none for good. Return how many leading blocks are not being
-        stored.
+        The blocks belong to `turn` from now on, 0 for none; blocks that were used less than
+        `latest_age` requests ago never belong to a turn again. Return the number of leading blocks
+        not being stored.
         """
         cdef uint32_t now = self.request, node_id, last, part
         cdef uint32_t ghost_position = NIL
@@ -773,13 +773,13 @@ cdef class _HitDensity(Records):
                 else:
                     self.renew_ghost(ghost_position)
                 continue
-            # It was a use of all before it, too: this record stands in for those that are lost.
+            # The use covers all blocks before it, too: this record replaces lost ones.
             age = now - last
             if use_class == NONE or age <= least_age:
                 least_age = age
                 use_class = reuse_class
             if node != NULL and is_plain and node.block.ref_cnt >= 0:
-                # Nearly all blocks where clients say nothing: what follows, with most left out.
+                # The common case without hints: the code below, reduced.
                 self.last[node_id] = now
                 end_age(&self.learned, reuse_class, last, now)
                 self.learned.reused[reuse_class][age_bin(age)] += 1.0
@@ -854,7 +854,7 @@ cdef class _HitDensity(Records):
     cdef bint repeats_request(self, Batch* batch) noexcept:
         """Return whether the request that began last has used all blocks of a batch.
 
-        Where that is so, ``indexes`` of the batch holds the positions of the ghosts.
+        If so, ``indexes`` of the batch holds the positions of the ghosts.
         """
         cdef Py_ssize_t index
         cdef uint32_t node_id, ghost_position
@@ -871,7 +871,7 @@ cdef class _HitDensity(Records):
         return True
 
     cdef Py_ssize_t num_stored(self, Batch* batch) noexcept:
-        """Return how many leading blocks are not being stored."""
+        """Return the number of leading blocks that are not being stored."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         for index in range(batch.size):
@@ -896,7 +896,7 @@ cdef class _HitDensity(Records):
                 self.renew_ghost(batch.indexes[index])
 
     cdef void renew_with_hints(self, Batch* batch) noexcept:
-        """Do as `renew` where blocks may be released, or belong to turns."""
+        """Implement `renew` if blocks may be released, or belong to turns."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         for index in range(batch.size - 1, -1, -1):
@@ -907,7 +907,7 @@ cdef class _HitDensity(Records):
                 self.renew_ghost(batch.indexes[index])
 
     cdef void use_at_once(self, Batch* batch) noexcept:
-        """Take the blocks of a request that is repeated at once into ARC's T2."""
+        """Move the blocks of an immediately repeated request to ARC's T2."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node
@@ -977,7 +977,7 @@ cdef class _HitDensity(Records):
             guard_note_store(&self.protector, hashed)
 
     cdef void take_in(self, uint32_t node_id, Node* node, uint32_t position) noexcept:
-        """Make a block of a ghost."""
+        """Turn a ghost into a block."""
         cdef Ghost* ghost = self.memory.items + position
         cdef int reuse_class = ghost.kind - 1
         cdef uint32_t part = self.part_of_ghost(position)
@@ -1092,7 +1092,7 @@ cdef class _HitDensity(Records):
                     self.take(ring_index)
                     admitted += 1
                     continue
-                # What continues a prefix is no denser: the first to fail decides for the rest.
+                # A continuation is no denser than its prefix: the first to fail decides.
                 if self.density_of(ring_index) >= self.stored_density(
                     self.ghost_offered(batch, admitted)
                 ):
@@ -1121,13 +1121,13 @@ cdef class _HitDensity(Records):
         return admitted
 
     cdef void offer(self, Batch* batch, int64_t admitted, int64_t n) noexcept:
-        """Note what is offered, for when the search is settled."""
+        """Note the offered batch until the search is settled."""
         self.offered = batch
         self.num_admitted = admitted
         self.num_offered = n
 
     cdef uint32_t ghost_offered(self, Batch* batch, int64_t index) noexcept:
-        """Return the position of the ghost of a key that is offered, or NIL."""
+        """Return the position of the ghost of an offered key, or NIL."""
         return ghosts_find(
             &self.memory, hash_item(self.table, batch, <Py_ssize_t>batch.indexes[index])
         )
@@ -1162,7 +1162,7 @@ cdef class _HitDensity(Records):
         tails_begin(tails, SEARCHES[self.protector.rule])
 
     cdef int next_to_leave(self) noexcept:
-        """Return the candidate that is to leave next by the rule in force, or NONE.
+        """Return the candidate that leaves next by the rule in force, or NONE.
 
         That is the number of a ring or, NUM_RINGS greater, of a tail of a ring of turns.
         """
@@ -1188,7 +1188,7 @@ cdef class _HitDensity(Records):
         # The blocks of a request that were never used again are its tail.
         if self.candidates[0].present and self.candidates[0].age == self.candidates[other].age:
             return 0
-        self.t1_size += 1       # the block that takes its place enters T1
+        self.t1_size += 1       # the block that replaces it enters T1
         return other
 
     cdef void advance(self, int ring_index) noexcept:
@@ -1202,13 +1202,13 @@ cdef class _HitDensity(Records):
         self.victims.size -= 1
         candidate.victim = self.victims.items[self.victims.size]
         candidate.age = self.request - self.last[candidate.victim.node_id]
-        # Its next chance is a request on.
+        # Its next chance is the next request.
         candidate.density = self.rule_densities().table[
             0 if ring_index == AGAIN else ring_index
         ][age_bin(candidate.age + 1)]
 
     cdef const Densities* rule_densities(self) noexcept:
-        """Return the densities by class and last use that the rule in force has."""
+        """Return the densities by class and last use that the rule in force reads."""
         if self.hinted == NULL or self.protector.rule == HIT_DENSITY:
             return &self.learned
         return &self.hinted.plain
@@ -1233,7 +1233,7 @@ cdef class _HitDensity(Records):
         return self.candidates[index].density
 
     cdef int next_with_turns(self) noexcept:
-        """Do as `next_to_leave` where blocks of turns may leave."""
+        """Implement `next_to_leave` if blocks of turns may leave."""
         cdef const Tails* tails = &self.hinted.tails
         cdef Offer offer, least, oldest, once, again
         cdef int index, heap
@@ -1265,11 +1265,11 @@ cdef class _HitDensity(Records):
             <double>self.t1_size > self.t1_target or once.age == again.age
         ):
             return once.index
-        self.t1_size += 1       # the block that takes its place enters T1
+        self.t1_size += 1       # the block that replaces it enters T1
         return again.index
 
     cdef int next_by_return(self) noexcept:
-        """Return the sparsest candidate, or the oldest of the rings where it is nearly so."""
+        """Return the sparsest candidate, or the oldest of the rings if that is nearly as sparse."""
         cdef const Tails* tails = &self.hinted.tails
         cdef const Candidate* candidate
         cdef int index, first = tails_first(tails, 0)
@@ -1298,7 +1298,7 @@ cdef class _HitDensity(Records):
             offer.place = tail.place
 
     cdef int sparsest(self) noexcept:
-        """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
+        """Return the ring of the sparsest, or the nearly as sparse oldest candidate, or NONE."""
         cdef int oldest = NONE, least = NONE, index, ring
         for index in range(NUM_RINGS):
             ring = SPARSEST_FIRST[index]
@@ -1315,7 +1315,7 @@ cdef class _HitDensity(Records):
         return oldest
 
     cdef void take(self, int index) noexcept:
-        """Choose a candidate; for that of a ring `advance` has made sure of room."""
+        """Choose a candidate; for a ring's candidate, `advance` has reserved room."""
         if index >= NUM_RINGS:
             self.take_of_turn(index - NUM_RINGS)
             return
@@ -1324,8 +1324,8 @@ cdef class _HitDensity(Records):
         self.advance(index)
 
     cdef void take_of_turn(self, int tail) noexcept:
-        """Choose the block at which a tail stands."""
-        # One more for a candidate of a ring.
+        """Choose the block at which a tail points."""
+        # One more, for a candidate of a ring.
         if not victims_ensure(&self.victims, self.victims.size + 2, 0):
             self.victims.no_memory = True
             return
@@ -1335,7 +1335,7 @@ cdef class _HitDensity(Records):
         tails_give(&self.hinted.tails, tail)
 
     cdef void close_candidates(self) noexcept:
-        """Give back the candidates that were not chosen."""
+        """Return the candidates that were not chosen to their rings."""
         cdef int ring_index
         cdef Victim* victim
         if not self.victims.managed:
@@ -1365,12 +1365,12 @@ cdef class _HitDensity(Records):
         self.remember(hashed, reuse_class, last, note, part)
 
     cdef void cancel(self) noexcept:
-        # The batch is the manager's, which may be gone when the next search is settled.
+        # The batch is the manager's; the manager may be gone when the next search is settled.
         self.offered = NULL
         Records.cancel(self)
 
     cdef void c_settled(self) noexcept:
-        """Mark the ghosts of what was offered and not stored."""
+        """Mark the ghosts of the offered blocks that were not stored."""
         cdef int64_t index
         cdef uint32_t position
         if self.offered == NULL:
@@ -1414,7 +1414,7 @@ cdef inline void start_block(
 
 
 cdef inline void lift(_HitDensity policy, uint32_t node_id, Node* node) noexcept:
-    """Take a block off the ring that it is on; its record still belongs to its turn."""
+    """Remove a block from its ring; its record still belongs to its turn."""
     if node.ring > NUM_RINGS:
         turns_take(&policy.hinted.turns, node_id)
         node.ring = 0
@@ -1425,7 +1425,7 @@ cdef inline void lift(_HitDensity policy, uint32_t node_id, Node* node) noexcept
 cdef inline void put(
     _HitDensity policy, uint32_t node_id, Node* node, int ring, uint32_t part
 ) noexcept:
-    """Make a block the most recent of the ring of its part, or of its class where that is 0."""
+    """Make a block the most recent of its part's ring, or of its class's ring if `part` is 0."""
     if part:
         turns_put(&policy.hinted.turns, part, node_id)
         node.ring = <uint8_t>(NUM_RINGS + 1 + ring)
@@ -1450,7 +1450,7 @@ cdef inline void to_most_recent(_HitDensity policy, uint32_t node_id, Node* node
 cdef inline uint32_t join_part(
     _HitDensity policy, uint32_t turn, int ring, uint8_t note
 ) noexcept:
-    """Let a record belong to a turn, unless that is 0 or it is shared; return the part."""
+    """Add a record to a turn, unless the turn is 0 or the record shared; return the part."""
     return turns_join(&policy.hinted.turns, turn, ring) if turn and not note & SHARED else 0
 
 
@@ -1460,7 +1460,7 @@ cdef inline void leave_part(_HitDensity policy, uint32_t part) noexcept:
 
 
 class HitDensityCachePolicy(_HitDensity, CachePolicy):
-    """A policy that evicts the block with the fewest hits to expect, and stores none with fewer.
+    """A policy that evicts the block with the fewest expected hits, and stores none with fewer.
 
     Parameters
     ----------

@@ -1,43 +1,45 @@
-"""Hit density: evict, or do not store, what brings the fewest hits for the slot that it takes.
+"""Hit density: evict, or do not store, the blocks that bring the fewest hits for their slots.
 
 After LHD (Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density",
-NSDI'18), with an admission rule of its own; ``_densities_py`` learns the densities.
+NSDI'18), with its own admission rule; ``_densities_py`` learns the densities.
 
 Structure
-    One ring for each class of blocks, least recent first; so the least dense block is one of the
-    oldest. Class 0 has a second ring: a request that is repeated at once is no use that densities
-    count, but by ARC's rule, while the guard follows that, its blocks are in T2.
-    Where a client says when its session returns, the blocks of the request belong to a *turn* and
-    stand on rings of ``_turns_py``, ranked by what ``_returns_py`` learns, until another request
+    One ring per class of blocks, least recent first, so the least dense block is one of the oldest.
+    Class 0 has a second ring: densities do not count an immediate repeat of a request as a use, but
+    ARC's rule, while the guard follows it, has its blocks in T2.
+    If a client says when its session returns, the blocks of the request belong to a *turn* and are
+    on rings of ``_turns_py``, ranked by the statistics of ``_returns_py``, until another request
     uses them. A block that was used after the deepest known block of a request is shared by
-    sessions: it belongs to no turn for good. The first such hint makes all of this, a second set of
-    densities, which count every block by class and last use, and the guard's trial that reads them.
-    Two clocks of ghosts, records of blocks that are not resident: of those never used again and
-    of the others. A ghost that was touched in its place is passed over once.
+    sessions and never belongs to a turn again. The first such hint creates these structures, a
+    second set of densities, which count every block by class and last use, and the guard's trial
+    that reads them. Two clocks of ghosts, which are records of blocks that are not resident: one of
+    blocks never used again and one of the others. A ghost that was touched in its place is skipped
+    once.
 Differs from the paper
-    The oldest of each ring are compared, no random sample; a block enters only if it is denser
-    than the one that it would push out; where the oldest block of all is nearly as sparse as the
-    sparsest, it is the one to leave. Above a tier nothing is declined while a block may leave: the
-    tier is offered only what is stored here, and is read through slots of this cache.
+    The oldest blocks of the rings are compared, not a random sample. A block enters only if it is
+    denser than the one that it would replace. If the oldest block of all is nearly as sparse as the
+    sparsest, the oldest leaves. Above a tier nothing is declined while a block may leave: the tier
+    is offered only blocks stored here, and is read through slots of this cache.
 Hints
-    The density of a block of a turn is per request, by the mean time between requests of late. Its
-    candidates count beside the oldest of the other rings; of equal ones the older leaves. With a
-    hint at the finish, the same words as at the beginning only take in the blocks of the answer;
-    others begin a turn then, unless others have used the blocks since. A request that is repeated
-    at once is no return, and its hint is one at the finish. Where the session ends, what is said of
-    a return is ignored. Blocks whose ghost was lost before they are stored belong to no turn.
-    Released blocks enter no count: theirs ends at the release, neither their leaving nor their next
-    use counts. They stay on their rings.
-    By the rule of another trial, the oldest block of each ring of turns is a candidate like those
-    of the other rings, by class and last use; ARC's T1 are the blocks of class 0 of both kinds.
+    The density of a block of a turn is per request, by the recent mean time between requests. Its
+    candidates are compared with the oldest of the other rings; of equal ones the older leaves. A
+    hint at the finish that equals the one at the beginning only adds the blocks of the answer to
+    the turn; a different hint begins a turn then, unless other requests have used the blocks since.
+    An immediate repeat of a request is not a return, and its hint counts as one at the finish. If
+    the session ends, a hint of its return is ignored. Blocks whose ghost was lost before they are
+    stored belong to no turn. Released blocks are not counted: their ages end at the release, and
+    neither their eviction nor their next use counts. They stay on their rings.
+    Under the rule of another trial, the oldest block of each ring of turns is a candidate like
+    those of the other rings, by class and last use; ARC's T1 holds the blocks of class 0 of both
+    kinds.
 Invariants
     ``_records`` holds a record of every resident block and every ghost. A resident block is on a
-    ring of its record's class; a ghost stands in the clock of its class at its record's position.
-    A prefix was used at least as recently and as often as what continues it, so it is at least as
+    ring of its record's class; a ghost is in the clock of its class at its record's position. A
+    prefix was used at least as recently and as often as its continuation, so it is at least as
     dense: a chain leaves last block first.
 Cost
-    insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the
-    16 rings for a constant. Nothing is drawn at random.
+    insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the 16
+    rings as a constant. Nothing is random.
 """
 
 from __future__ import annotations
@@ -60,18 +62,18 @@ from ._turns_py import AGAIN, NUM_HALF_OCTAVES, Part, Turn, TurnRings
 from ._twin_py import PythonPolicy, Victims, evictable, may_leave, require
 from ._views import BlocksView
 
-# Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+# Rings from the sparsest on, if densities tie: longer gaps first, then fewer uses.
 _SPARSEST_FIRST = (0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
 # Two in seven ghosts are of blocks that were used again.
 _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
 _NOT_A_GHOST = -1
 _STORED = age_bin(1)
-# Tails of one class that are told apart where all else is equal: the rings of turns, and one.
+# Number of places per class for ties: one per ring of turns, and one more.
 _PLACES = 2048
 
 _Ring = OrderedDict[BlockHash, BlockStatus]
-#: What a client says of its return: T in seconds, and the number of the source.
+#: A hint of a return: T in seconds, and the number of the source.
 _Said = tuple[float, int]
 
 
@@ -82,11 +84,11 @@ class _Record:
     reuse_class: int
     last: int  # number of the request
     position: int = _NOT_A_GHOST  # in the clock
-    passed_over: bool = False  # a ghost that is to be passed over once
+    passed_over: bool = False  # a ghost to skip once
     declined: bool = False  # a ghost that was not stored since its last touch
     is_again: bool = False  # on the ring AGAIN; its class is 0
-    part: Part | None = None  # of the turn that it belongs to
-    is_shared: bool = False  # used by others than one session: it belongs to no turn any more
+    part: Part | None = None  # of its turn
+    is_shared: bool = False  # used by several sessions: it belongs to no turn any more
     is_released: bool = False  # its age is not counted, until its next use
 
     @property
@@ -97,7 +99,7 @@ class _Record:
 
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """The hashes of a fixed number of ghosts, and a hand at the next to be forgotten."""
+    """The hashes of a fixed number of ghosts, and a hand at the next one to forget."""
 
     num_positions: int
     ghosts: list[BlockHash | None] = field(default_factory=list)  # by position, filled in order
@@ -105,7 +107,7 @@ class _Clock:
 
 
 class HitDensityCachePolicy(PythonPolicy):
-    """A policy that evicts the block with the fewest hits to expect, and stores none with fewer.
+    """A policy that evicts the block with the fewest expected hits, and stores none with fewer.
 
     Parameters
     ----------
@@ -153,9 +155,9 @@ class HitDensityCachePolicy(PythonPolicy):
         self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in _SPARSEST_FIRST)
         self._request = 0
         self._num_ghosts = 0
-        self._declines = True  # blocks that are sparser than those that they would push out
-        # From the first hint of a return on: what is learned of returns, and, for the guard, the
-        # densities by class and last use alone, of all blocks.
+        self._declines = True  # blocks sparser than those that they would replace
+        # From the first hint of a return on: the statistics of returns and, for the guard, the
+        # densities of all blocks by class and last use only.
         self._returns = None
         self._plain = None
         self._turns = TurnRings()
@@ -172,12 +174,12 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def guard(self) -> int:
-        """Whether LRU or ARC may be followed, as given; 0 where the capacity is 0."""
+        """Whether LRU or ARC may be followed, as given; 0 if the capacity is 0."""
         return int(self._guard is not None)
 
     @property
     def rule(self) -> str:
-        """The policy that is followed: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
+        """The followed policy: ``hit-density``, ``plain``, ``lru`` or ``arc-classic``.
 
         ``plain`` is hit density without hints.
         """
@@ -190,9 +192,9 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def hint_sources(self) -> tuple[HintSource, ...]:
-        """Facts on each source that says when sessions return, the first heard first.
+        """Facts on each source that says when sessions return, in the order of first hints.
 
-        16 are told apart; the one behind them, without a name, is all others.
+        16 are distinguished; an entry without a name after them stands for all others.
         """
         returns = self._returns  # which another thread may reset
         return () if returns is None else returns.seen()
@@ -204,14 +206,14 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were seen: ages are counted in these."""
+        """Number of requests so far, the unit of ages."""
         return self._request
 
     @property
     def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
         """Resident blocks by class, with their live statuses, least recent first; read-only.
 
-        The last ring has those of class 0 that ARC's rule takes for used again.
+        The last ring has the blocks of class 0 that ARC's rule treats as used again.
         """
         self._require_ready()
         return tuple(BlocksView(self, ring_index) for ring_index in range(len(self._rings)))
@@ -233,7 +235,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return dict.fromkeys(chain(self._rings[ring_index], of_turns))
 
     def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
-        """Hear that a request begins, with what its client says of the session's return."""
+        """Handle the beginning of a request, with the client's hints of the session's return."""
         if type(self).touch is not PythonPolicy.touch:  # a subclass's own
             super().begun(hashes, hints)
             return
@@ -281,7 +283,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _serve(
         self, batch: list[BlockHash], said: _Said | None, now: float | None, *, ends: bool = False
     ) -> None:
-        """Count a request; `now` is None where nobody told the time."""
+        """Count a request; `now` is None if the caller gave no time."""
         if not batch:
             return
         turn = None
@@ -323,10 +325,11 @@ class HitDensityCachePolicy(PythonPolicy):
         turn: Turn | None = None,
         latest: int | None = None,
     ) -> int:
-        """Count a use of each block, or, where a request only `finishes`, none.
+        """Count a use of each block, or no use if the request only `finishes`.
 
-        The blocks belong to `turn` from now on, or to none; but those that were used after request
-        `latest` to none for good. Returns how many leading blocks are not being stored.
+        The blocks belong to `turn` from now on, or to none; blocks that were used after request
+        `latest` never belong to a turn again. Returns the number of leading blocks not being
+        stored.
         """
         request, records = self._request, self._records
         last_use, use_class = 0, None
@@ -349,7 +352,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 continue
             if latest is not None and record.last > latest:
                 record.is_shared = True
-            # It was a use of all before it, too: this record stands in for those that are lost.
+            # The use covers all blocks before it, too: this record replaces lost ones.
             if use_class is None or record.last >= last_use:
                 last_use, use_class = record.last, record.reuse_class
             is_counted = self._end_age(record)
@@ -378,7 +381,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return True
 
     def _num_stored(self, batch: list[BlockHash]) -> int:
-        """Return how many leading blocks are not being stored."""
+        """Return the number of leading blocks that are not being stored."""
         resident = self._resident
         for index, block_hash in enumerate(batch):
             if block_hash in resident and resident[block_hash].ref_cnt < 0:
@@ -398,7 +401,7 @@ class HitDensityCachePolicy(PythonPolicy):
             self._place(record).move_to_end(block_hash)
 
     def _use_at_once(self, batch: list[BlockHash]) -> None:
-        """Take the blocks of a request that is repeated at once into ARC's T2."""
+        """Move the blocks of an immediately repeated request to ARC's T2."""
         for block_hash in reversed(batch):
             record = self._records[block_hash]
             status = self._resident.get(block_hash)
@@ -417,7 +420,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _reuse(
         self, block_hash: BlockHash, record: _Record, reuse_class: int, turn: Turn | None
     ) -> None:
-        """Give a block that is used again its class, its turn and the time of its last use."""
+        """Set the class, turn and last use of a block that is used again."""
         record.last = self._request
         if record.position == _NOT_A_GHOST:
             status = self._take_off(block_hash, record)
@@ -441,7 +444,7 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- turns -----------------------------------------------------------------------------
 
     def _said(self, hints: Hints | None) -> _Said | None:
-        """Return what hints say of a return, unless the session ends."""
+        """Return the hint of a return, or None if the session ends."""
         if hints is None or hints.expect_s is None:
             return None
         if self._returns is None:
@@ -468,7 +471,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return next((record for record in records if record is not None), None)
 
     def _own(self, batch: list[BlockHash]) -> list[BlockHash]:
-        """Return the blocks of a request, but those that were used after the deepest known one."""
+        """Return the blocks of a request except those used after the deepest known one."""
         deepest = self._deepest(batch)
         if deepest is None:
             return batch
@@ -477,14 +480,14 @@ class HitDensityCachePolicy(PythonPolicy):
         return [block for block in batch if block not in records or records[block].last <= latest]
 
     def _turn_with(self, own: list[BlockHash], said: _Said) -> Turn | None:
-        """Return the turn of a request's own blocks, if the same was said when it began."""
+        """Return the turn of a request's own blocks, if it began with the same hint."""
         records = (self._records.get(block_hash) for block_hash in reversed(own))
         parts = (record.part for record in records if record is not None)
         turns = (part.turn for part in parts if part is not None)
         return next((turn for turn in turns if (turn.said, turn.source) == said), None)
 
     def _join(self, own: list[BlockHash], turn: Turn) -> None:
-        """Let a request's own blocks belong to a turn, but those that sessions share."""
+        """Add a request's own blocks to a turn, except those that sessions share."""
         for block_hash in reversed(own):
             record = self._records.get(block_hash)
             if record is None or record.is_shared:
@@ -499,7 +502,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._place(record).move_to_end(block_hash)
 
     def _belong(self, block_hash: BlockHash, record: _Record, turn: Turn | None) -> None:
-        """Let a block belong to a turn or none; its age is not counted meanwhile."""
+        """Assign a block to a turn or none; its age is not counted meanwhile."""
         part = None if turn is None or record.is_shared else turn.part(record.ring)
         if part is record.part:
             return
@@ -511,7 +514,7 @@ class HitDensityCachePolicy(PythonPolicy):
             record.part = part
 
     def _change_part(self, record: _Record) -> None:
-        """Take a block that is on no ring to the part of its turn on its ring."""
+        """Move a block that is on no ring to the part of its turn on its ring."""
         if record.part is None:
             return
         if not record.is_released:
@@ -523,7 +526,7 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- counting --------------------------------------------------------------------------
 
     def _end_age(self, record: _Record) -> bool:
-        """End an age; return whether it was counted, which those of released blocks are not."""
+        """End an age; return whether it was counted, unlike those of released blocks."""
         if record.is_released:
             record.is_released = False
             return False
@@ -570,7 +573,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return None if record is None or record.position == _NOT_A_GHOST else record
 
     def _remember(self, block_hash: BlockHash, record: _Record) -> None:
-        """Turn a record into a ghost, in the place of the next one to be forgotten."""
+        """Turn a record into a ghost, in place of the next ghost to forget."""
         clock = self._clocks[record.reuse_class > 0]
         ghosts = clock.ghosts
         if not clock.num_positions:
@@ -596,7 +599,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._num_ghosts += 1
 
     def _forget(self, block_hash: BlockHash, record: _Record) -> None:
-        """Drop a record: how its age would have ended stays unknown."""
+        """Drop a record; the end of its age stays unknown."""
         if not record.is_released:
             self._count_drop(record)
         self._end_age(record)
@@ -612,7 +615,7 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- residence -------------------------------------------------------------------------
 
     def _place(self, record: _Record) -> _Ring:
-        """Return the blocks that a resident one stands among."""
+        """Return the ring, or part of a turn, that holds a resident block."""
         return self._rings[record.ring] if record.part is None else record.part.blocks
 
     def _take_off(self, block_hash: BlockHash, record: _Record) -> BlockStatus:
@@ -694,7 +697,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _take_in(
         self, hashes: list[BlockHash], num_admitted: int, victims: list[BlockHash]
     ) -> tuple[int, Victims]:
-        """Let the victims go for the leading blocks, and note that the others are declined."""
+        """Evict the victims for the leading blocks, and mark the others as declined."""
         for block_hash in hashes[num_admitted:]:
             ghost = self._ghost(block_hash)
             if ghost is not None:
@@ -706,9 +709,9 @@ class HitDensityCachePolicy(PythonPolicy):
     def _admit(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, list[BlockHash]]:
-        """Admit the leading blocks that are denser than those that they push out.
+        """Admit the leading blocks that are denser than the blocks that they replace.
 
-        Where nothing is declined, admit the leading blocks for which others may leave.
+        If nothing is declined, admit the leading blocks for which others may leave.
         """
         candidates = self._in_order_of_leaving(protected)
         victims: list[BlockHash] = []
@@ -718,7 +721,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if victim is None:
                 break
             ghost = self._ghost(block_hash)
-            # What continues a prefix is no denser: the first block to fail decides for the rest.
+            # A continuation is no denser than its prefix: the first block to fail decides.
             if self._declines and density >= self._stored_density(ghost):
                 break
             victims.append(victim)
@@ -737,7 +740,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _admit_all(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, list[BlockHash]]:
-        """Admit all blocks, as LRU and ARC do, or none where there is no room for all."""
+        """Admit all blocks, as LRU and ARC do, or none if there is no room for all."""
         need = max(0, len(hashes) - num_free)
         victims = [victim for victim, _ in islice(self._in_order_of_leaving(protected), need)]
         return (len(hashes), victims) if len(victims) == need else (0, [])
@@ -767,7 +770,7 @@ class HitDensityCachePolicy(PythonPolicy):
             yield from least_recent(once + again)
         elif self._guard is not None:
             t1_size = len(self._rings[0]) + self._turns.num_blocks(0)
-            # The blocks that take their places enter T1.
+            # The blocks that replace them enter T1.
             t1_size += sum(self._records[block_hash].ring != 0 for block_hash in released)
             yield from by_arc(once, again, t1_size, self._guard.target_t1_size)
 
@@ -821,18 +824,18 @@ class HitDensityCachePolicy(PythonPolicy):
         return tails
 
     def _measure_by(self, densities: Densities) -> Measure:
-        """Return what tells a block's last use and its density by that and its class."""
+        """Return a function of a block's last use and of its density by last use and class."""
         table, records, request = densities.table, self._records, self._request
 
         def measure(block_hash: BlockHash) -> tuple[int, float]:
             record = records[block_hash]
-            # Its next chance is a request on.
+            # Its next chance is the next request.
             return record.last, table[record.reuse_class][age_bin(request - record.last + 1)]
 
         return measure
 
     def _measure_by_return(self, block_hash: BlockHash) -> tuple[int, float]:
-        """Return a block's last use and its density by when its session returns."""
+        """Return a block's last use and its density by its session's return."""
         record = self._records[block_hash]
         if record.part is None or self._returns is None:
             return record.last, 0.0
@@ -926,7 +929,7 @@ def _leaving(
     protected: Collection[BlockHash],
     released: Collection[BlockHash],
 ) -> Iterator[tuple[BlockHash, BlockStatus]]:
-    """Yield those that may leave and are not released."""
+    """Yield the blocks that may leave and are not released."""
     for block_hash, status in blocks:
         if may_leave(block_hash, status, protected) and block_hash not in released:
             yield block_hash, status
@@ -937,7 +940,7 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
 
     __slots__ = ("_turn",)
 
-    _turn: Turn | None  # that the request begins which is served
+    _turn: Turn | None  # begun by the request being served
 
     def __init__(self, cache_capacity: int, ghosts: float, learned: Densities) -> None:
         super().__init__(cache_capacity, ghosts=ghosts, guard=0)
@@ -945,19 +948,19 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
         self._turn = None
 
     def begin_turn(self, turn: Turn | None) -> None:
-        """Take the next request for one that begins a turn, or none."""
+        """Let the next request begin a turn, or none."""
         self._turn = turn
 
     def join(self, batch: list[BlockHash], turn: Turn) -> None:
-        """Take a later word on the return of a request's session."""
+        """Apply a later hint of the return of a request's session."""
         self._join(self._own(batch), turn)
 
     def heed(self, returns: Returns) -> None:
-        """Rank blocks by what is learned of returns, too."""
+        """Rank blocks by the statistics of returns, too."""
         self._returns = returns
 
     def copy(self, learned: Densities) -> _Trial:
-        """Return another with the same blocks and ghosts, of no turns, which reads `learned`."""
+        """Return a copy with the same blocks and ghosts, without turns, that reads `learned`."""
         other = _Trial(self._cache_capacity, self._ghosts, learned)
         other._declines = self._declines
         other._request, other._num_ghosts = self._request, self._num_ghosts
@@ -976,7 +979,7 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
         return other
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        # The request that the guarded policy is at.
+        # The present request of the guarded policy.
         self._request = self._densities.request
         latest = None if self._returns is None else self._return(batch, is_timed=False)
         self._use(batch, turn=self._turn, latest=latest)
@@ -994,4 +997,4 @@ class _Trial(HitDensityCachePolicy, DensityTrial):
         """Do nothing."""
 
     def _check_returns(self, returns: Returns, living: dict[Part, int]) -> None:
-        """Do nothing: the guarded policy does."""
+        """Do nothing: the guarded policy does this."""

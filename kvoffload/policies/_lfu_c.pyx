@@ -2,10 +2,9 @@
 
 Structure
     Sixteen rings of one table: blocks of priority K are on the ring of K mod 16. A block's count is
-    its node's ``note``. See ``_lfu_py`` for the Python twin and for where both differ from the
-    paper.
+    its node's ``note``. See ``_lfu_py`` for the Python twin and the differences from the paper.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of pinned blocks.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -1,11 +1,11 @@
 """LRU that ranks by returns, compiled: ``lru?hints=1``.
 
 Structure
-    Hit density with a time of last use for each node, which counts uses of blocks. Each ring of
-    the blocks of a class is in the order of these times; so LRU's choice among the blocks of no
-    turn is the oldest of the rings' candidates. See ``_lru_by_return_py`` for the Python twin.
+    Hit density with a time of last use per node, which counts uses of blocks. Each ring of a class
+    is in the order of these times, so LRU's choice among the blocks without a turn is the oldest of
+    the rings' candidates. See ``_lru_by_return_py`` for the Python twin.
 Cost
-    As hit density, and 8 bytes for each node.
+    As hit density, and 8 bytes per node.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -108,7 +108,7 @@ cdef class _LRUByReturn(_HitDensity):
         return admitted
 
     cdef int next_to_leave(self) noexcept:
-        """Return the candidate that is to leave next: LRU's, or a sparser one of a turn."""
+        """Return the candidate that leaves next: LRU's, or a sparser one of a turn."""
         cdef const Candidate* candidate
         cdef const Tails* tails
         cdef uint64_t time, first_time = 0

@@ -3,7 +3,7 @@
 Structure
     One ring. See ``_lru_py`` for the Python twin.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of pinned blocks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -34,7 +34,7 @@ cdef enum:
 
 
 cdef inline bint leaves_before(const Waiting* one, const Waiting* other) noexcept:
-    """Compare waiting blocks: the deepest first, then as the queues stand."""
+    """Compare waiting blocks: the deepest first, then in queue order."""
     if one.depth != other.depth:
         return one.depth > other.depth
     if one.queue_index != other.queue_index:
@@ -114,7 +114,7 @@ cdef class QueuePolicy(CompiledPolicy):
         )
 
     cdef bint is_worth_parking(self, const Node* node) noexcept:
-        """Return whether a block that may not leave would be met again and again: not protected."""
+        """Return whether scans would repeatedly meet a block that may not leave: not protected."""
         return self.victims.managed and (node.block.ref_cnt != 0 or node.flags & CHOSEN != 0)
 
     cdef bint choose(self, int queue_index, uint32_t node_id, Node* node) noexcept:
@@ -170,7 +170,7 @@ cdef class QueuePolicy(CompiledPolicy):
                 continue  # it is listed when it is idle again
             if node.block.mark == self.table.epoch:
                 num_protected += 1
-                self.waiting[end - num_protected] = entry  # behind the heap is room now
+                self.waiting[end - num_protected] = entry  # there is room behind the heap now
             elif not self.choose(entry.queue_index, entry.node_id, node):
                 break
         for index in range(end - num_protected, end):
@@ -195,7 +195,7 @@ cdef class QueuePolicy(CompiledPolicy):
     # -- the heap of waiting blocks ----------------------------------------------------------
 
     cdef bint grow_waiting(self) noexcept:
-        """Make room for twice as many; False if there is no memory."""
+        """Double the room; False if there is no memory."""
         if grow(
             <void**>&self.waiting,
             &self.waiting_room,
@@ -208,7 +208,7 @@ cdef class QueuePolicy(CompiledPolicy):
         return False
 
     cdef void order_waiting(self) noexcept:
-        """Add to the heap what came since it was last needed."""
+        """Add to the heap the blocks that came since it was last read."""
         cdef Waiting entry
         while self.num_ordered < self.num_waiting:
             entry = self.waiting[self.num_ordered]
@@ -259,7 +259,7 @@ cdef class QueuePolicy(CompiledPolicy):
     ) noexcept:
         cdef Ring* queue = &self.rings[queue_index]
         cdef uint32_t following = NIL, before = queue.newest
-        # Blocks are put back from the newest on: the one before is a good start.
+        # Blocks are put back from the newest on: the last one is a good start.
         if self.last_put_back < self.table.num_used:
             if (
                 node_at(self.table, self.last_put_back).ring == queue.id
@@ -314,7 +314,7 @@ cdef class QueuePolicy(CompiledPolicy):
         return True
 
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
-        # The order of what returns depends on where the scan stands.
+        # The order of returning blocks depends on the position of the scan.
         self.undo()
         CompiledPolicy.became_idle(self, node_id, node)
 
@@ -382,7 +382,7 @@ cdef class QueuePolicy(CompiledPolicy):
                 return b"what waits has kept its queue"
             if index >= self.num_ordered:
                 continue
-            # What is in use may be linked anew meanwhile; it is listed, and met, when it is idle.
+            # A block in use may be linked again meanwhile; it is listed, and met, when it is idle.
             if node.block.ref_cnt == 0 and not node.flags & LISTED and (
                 link.position != entry.position or link.depth != entry.depth
             ):
@@ -394,7 +394,7 @@ cdef class QueuePolicy(CompiledPolicy):
     # -- undoing -----------------------------------------------------------------------------
 
     cdef void undo(self) noexcept:
-        """Take back the changes of a search that was not settled."""
+        """Undo the changes of a search that was not settled."""
         cdef uint64_t index
         cdef uint32_t node_id
         cdef Node* node

@@ -1,10 +1,10 @@
 """Records of the hit-density policy: the last use and class of blocks, resident or not.
 
 Structure
-    The time of last use of each node in an array beside the nodes, its class told by its ring;
-    the ghosts in two clocks; the counts of how all ages ended. The *note* of a record is what the
-    flags of a ghost say, in a node's `note`: UNCOUNTED, SHARED. A block that belongs to a turn is
-    on no ring of the policy, but one of the turns'; `ring` of its node is NUM_RINGS greater.
+    An array beside the nodes holds each node's time of last use; its ring determines its class. Two
+    clocks hold the ghosts; counts record how all ages ended. The *note* of a record is the flags of
+    a ghost, or a node's `note`: UNCOUNTED, SHARED. A block that belongs to a turn is on no ring of
+    the policy, but one of the turns'; `ring` of its node is NUM_RINGS greater.
 Invariants
     Every node is resident: a key without a block has no node between calls, only a ghost.
 """
@@ -35,17 +35,17 @@ cdef class Records(CompiledPolicy):
     cdef uint64_t num_last          # nodes that the array has room for
     cdef Ghosts memory
     cdef Densities learned
-    cdef Hinted* prepared           # room for what follows from hints; NULL before any
+    cdef Hinted* prepared           # room for the state that hints create; NULL before any
     cdef Hinted* hinted             # the same once a hint was given, else NULL
 
     # Reserve room for ghosts of blocks never used again and of others.
     cdef int open_records(self, uint32_t never_reused, uint32_t reused) except -1
     cdef void clear_records(self) noexcept
-    # Make a ghost, in the place of the next one to be forgotten.
+    # Make a ghost, in place of the next one to forget.
     cdef void remember(
         self, uint64_t hashed, int reuse_class, uint32_t last, uint8_t note, uint32_t part
     ) noexcept
-    # Count a record that is dropped: how its age would have ended stays unknown.
+    # Count a record that is dropped; the end of its age stays unknown.
     cdef void forget(self, int reuse_class, uint32_t last, uint8_t note, uint32_t part) noexcept
     # Return the part of a ghost, 0 for none.
     cdef uint32_t part_of_ghost(self, uint32_t position) noexcept

@@ -150,7 +150,7 @@ cdef class Records(CompiledPolicy):
         return self.check_turns() if self.hinted != NULL else NULL
 
     cdef bint ages_are_counted(self, Densities* densities, bint of_turns) noexcept:
-        """Take all ages out of the counts, look whether nothing is left, and put them back."""
+        """Remove all ages from the counts, check that nothing is left, and restore them."""
         cdef int reuse_class, index
         cdef bint counted = True
         self.count_ages(densities, of_turns, -1)
@@ -162,7 +162,7 @@ cdef class Records(CompiledPolicy):
         return counted
 
     cdef void count_ages(self, Densities* densities, bint of_turns, int64_t change) noexcept:
-        """Add `change` for each age that is counted; for those of turns where `of_turns`."""
+        """Add `change` for each counted age; for those of turns if `of_turns`."""
         cdef Clock* clock
         cdef Ghost* ghost
         cdef Node* node

@@ -1,13 +1,13 @@
-"""Released blocks: nobody is expected to ask for them, so they leave before all others.
+"""Released blocks: they are not expected to be used again and leave before all others.
 
 Structure
-    ``items`` holds node ids in the order of leaving, each with the stamp of its release. An entry
-    is live while its node has that stamp; a node that was used again, or has left, has none. The
+    ``items`` holds node ids in eviction order, each with the stamp of its release. An entry is live
+    while its node has that stamp; a node that was used again, or has left, has no stamp. The
     entries before ``first`` are not live. The queue is compacted when it is full and grows if half
     of it is live.
 Cost
-    O(1) for everything, amortised, but for a search, which passes over released blocks that are in
-    use. 16 bytes a released block and 8 a node, from the first release on.
+    O(1) amortised, except for a search, which skips released blocks in use. 16 bytes per released
+    block and 8 per node, from the first release on.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -28,11 +28,11 @@ cdef struct Released:
 
 cdef void released_open(Released* released) noexcept
 cdef void released_close(Released* released) noexcept
-# Forget all of them.
+# Withdraw all releases.
 cdef void released_clear(Released* released) noexcept
-# Make room for `more` blocks of a table of so many nodes; False if there is no memory.
+# Make room for `more` blocks of a table of `num_nodes` nodes; False if there is no memory.
 cdef bint released_ensure(Released* released, uint64_t more, uint64_t num_nodes) noexcept
-# Let a block leave after those that were released before; one that is released keeps its turn.
+# Release a block after those released before; a released block keeps its place.
 cdef void released_add(Released* released, uint32_t node_id) noexcept
 # Return the next live entry at or after an index, or `size`.
 cdef uint64_t released_next(Released* released, uint64_t index) noexcept
@@ -43,7 +43,7 @@ cdef inline bint is_released(const Released* released, uint32_t node_id) noexcep
 
 
 cdef inline void released_remove(Released* released, uint32_t node_id) noexcept nogil:
-    """Release a block no longer."""
+    """Withdraw the release of a block."""
     if released.count and is_released(released, node_id):
         released.stamps[node_id] = 0
         released.count -= 1

@@ -53,7 +53,7 @@ cdef bint released_ensure(Released* released, uint64_t more, uint64_t num_nodes)
         memset(released.stamps + before, 0, (released.num_stamps - before) * sizeof(uint64_t))
     if released.size + more > released.room:
         compact(released)
-    # Twice what is live: so many must come before the next compaction.
+    # Twice the live entries, so that as many must come before the next compaction.
     return released.size + more <= released.room and 2 * released.size <= released.room or grow(
         <void**>&released.items,
         &released.room,

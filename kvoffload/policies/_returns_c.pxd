@@ -1,11 +1,11 @@
-"""When sessions return, as their clients say, compiled; see ``_returns_py``."""
+"""Return times of sessions as their clients say them, compiled; see ``_returns_py``."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload.policies._densities_c cimport NUM_BINS, NUM_CLASSES
 from kvoffload.policies._turns_c cimport MOST_SOURCES, Turns
 
-# Fading sums over returns: of 1, x, y, xx, xy and yy; x was said and y came, as ln s.
+# Fading sums over returns of 1, x, y, xx, xy and yy: x is ln of the said time, y of the real.
 cdef struct Moments:
     double n
     double x
@@ -14,7 +14,7 @@ cdef struct Moments:
     double xy
     double yy
 
-# What one source has said, and the densities over age in units of T'.
+# The hints of one source, and the densities over age in units of T'.
 cdef struct Source:
     Moments moments
     uint64_t hints              # turns that it began
@@ -25,11 +25,11 @@ cdef struct Source:
 
 cdef struct Returns:
     Source* sources[MOST_SOURCES + 1]
-    int num_sources             # that have been heard
+    int num_sources             # known so far
     Moments all
     double now                  # time of the last request, in seconds
     bint has_begun              # at `now`
-    double interval             # mean of the seconds between requests of late
+    double interval             # recent mean of the seconds between requests
 
 cdef void returns_open(Returns* returns) noexcept
 cdef void returns_close(Returns* returns) noexcept
@@ -39,22 +39,22 @@ cdef bint returns_ensure(Returns* returns, int source) noexcept
 cdef void returns_begin(Returns* returns, double now) noexcept
 # Count that a session has returned to a turn, now.
 cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noexcept
-# Return T as it is counted.
+# Return T, clipped for counting.
 cdef double said_seconds(double expect_s) noexcept
 # Calibrate what a source says; return the half octave of T'.
 cdef int expected_half_octave(const Returns* returns, double said, int source) noexcept
-# Return what is known of a source: hints, returns, slope and spread, or None for both.
+# Return the facts of a source: hints, returns, slope and spread; None for the last two if unknown.
 cdef tuple seen_of_source(const Returns* returns, int source)
-# Count an age of a part that ended in a use, or unknown: the block was forgotten.
+# Count an age of a part that ended in a use, or with an unknown end: the block was forgotten.
 cdef void count_part_reuse(Returns* returns, const Turns* turns, uint32_t part) noexcept
 cdef void count_part_drop(Returns* returns, const Turns* turns, uint32_t part) noexcept
-# Return the hits per request that a block of a part brings, its next chance being a request on.
+# Return the hits per request that a block of a part brings; its next chance is the next request.
 cdef double part_density(const Returns* returns, const Turns* turns, uint32_t part) noexcept
 # Return the density of a block of a part that is stored now.
 cdef double stored_part_density(
     const Returns* returns, const Turns* turns, uint32_t part
 ) noexcept
-# Compute all tables anew, with what an estimate leans on, and let the counts fade.
+# Recompute all tables, with the weight of an estimate's prior, and let the counts fade.
 cdef void returns_compute(
     Returns* returns, const Turns* turns, double prior, double factor
 ) noexcept

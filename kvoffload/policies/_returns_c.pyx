@@ -1,4 +1,4 @@
-"""When sessions return, as their clients say, compiled; see ``_returns_py`` for what it does.
+"""Return times of sessions as their clients say them, compiled; see ``_returns_py``.
 
 Every sum is taken in the order of the Python twin, so that both compute the same bits.
 """
@@ -62,7 +62,7 @@ fill_constants()
 
 
 cdef inline double passed(double now, double since) noexcept:
-    """Return the seconds since then, 0 where the clock has gone back."""
+    """Return the seconds since then, 0 if the clock has gone back."""
     return min(max(0.0, now - since), MOST_SECONDS)
 
 
@@ -124,7 +124,7 @@ cdef void add_return(Moments* moments, double x, double y, double fade) noexcept
 
 
 cdef Line fit(const Moments* moments, Line leans_on) noexcept:
-    """Return the line that fits, leaning on another."""
+    """Return the fitted line, with another as its prior."""
     cdef Line line
     cdef double n = moments.n + PRIOR_RETURNS
     cdef double s_xx = 0.0, s_xy = 0.0
@@ -148,7 +148,7 @@ cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noex
 
 
 cdef inline Line line_of(const Returns* returns, int source) noexcept:
-    """Return the line by which what a source says is calibrated."""
+    """Return the line that calibrates a source."""
     return fit(&returns.sources[source].moments, fit(&returns.all, FIRST_LINE))
 
 
@@ -162,7 +162,7 @@ cdef tuple seen_of_source(const Returns* returns, int source):
 
 
 cdef double spread(const Moments* m, Line line) noexcept:
-    """Return the standard deviation of y around a line; there are returns."""
+    """Return the standard deviation of y around a line; requires at least one return."""
     cdef double slope = line.slope
     cdef double offset = line.y - slope * line.x
     cdef double squares = (
@@ -303,7 +303,7 @@ cdef void lean(
     const double* leans_on,
     double* hazards,
 ) noexcept:
-    """Compute the probability of reuse by bin; without any weight, what it leans on."""
+    """Compute the probability of reuse by bin; without any weight, the prior."""
     cdef int bin_index
     cdef double weight
     for bin_index in range(NUM_BINS):

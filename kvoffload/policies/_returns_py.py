@@ -1,24 +1,24 @@
-"""When sessions return, as their clients say, and what that has turned out to be worth.
+"""Return times of sessions as their clients say them, and what these hints are worth.
 
-A client says after how many seconds its session asks again, T. What it says is evidence: how long
-sessions of this source then took gives a calibrated T', and a block's age is counted in units of
-it. Densities over that ratio are learned as ``_densities_py`` learns those over requests, so that
-bias, noise and returns that never come lower the hazard, and a liar gains nothing.
+A client says after how many seconds its session asks again, T. This is only evidence: the times
+that sessions of the same source then took calibrate it to T', and a block's age is counted in units
+of T'. Densities over that ratio are learned as ``_densities_py`` learns those over requests, so
+that bias, noise and missing returns lower the hazard, and false hints gain nothing.
 
 Structure
-    A *source* says when sessions return: 16 are told apart, all further ones count as one. It has
-    moments of what was said and what came, in logarithms of seconds, and, by class and bin of the
-    ratio, counts of the ages that have ended; the ages that go on are counted by turn.
+    A *source* says when sessions return: 16 are distinguished, all further ones count as one. It
+    has moments of the said and the observed times, in logarithms of seconds, and, by class and bin
+    of the ratio, counts of the ages that have ended; the ages that continue are counted by turn.
     A return is a request whose deepest known block has a turn with a hint; the same turn may be
     returned to more than once.
 Calibration
-    A line from ln T to ln of the time that passed, fitted to the moments of the source, which
-    lean on the line of all sources, which leans on one of slope 1/2 through 30 seconds.
+    A line from ln T to ln of the elapsed time, fitted to the moments of the source. Its prior is
+    the line of all sources, whose prior is a line of slope 1/2 through 30 seconds.
 Choices
-    Seconds are cut to 1 ... 2**31 where they are said or have passed between request and return.
-    A clock that goes back makes ages of 0, no negative ones. T' is rounded to half an octave when
-    it is made, for counting and for ranking. The time is that of the last `begun`; a touch outside
-    a request has none of its own, is no return, and its ratio is counted at that time.
+    Said times and times between request and return are clipped to 1 ... 2**31 seconds. If the clock
+    goes back, ages are 0, not negative. T' is rounded to half an octave once, for counting and for
+    ranking. The time is that of the last `begun`; a touch outside a request has no time of its own,
+    is not a return, and its ratio is counted at that time.
 Cost
     O(1) per event; O(sources x classes x bins + turns) per epoch. 23 KB per source.
 """
@@ -41,21 +41,21 @@ from ._densities_py import (
 from ._turns_py import NUM_HALF_OCTAVES, Part, Turn
 from ._twin_py import require
 
-#: Sources that are told apart; one more stands for all others.
+#: Number of distinct sources; one more stands for all others.
 MOST_SOURCES = 16
-#: Returns from which on it is told how good a source is.
+#: Returns after which the quality of a source is reported.
 LEAST_RETURNS = 10
 
 _LEAST_SECONDS = 1.0
 _MOST_SECONDS = 2147483648.0
 _MOST_LOG_SECONDS = 22.0
-# What a fit leans on, as if it were so many returns, and the line before any data.
+# Weight of a fit's prior, in returns, and the line before any data.
 _PRIOR_RETURNS = 20.0
 _FIRST_LINE = (0.5, 3.4, 3.4)
 # Moments fade by this at each return.
 _SOURCE_FADE = 1.0 - 1.0 / 500.0
 _ALL_FADE = 1.0 - 1.0 / 2000.0
-# Seconds between requests: what is taken before the first, and how fast the mean follows.
+# Seconds between requests: the value before the first, and the share of each new one in the mean.
 _FIRST_INTERVAL = 1.0
 _INTERVAL_GAIN = 0.02
 _FIRST_HAZARD = 0.05
@@ -81,18 +81,18 @@ def ratio_bin(ratio: float) -> int:
 
 
 def said_seconds(expect_s: float) -> float:
-    """Return T as it is counted."""
+    """Return T, clipped for counting."""
     return min(max(_LEAST_SECONDS, float(expect_s)), _MOST_SECONDS)
 
 
 def _passed(now: float, since: float) -> float:
-    """Return the seconds since then, 0 where the clock has gone back."""
+    """Return the seconds since then, 0 if the clock has gone back."""
     return min(max(0.0, now - since), _MOST_SECONDS)
 
 
 @dataclass(slots=True, eq=False)
 class Moments:
-    """Fading sums over returns: of 1, x, y, xx, xy and yy; x was said and y came, as ln s."""
+    """Fading sums over returns of 1, x, y, xx, xy, yy: x is ln of the said time, y of the real."""
 
     n: float = 0.0
     x: float = 0.0
@@ -111,7 +111,7 @@ class Moments:
         self.yy = self.yy * fade + y * y
 
     def fit(self, leans_on: _Line) -> _Line:
-        """Return the line that fits, leaning on another."""
+        """Return the fitted line, with another as its prior."""
         slope, mean_x, mean_y = leans_on
         n = self.n + _PRIOR_RETURNS
         x = (self.x + _PRIOR_RETURNS * mean_x) / n
@@ -124,7 +124,7 @@ class Moments:
         return min(max(fitted, 0.0), 1.0), x, y
 
     def spread(self, line: _Line) -> float:
-        """Return the standard deviation of y around a line; there are returns."""
+        """Return the standard deviation of y around a line; requires at least one return."""
         slope, mean_x, mean_y = line
         offset = mean_y - slope * mean_x
         squares = (
@@ -140,7 +140,7 @@ class Moments:
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """What one source has said, and the densities over age in units of T'."""
+    """The hints of one source, and the densities over age in units of T'."""
 
     moments: Moments = field(default_factory=Moments)
     hints: int = 0  # turns that it began
@@ -158,9 +158,9 @@ class Returns:
 
     def __init__(self) -> None:
         self._sources: list[_Source] = []
-        self._numbers: dict[str, int] = {}  # of the sources that are told apart
+        self._numbers: dict[str, int] = {}  # of the distinct sources
         self._all = Moments()
-        self._living: dict[Part, None] = {}  # with ages that go on
+        self._living: dict[Part, None] = {}  # with ages that continue
         self._now = 0.0
         self._begun = False  # at `_now`
         self._interval = _FIRST_INTERVAL
@@ -172,12 +172,12 @@ class Returns:
 
     @property
     def interval(self) -> float:
-        """Mean of the seconds between requests of late."""
+        """Recent mean of the seconds between requests."""
         return self._interval
 
     @property
     def num_sources(self) -> int:
-        """Number of sources that have been heard, those that count as one as one."""
+        """Number of sources so far; those beyond the distinct ones count as one."""
         return len(self._sources)
 
     def begin(self, now: float) -> None:
@@ -188,7 +188,7 @@ class Returns:
         self._begun = True
 
     def number_of(self, source: str) -> int:
-        """Return the number of a source, from 0; unknown ones are taken in."""
+        """Return the number of a source, from 0; register it if it is unknown."""
         number = self._numbers.get(source)
         if number is None:
             number = min(len(self._numbers), MOST_SOURCES)
@@ -219,11 +219,11 @@ class Returns:
         return Turn(now, said, source, half_octave)
 
     def _line(self, source: _Source) -> _Line:
-        """Return the line by which what a source says is calibrated."""
+        """Return the line that calibrates a source."""
         return source.moments.fit(self._all.fit(_FIRST_LINE))
 
     def seen(self) -> tuple[HintSource, ...]:
-        """Return what is known of each source, in the order in which they were first heard."""
+        """Return the facts of each source, in the order of their first hints."""
         names: list[str | None] = [*self._numbers, None]
         found = []
         for name, source in zip(names, self._sources, strict=False):
@@ -240,13 +240,13 @@ class Returns:
         return ratio_bin(_passed(self._now, turn.begun) / HALF_OCTAVES[turn.half_octave])
 
     def start(self, part: Part) -> None:
-        """Count a block, resident or not, whose age goes on in units of a turn's T'."""
+        """Count a block, resident or not, whose age continues in units of a turn's T'."""
         if not part.living:
             self._living[part] = None
         part.living += 1
 
     def end(self, part: Part) -> None:
-        """Count that such an age goes on no longer."""
+        """Count that such an age has ended."""
         part.living -= 1
         if not part.living:
             del self._living[part]
@@ -257,14 +257,14 @@ class Returns:
         self._sources[turn.source].reused[part.reuse_class][self._bin(turn)] += 1.0
 
     def count_drop(self, part: Part) -> None:
-        """Count an age that ended unknown: the block was forgotten."""
+        """Count an age with an unknown end: the block was forgotten."""
         turn = part.turn
         self._sources[turn.source].dropped[part.reuse_class][self._bin(turn)] += 1.0
 
     # -- densities -------------------------------------------------------------------------
 
     def density(self, part: Part) -> float:
-        """Return the hits per request that a block brings, its next chance being a request on."""
+        """Return the hits per request that a block brings; its next chance is the next request."""
         return self._density(part, _passed(self._now, part.turn.begun) + self._interval)
 
     def stored_density(self, part: Part) -> float:
@@ -278,7 +278,7 @@ class Returns:
         return row[ratio_bin(age / expected)] / expected * self._interval
 
     def compute(self, prior: float) -> None:
-        """Compute all tables anew; `prior` is the weight of what an estimate leans on."""
+        """Recompute all tables; `prior` is the weight of an estimate's prior."""
         survivors = self._count_survivors()
         source_reused, source_reached = [], []
         all_reused, all_reached = [0.0] * NUM_BINS, [0.0] * NUM_BINS
@@ -331,7 +331,7 @@ class Returns:
         return survivors
 
     def _check(self, living: dict[Part, int]) -> None:
-        """Verify the counts of ages that go on against them: part -> how many."""
+        """Verify the counts of continuing ages against `living`: part -> number."""
         require({part: part.living for part in self._living} == living, "ages are counted by turn")
         require(len(self._sources) <= MOST_SOURCES + 1, "so many sources are told apart")
         require(self._interval >= 0.0, "requests come one after the other")
@@ -356,7 +356,7 @@ def _sums(rows: list[list[float]]) -> list[float]:
 def _hazards(
     reused: list[float], reached: list[float], prior: float, leans_on: list[float]
 ) -> list[float]:
-    """Return the probability of reuse by bin; without any weight, what it leans on."""
+    """Return the probability of reuse by bin; without any weight, the prior."""
     hazards = list(leans_on)
     for bin_index in range(NUM_BINS):
         weight = reached[bin_index] + prior

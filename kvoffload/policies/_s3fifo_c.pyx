@@ -2,13 +2,13 @@
 
 Structure
     Three rings of one table: small, main and the ghosts. A block's count is its node's ``note``.
-    See ``_queue_policy_c`` for the search, ``_s3fifo_py`` for the Python twin and for where both
-    differ from the paper.
+    See ``_queue_policy_c`` for the search, ``_s3fifo_py`` for the Python twin and the differences
+    from the paper.
 Invariants
-    A search logs each block that it moves, with its position and count before.
+    A search logs each block that it moves, with its former position and count.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
-    behind it, O(n log resident) where all idle blocks have.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of blocks in use or with
+    others behind them; O(n log resident) if all idle blocks have others behind them.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -43,17 +43,17 @@ cdef struct Move:
     uint8_t count           # its count before
 
 
-# Where a search stands on a ring; it begins again if something has changed since it began.
+# The position of a search on a ring; it begins again if something has changed since it began.
 cdef struct Scan:
     uint64_t left           # nodes still to look at
     uint32_t rest           # the next of them on the list
-    uint64_t position       # of the last that was looked at; beyond all at the scan's end
+    uint64_t position       # of the last examined block; beyond all at the scan's end
     bint changed
 
 
 cdef class _S3FIFO(QueuePolicy):
     cdef int64_t _small_size        # blocks that small is meant to hold
-    cdef int64_t small_length       # small's, with the blocks that come for the victims so far
+    cdef int64_t small_length       # small's, with the blocks that replace the victims so far
     cdef bint any_promoted          # by the scan at work
     cdef Scan scans[2]
     cdef Move* moves
@@ -183,7 +183,7 @@ cdef class _S3FIFO(QueuePolicy):
         return True
 
     cdef bint next_victim(self, int queue_index) noexcept:
-        """Scan on to a victim; False if there is none or no memory."""
+        """Scan on to a victim; False without a victim or memory."""
         cdef Scan* scan = &self.scans[queue_index]
         cdef uint32_t node_id
         cdef Node* node
@@ -215,7 +215,7 @@ cdef class _S3FIFO(QueuePolicy):
             scan.position = 0
 
     cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept:
-        """Put a block where a scan of its queue will meet it, this one if it has still to come."""
+        """Put a block where a scan of its queue will meet it, this scan if it is still to come."""
         cdef int queue_index = node.ring - 1
         cdef Scan* scan = &self.scans[queue_index]
         if self.searching:
@@ -241,7 +241,7 @@ cdef class _S3FIFO(QueuePolicy):
         made.count = node.note
         ring_remove(self.table, &self.rings[queue_index], node)
         self.join(MAIN, node_id, node)
-        # Parked blocks that the scan is still to meet stand before what moves.
+        # Parked blocks that the scan has still to meet are before the moving block.
         if self.scans[MAIN].rest == NIL:
             self.scans[MAIN].rest = node_id
         if queue_index == SMALL:
@@ -282,7 +282,7 @@ cdef class _S3FIFO(QueuePolicy):
     cdef void c_settled(self) noexcept:
         cdef uint32_t node_id
         cdef Node* node
-        # Reached without a victim, too: then a search that was cancelled before is undone.
+        # Reached even without a victim; a search cancelled before is then undone.
         self.undo()
         while self.rings[GHOSTS].size > <uint64_t>(self.capacity - self._small_size):
             node_id = self.rings[GHOSTS].oldest

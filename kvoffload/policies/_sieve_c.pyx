@@ -3,10 +3,10 @@
 Structure
     One ring, oldest first, and a hand, which is a position in it (see ``_queue_policy_c``): the
     ring's ``start``. A node's ``note`` is 1 if the block was visited. See ``_sieve_py`` for the
-    Python twin and for where both differ from the paper.
+    Python twin and the differences from the paper.
 Invariants
     ``next_node_id`` is the first block of the list from the hand on. A search logs the hand's
-    position and the blocks that it takes the mark from. A block that waits has no mark.
+    position and the blocks whose mark it clears. A block that waits has no mark.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
     behind it, O(n log resident) where all idle blocks have; a mark is taken once for each use.
@@ -33,7 +33,7 @@ cdef enum:
 cdef class _Sieve(QueuePolicy):
     cdef uint32_t next_node_id      # the next block of the list to look at, NIL at its end
     cdef uint64_t hand_before       # where the hand was before the search at work
-    cdef uint32_t* unmarked         # blocks that the search took the mark from
+    cdef uint32_t* unmarked         # blocks whose mark the search cleared
     cdef uint64_t num_unmarked
     cdef uint64_t unmarked_room
 
@@ -111,7 +111,7 @@ cdef class _Sieve(QueuePolicy):
                     self.next_node_id = node_id
 
     cdef inline void mark(self, uint32_t node_id, Node* node) noexcept:
-        """Mark a block as visited; where it waits, let the hand meet it to take the mark."""
+        """Mark a block as visited; if it waits, put it where the hand will clear the mark."""
         node.note = 1
         if node.flags & PARKED and node.block.ref_cnt == 0:
             ring_list(self.table, &self.rings[0], node_id, node)
@@ -174,7 +174,7 @@ cdef class _Sieve(QueuePolicy):
         ring_start_at(self.table, queue, position)
 
     cdef bint unmark(self, uint32_t node_id, Node* node) noexcept:
-        """Take the mark of a visited block, and log it."""
+        """Clear the mark of a visited block, and log it."""
         if self.num_unmarked == self.unmarked_room and not grow(
             <void**>&self.unmarked,
             &self.unmarked_room,
@@ -208,7 +208,7 @@ cdef class _Sieve(QueuePolicy):
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
-        # Reached without a victim, too: then a search that was cancelled before is undone.
+        # Reached even without a victim; a search cancelled before is then undone.
         self.undo()
 
     cdef void c_unparked(self) noexcept:

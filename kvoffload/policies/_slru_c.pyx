@@ -1,10 +1,10 @@
 """SLRU, compiled: segmented LRU (Karedla, Love & Wherry, IEEE Computer 27(3), 1994).
 
 Structure
-    Two rings of one table, probation and protected. See ``_slru_py`` for the Python twin and for
-    where both differ from the paper.
+    Two rings of one table, probation and protected. See ``_slru_py`` for the Python twin and the
+    differences from the paper.
 Cost
-    insert, remove, get O(1); touch O(n) and evict O(n), amortised, whatever is pinned.
+    insert, remove, get O(1); touch O(n) and evict O(n), amortised, regardless of pinned blocks.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -26,7 +26,7 @@ cdef enum:
 
 
 cdef class _SLRU(CompiledPolicy):
-    cdef int64_t _protected_size    # blocks that protected is to hold at most
+    cdef int64_t _protected_size    # most blocks that protected should hold
 
     def __init__(self, cache_capacity, *, protected=0.5):
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
@@ -94,7 +94,7 @@ cdef class _SLRU(CompiledPolicy):
             ring_append(self.table, &self.rings[PROBATION], node_id, node)
             excess -= 1
         victims_settle(&self.victims, self.table)
-        # Where there was no memory to pass over a block, the next touch demotes.
+        # If there was no memory to skip a block, the next touch demotes.
         self.victims.no_memory = False
 
     cdef bint c_search(self, uint64_t n) noexcept:

@@ -132,7 +132,7 @@ def by_arc(
             yield _give(one)
             t1.add(one)
         elif two is not None:
-            # The block that takes its place enters T1.
+            # The block that replaces it enters T1.
             t1_size += 1
             yield _give(two)
             t2.add(two)

@@ -1,22 +1,22 @@
-"""Three small caches of keys alone, served side by side: LRU, hit density and published ARC.
+"""Three small caches of keys only, served side by side: LRU, hit density and published ARC.
 
 The guard of hit density compares their hits; ``_guard_py`` runs the policies themselves. A block
 here is its key's 64-bit hash, so nothing is allocated and nothing can fail after `trials_open`.
 
 Structure
-    An entry for each key that one of the caches knows, resident or ghost. The entries are found
-    through one index, and linked into the caches' recency orders by 16-bit ids from 1.
-    The blocks that a cache is storing stand in a queue of its own, oldest first. From the first
-    release on there is an *extra* for each entry: its place among those that leave first. From
-    the first hint of a return on the blocks of hit density may belong to turns; then the guard has
-    other trials in which hit density alone is served, without hints.
+    One entry per key that at least one of the caches knows, resident or ghost. The entries are
+    found through one index, and linked into the caches' recency orders by 16-bit ids from 1. Each
+    cache has a queue of the blocks that it is storing, oldest first. From the first release on each
+    entry has an *extra*: its place among the released blocks. From the first hint of a return on
+    the blocks of hit density may belong to turns; the guard then has other trials that serve only
+    hit density, without hints.
 Invariants
     Between requests an entry is in use exactly if a cache knows its key. A block that a cache is
-    storing bears that cache's mark, and stays: a queue has room for as many as the cache.
+    storing has that cache's mark, and stays: a queue has room for as many blocks as the cache.
 Cost
-    O(1) per block and cache, with the 15 rings for a constant. 32 bytes per entry, touched as they
-    are first used; at most 7.5 entries per block of capacity with 3.5 ghosts per block, and 4 for
-    the blocks of a request.
+    O(1) per block and cache, with the 15 rings as a constant. 32 bytes per entry, touched when
+    first used; at most 7.5 entries per block of capacity with 3.5 ghosts per block, and 4 for the
+    blocks of a request.
 Tried, and not kept
     The compiled policies themselves on small tables, as the Python twin does: a node and its index
     entry for each cache instead of one entry for all take about ten times the memory (resident
@@ -41,7 +41,7 @@ cdef enum:
 cdef enum:
     MOST_TRIAL_BLOCKS = 1023    # capacity of each
     NUM_ARC_LISTS = 5
-    SAMPLE_CAPACITIES = 4       # blocks of a request that are looked at, in capacities
+    SAMPLE_CAPACITIES = 4       # most blocks of a request that are examined, in capacities
 
 cdef struct Link:
     uint16_t older              # 0: none
@@ -72,7 +72,7 @@ cdef struct TrialClock:
     uint32_t size
     uint32_t hand
 
-# Blocks that a cache is storing, in a ring.
+# Blocks that a cache is storing, in a ring buffer.
 cdef struct Storing:
     uint16_t* entry_ids         # by position
     uint32_t* requests          # by position: in which their stores began
@@ -81,7 +81,7 @@ cdef struct Storing:
 
 cdef struct Trials:
     uint32_t capacity           # of each cache, in blocks
-    bint declines               # hit density: blocks sparser than those that they would push out
+    bint declines               # hit density: blocks sparser than those that they would replace
     Entry* entries              # [0] is not used
     uint64_t num_reserved
     uint32_t num_used           # entries that were in use at least once
@@ -94,7 +94,7 @@ cdef struct Trials:
     uint16_t* victims
     Order lru
     Order arc[NUM_ARC_LISTS]
-    double target               # size that ARC's T1 should have
+    double target               # target size of ARC's T1
     Order rings[NUM_CLASSES]
     uint32_t num_dense          # blocks in the cache of hit density
     TrialClock clocks[2]
@@ -108,18 +108,18 @@ cdef struct Trials:
     Tails* tails
     uint32_t now                # of the search at work
 
-# Reserve room; False, with nothing reserved, if there is none.
+# Reserve room; False, with nothing reserved, if there is no memory.
 cdef bint trials_open(
     Trials* trials, uint32_t capacity, uint32_t never_reused, uint32_t reused
 ) noexcept
 cdef void trials_close(Trials* trials) noexcept
 cdef void trials_clear(Trials* trials) noexcept
-# Take a block into the request at work.
+# Add a block to the request at work.
 cdef void trials_add(Trials* trials, uint64_t hashed) noexcept
 # End the stores that began `lag` requests before `request`, or earlier.
 cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexcept
 # Serve the request at work in each cache; `found` gets the leading blocks that each has found.
-# `request` counts all requests, ages are counted to `now`. Where the session `ends`, only free and
+# `request` counts all requests, ages are counted to `now`. If the session `ends`, only free and
 # released slots are taken.
 cdef void trials_serve(
     Trials* trials,
@@ -129,7 +129,7 @@ cdef void trials_serve(
     bint ends,
     uint32_t* found,
 ) noexcept
-# Serve the request at work by hit density alone; return the leading blocks found.
+# Serve the request at work only by hit density; return the leading blocks found.
 cdef uint32_t trials_serve_density(
     Trials* trials, const Densities* learned, uint32_t now, uint32_t request, bint ends
 ) noexcept
@@ -137,13 +137,12 @@ cdef uint32_t trials_serve_density(
 cdef void trials_end_batch(Trials* trials) noexcept
 # Make room for extras; False if there is no memory.
 cdef bint trials_ensure_release(Trials* trials) noexcept
-# Let the blocks taken into the request at work leave first, the last before the others; no request
-# is at work then.
+# Release the blocks added to the request at work, the last first; no request is at work then.
 cdef void trials_release(Trials* trials) noexcept
-# Let the blocks taken into the request at work belong to the turn of `trials`, unless others have
-# used them since the deepest; no request is at work then.
+# Add the blocks of the request at work to the turn of `trials`, except those that others used after
+# the deepest; no request is at work then.
 cdef void trials_join(Trials* trials) noexcept
-# Take the cache of hit density from others, of the same size, for trials of it alone.
+# Copy the cache of hit density from others of the same size, for trials with only that cache.
 cdef void trials_copy_density(Trials* trials, const Trials* others) noexcept
 # Heed hints: let blocks of hit density belong to turns.
 cdef void trials_heed(

@@ -1,4 +1,4 @@
-"""Three small caches of keys alone; see ``_trials_c.pxd``.
+"""Three small caches of keys only; see ``_trials_c.pxd``.
 
 Each serves a request as `Trial` of ``_guard_py`` does: touch, look up, store, touch. When room is
 made, the blocks of the request at work are the most recent of their orders.
@@ -70,7 +70,7 @@ cdef bint trials_open(
     while trials.num_buckets < 8 * <uint64_t>capacity:
         trials.num_buckets *= 2
     trials.entries = <Entry*>reserve(trials.num_reserved * sizeof(Entry))
-    # One stretch for all that is ids of entries, one for those of requests.
+    # One allocation for all ids of entries, one for those of requests.
     trials.buckets = <uint16_t*>reserve(num_entry_ids(trials) * sizeof(uint16_t))
     trials.storing[0].requests = <uint32_t*>reserve(
         NUM_TRIALS * <uint64_t>capacity * sizeof(uint32_t)
@@ -201,7 +201,7 @@ cdef inline void take_out(Entry* entries, Order* order, int trial, uint16_t entr
 
 
 cdef inline void append_release(Trials* trials, int trial, uint16_t entry_id) noexcept:
-    """Let a block that a cache has leave after those that were released before."""
+    """Release a block of a cache after those released before."""
     cdef Order* order = &trials.released[trial]
     cdef Extra* extra = trials.extras + entry_id
     if extra.released & 1 << trial:
@@ -222,7 +222,7 @@ cdef inline bint is_released(const Trials* trials, int trial, uint16_t entry_id)
 
 
 cdef inline void end_release(Trials* trials, int trial, uint16_t entry_id) noexcept:
-    """Release a block of a cache no longer."""
+    """Withdraw the release of a block of a cache."""
     cdef Order* order = &trials.released[trial]
     cdef Link* link
     if not is_released(trials, trial, entry_id):
@@ -311,7 +311,7 @@ cdef uint32_t trials_serve_density(
 
 
 cdef void take_back(Trials* trials) noexcept:
-    """Let blocks of the request at work be released no longer."""
+    """Withdraw the releases of the blocks of the request at work."""
     cdef uint32_t index
     cdef int trial
     for trial in range(NUM_TRIALS):
@@ -355,7 +355,7 @@ cdef void trials_release(Trials* trials) noexcept:
 
 
 cdef uint32_t serve_lru(Trials* trials, uint32_t request, bint ends) noexcept:
-    """Serve the request by LRU: both touches, with the room made between them, at once."""
+    """Serve the request by LRU: both touches, and making room between them, in one pass."""
     cdef Entry* entries = trials.entries
     cdef Order* order = &trials.lru
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, index
@@ -399,7 +399,7 @@ cdef uint32_t serve_lru(Trials* trials, uint32_t request, bint ends) noexcept:
 
 
 cdef inline uint16_t leave_first_lru(Trials* trials, uint16_t entry_id) noexcept:
-    """Let a released block go; return the next that may."""
+    """Evict a released block; return the next that may leave."""
     cdef uint16_t following = next_release(trials, LRU, trials.extras[entry_id].links[LRU].newer)
     end_release(trials, LRU, entry_id)
     take_out(trials.entries, &trials.lru, LRU, entry_id)
@@ -409,7 +409,7 @@ cdef inline uint16_t leave_first_lru(Trials* trials, uint16_t entry_id) noexcept
 
 
 cdef inline uint16_t leave_lru(Trials* trials, uint16_t entry_id) noexcept:
-    """Let a block go if it may; return the one that was used next."""
+    """Evict a block if it may leave; return the next more recent one."""
     cdef Entry* entry = trials.entries + entry_id
     cdef uint16_t newer = entry.links[LRU].newer
     if not entry.flags & (IN_BATCH | PENDING_LRU):
@@ -486,9 +486,9 @@ cdef void adapt(Trials* trials, const Entry* ghost) noexcept:
 
 
 cdef uint32_t replace(Trials* trials, uint32_t num_missing, bint ends) noexcept:
-    """Make room, for which enough blocks may leave; return for how many of the missing.
+    """Make room; enough blocks may leave. Return how many missing blocks it is for.
 
-    For all of them, unless the session `ends`.
+    That is all of them, unless the session `ends`.
     """
     cdef Entry* entries = trials.entries
     cdef Order* lists = trials.arc
@@ -502,7 +502,7 @@ cdef uint32_t replace(Trials* trials, uint32_t num_missing, bint ends) noexcept:
         following = next_release(trials, ARC, trials.extras[entry_id].links[ARC].newer)
         end_release(trials, ARC, entry_id)
         become_ghost(trials, entry_id, seen_once)
-        # The block that takes its place enters T1.
+        # The block that replaces it enters T1.
         t1_size += not seen_once
         count -= 1
         entry_id = following
@@ -521,7 +521,7 @@ cdef uint32_t replace(Trials* trials, uint32_t num_missing, bint ends) noexcept:
             entry_id = again
             again = may_leave_arc(trials, entries[entry_id].links[ARC].newer)
         become_ghost(trials, entry_id, seen_once)
-        # The block that takes its place enters T1.
+        # The block that replaces it enters T1.
         t1_size += not seen_once
         count -= 1
     trim_ghosts(trials)
@@ -611,7 +611,7 @@ cdef uint32_t serve_density(
     for index in range(size):
         entry_id = trials.batch[size - 1 - index]
         entry = entries + entry_id
-        if entry.kind == 0:  # its ghost made room for another of the request
+        if entry.kind == 0:  # its ghost was replaced by another of the request
             join_turn(trials, entry_id, 0)
             remember(trials, entry_id, 0, now)
         elif entry.flags & DENSE:
@@ -642,7 +642,7 @@ cdef inline void put_dense(Trials* trials, uint16_t entry_id) noexcept:
 
 
 cdef inline void take_dense(Trials* trials, uint16_t entry_id) noexcept:
-    """Take a block off the ring that it is on."""
+    """Remove a block from its ring."""
     if part_of(trials, entry_id):
         turns_take(trials.turns, entry_id)
     else:
@@ -667,7 +667,7 @@ cdef inline void renew_dense(Trials* trials, uint16_t entry_id) noexcept:
 
 
 cdef inline void leave_turn(Trials* trials, uint16_t entry_id) noexcept:
-    """Let a block that is on no ring belong to no turn."""
+    """Remove a block that is on no ring from its turn."""
     cdef uint32_t part = trials.turns.members[entry_id].part
     if part:
         trials.turns.members[entry_id].part = 0
@@ -675,7 +675,7 @@ cdef inline void leave_turn(Trials* trials, uint16_t entry_id) noexcept:
 
 
 cdef inline void join_turn(Trials* trials, uint16_t entry_id, int reuse_class) noexcept:
-    """Let a block that is on no ring belong to the turn of the request at work, or to none."""
+    """Assign a block that is on no ring to the turn of the request at work, or to none."""
     if trials.turns == NULL:
         return
     leave_turn(trials, entry_id)
@@ -767,7 +767,7 @@ cdef void trials_copy_density(Trials* trials, const Trials* others) noexcept:
 
 
 cdef void keep_dense(Trials* trials, uint16_t entry_id) noexcept:
-    """Let hit density alone know a key."""
+    """Keep a key only for hit density."""
     cdef Entry* entry = trials.entries + entry_id
     entry.in_lru = entry.arc_list = 0
     entry.flags &= DENSE | PASSED_OVER | PENDING_DENSE
@@ -796,7 +796,7 @@ cdef void touch_density(Trials* trials, uint32_t now) noexcept:
             if entry.flags & DENSE:
                 renew_dense(trials, entry_id)
             continue
-        # It was a use of all before it, too: this record stands in for those that are lost.
+        # The use covers all blocks before it, too: this record replaces lost ones.
         age = now - entry.last
         if age < latest_age:
             trials.extras[entry_id].is_shared = True
@@ -833,7 +833,7 @@ cdef void touch_density(Trials* trials, uint32_t now) noexcept:
 
 
 cdef void remember(Trials* trials, uint16_t entry_id, int reuse_class, uint32_t last) noexcept:
-    """Make a ghost, in the place of the next one to be forgotten."""
+    """Make a ghost, in place of the next one to forget."""
     cdef Entry* entries = trials.entries
     cdef Entry* entry = entries + entry_id
     cdef TrialClock* clock = &trials.clocks[reuse_class > 0]
@@ -907,7 +907,7 @@ cdef void choose_dense(
     uint32_t admitted,
     uint32_t* num_victims,
 ) noexcept:
-    """Choose victims for missing blocks, from that one on, while those are denser."""
+    """Choose victims for the missing blocks from one on, while those are denser."""
     cdef const Entry* entries = trials.entries
     cdef uint16_t candidates[NUM_CLASSES]
     cdef double densities[NUM_CLASSES]
@@ -947,7 +947,7 @@ cdef void choose_dense(
             ring = least if densities[oldest] > NEARLY * densities[least] else oldest
             entry_id = candidates[ring]
             density = densities[ring]
-        # What continues a prefix is no denser: the first to fail decides for the rest.
+        # A continuation is no denser than its prefix: the first to fail decides.
         if trials.declines and density >= stored_density(
             trials, learned, trials.missing[admitted]
         ):
@@ -977,9 +977,9 @@ cdef inline double stored_density(
 cdef inline double advance(
     Trials* trials, const Densities* learned, uint32_t now, int ring, uint16_t* candidate
 ) noexcept:
-    """Pass over what is being stored or leaves already; return the density of the candidate.
+    """Skip blocks being stored or already leaving; return the density of the candidate.
 
-    There is none if the request has come to its blocks.
+    No candidate is left once the request's own blocks are reached.
     """
     cdef Entry* entry = trials.entries + candidate[0]
     while candidate[0] and not entry.flags & IN_BATCH and (
@@ -990,7 +990,7 @@ cdef inline double advance(
     if candidate[0] == 0 or entry.flags & IN_BATCH:
         candidate[0] = 0
         return 0.0
-    # Its next chance is a request on.
+    # Its next chance is the next request.
     return learned.table[ring][age_bin(now - entry.last + 1)]
 
 

@@ -1,8 +1,8 @@
-"""The blocks that the rings of turns give in a search for victims, compiled; see ``_tails``.
+"""The blocks that the rings of turns yield in a search for victims, compiled; see ``_tails``.
 
-A *tail* stands at the next block that a ring gives. Each ring has two: one goes on from its oldest
-part to younger ones, the other from its youngest part to older ones; where both have come to one
-part, the first alone goes on. Inside a part both go from the deepest block on.
+A *tail* points at the next block that a ring yields. Each ring has two: one moves from its oldest
+part to younger ones, the other from its youngest part to older ones; once both reach the same part,
+only the first moves on. Within a part both start at the deepest block.
 """
 
 from libc.stdint cimport uint32_t
@@ -13,10 +13,10 @@ from kvoffload.policies._turns_c cimport NUM_HALF_OCTAVES, NUM_RINGS, Turns
 
 cdef enum:
     NO_TAIL = -1
-    # Tails of one class that are told apart where all else is equal: the rings of turns, and one.
+    # Number of places per class for ties: one per ring of turns, and one more.
     PLACES = 2048
 
-# What a search looks for; both heaps have least what leaves first.
+# The order of a search; in both heaps the least tail leaves first.
 cdef enum Search:
     BY_RETURN               # the least density over age in units of T', then the oldest
     BY_USE                  # the oldest
@@ -24,23 +24,23 @@ cdef enum Search:
     BY_LISTS                # the oldest of ring 0, and in the second heap that of all others
 
 cdef struct Tail:
-    uint32_t part           # where it stands; 0: it gives no more
+    uint32_t part           # where it points; 0: it is exhausted
     uint32_t block
     uint32_t age            # requests since the block's last use
     uint32_t key            # of the ring
     double density
-    uint32_t place          # of those that are alike the one with the lowest gives
-    bint is_last            # it gives nothing behind its part: the other has
+    uint32_t place          # ties go to the lowest
+    bint is_last            # it ends with its part: the other tail has yielded the rest
     uint32_t positions[2]   # in the heaps
 
 ctypedef bint (*MayLeave)(void* owner, uint32_t block) noexcept
 ctypedef uint32_t (*AgeOf)(void* owner, uint32_t block) noexcept
 
 cdef struct Tails:
-    Tail* items             # of a ring that from the oldest part on, then the other
+    Tail* items             # of each ring, that from the oldest part on, then the other
     uint32_t size           # 0: no block of a turn may leave
     Search search
-    uint32_t* heaps[2]      # of tails, each with those that may leave by its order
+    uint32_t* heaps[2]      # of tails, each with the tails of its order
     uint32_t heap_sizes[2]
     const Turns* turns
     const Returns* returns
@@ -49,12 +49,12 @@ cdef struct Tails:
     MayLeave may_leave
     AgeOf age_of
 
-# Reserve room; False if there is none.
+# Reserve room; False if there is no memory.
 cdef bint tails_open(Tails* tails) noexcept
 cdef void tails_close(Tails* tails) noexcept
-# Begin a search; the members from `turns` on say of what. But by returns the rings have one tail.
+# Begin a search of the data in the members from `turns` on. Only BY_RETURN uses two tails per ring.
 cdef void tails_begin(Tails* tails, Search search) noexcept
-# Let a tail go on to the next block.
+# Advance a tail to the next block.
 cdef void tails_give(Tails* tails, int index) noexcept
 
 
@@ -64,7 +64,7 @@ cdef inline int ring_of_tail(const Tail* tail) noexcept nogil:
 
 
 cdef inline int tails_first(const Tails* tails, int heap) noexcept nogil:
-    """Return the tail that gives first by the order of a heap, or NO_TAIL."""
+    """Return the tail that yields first by the order of a heap, or NO_TAIL."""
     return <int>tails.heaps[heap][0] if tails.heap_sizes[heap] else NO_TAIL
 
 

@@ -1,4 +1,4 @@
-"""The blocks that the rings of turns give in a search for victims; see ``_turn_tails_c.pxd``."""
+"""The blocks that the rings of turns yield in a search for victims; see ``_turn_tails_c.pxd``."""
 
 from libc.string cimport memset
 
@@ -24,7 +24,7 @@ cdef void tails_close(Tails* tails) noexcept:
 
 
 cdef uint32_t next_in_part(Tails* tails, uint32_t block) noexcept:
-    """Return the first block from this one on that may leave, NIL if there is none."""
+    """Return the first block from this one on that may leave, or NIL."""
     while block != NIL and not tails.may_leave(tails.owner, block):
         block = tails.turns.members[block].behind
     return block
@@ -37,12 +37,12 @@ cdef void measure(Tails* tails, Tail* tail) noexcept:
         tail.density = part_density(tails.returns, tails.turns, tail.part)
     else:
         ring = ring_of_tail(tail)
-        # Its next chance is a request on.
+        # Its next chance is the next request.
         tail.density = tails.learned.table[0 if ring == AGAIN else ring][age_bin(tail.age + 1)]
 
 
 cdef void find_older(Tails* tails, uint32_t index, uint32_t part, uint32_t block) noexcept:
-    """Let the tail that goes to younger parts stand at the first block from this one on."""
+    """Point the tail that moves to younger parts at the first block from this one on."""
     cdef Tail* tail = tails.items + index
     cdef Tail* other = tail + 1
     block = next_in_part(tails, block)
@@ -66,7 +66,7 @@ cdef void find_older(Tails* tails, uint32_t index, uint32_t part, uint32_t block
 
 
 cdef void find_younger(Tails* tails, uint32_t index, uint32_t part, uint32_t block) noexcept:
-    """Let the tail that goes to older parts stand at the first block from this one on."""
+    """Point the tail that moves to older parts at the first block from this one on."""
     cdef Tail* tail = tails.items + index
     cdef Tail* other = tail - 1
     block = next_in_part(tails, block)
@@ -135,7 +135,7 @@ cdef void tails_give(Tails* tails, int index) noexcept:
 
 
 cdef inline bint belongs(const Tails* tails, int heap, const Tail* tail) noexcept:
-    """Return whether a heap is for such a tail."""
+    """Return whether a tail belongs in a heap."""
     if tails.search == BY_LISTS:
         return (ring_of_tail(tail) == 0) == (heap == 0)
     return heap == 0 or tails.search == BY_DENSITY
@@ -203,7 +203,7 @@ cdef void fill_heap(Tails* tails, int heap) noexcept:
 
 
 cdef void renew(Tails* tails, int heap, uint32_t position) noexcept:
-    """Take a tail that has gone on to its place in a heap, or out where it gives no more."""
+    """Move an advanced tail to its place in a heap, or remove it if it is exhausted."""
     cdef uint32_t index = tails.heaps[heap][position]
     if tails.items[index].part:
         sift_up(tails, heap, position)

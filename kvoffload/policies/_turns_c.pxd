@@ -1,13 +1,13 @@
 """The turns of sessions, and rings of the blocks that belong to them; see ``_turns_py``.
 
 Structure
-    Ids of turns and parts count from 1, and are given again. A block is a number that the owner of
-    the turns has for it: the id of a node, or of a trial's entry. What is known of a block,
-    resident or not, is its *record*; a part lasts as long as a record belongs to it, a turn as long
-    as it has parts. The heads of the rings stand by key.
+    Ids of turns and parts count from 1, and are reused. A block is a number that the owner of the
+    turns has for it: the id of a node, or of a trial's entry. A *record* holds the facts on a
+    block, resident or not; a part lasts while a record belongs to it, a turn while it has parts.
+    The heads of the rings are indexed by key.
 Cost
-    O(1) per block, with the parts of a turn, of one per ring, for a constant. 12 bytes for each
-    block and 72 for each part and its turn, touched as they are first used.
+    O(1) per block, with the parts of a turn, one per ring, as a constant. 12 bytes per block and 72
+    per part and its turn, touched when first used.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -19,10 +19,10 @@ cdef enum:
     AGAIN = NUM_CLASSES     # ring of the blocks of class 0 that ARC's rule has in T2
     NUM_RINGS = NUM_CLASSES + 1
     NUM_HALF_OCTAVES = 64
-    MOST_SOURCES = 16       # that are told apart; one more stands for all others
+    MOST_SOURCES = 16       # distinct ones; one more stands for all others
     NUM_KEYS = (MOST_SOURCES + 1) * NUM_RINGS * NUM_HALF_OCTAVES
 
-# Places of the rings from the sparsest on, where densities tie.
+# Places of the rings from the sparsest on, if densities tie.
 cdef int[NUM_RINGS] PLACE_OF
 
 cdef struct Turn:
@@ -31,7 +31,7 @@ cdef struct Turn:
     uint32_t first_part     # of a list; 0: none
     uint32_t following      # in the stack of turns that are not in use
     uint8_t source
-    uint8_t half_octave     # of T', which 2 ** (half_octave / 2) stands for, in seconds
+    uint8_t half_octave     # of T', taken as 2 ** (half_octave / 2) seconds
     bint is_open            # it lasts without parts
 
 cdef struct Part:
@@ -73,22 +73,22 @@ cdef struct Turns:
     uint64_t num_on[NUM_RINGS]  # blocks by ring
     uint64_t num_blocks
 
-# Make room for so many blocks and records; False, with nothing changed, if there is none.
+# Make room for blocks and records; False, with nothing changed, if there is no memory.
 cdef bint turns_ensure(Turns* turns, uint64_t num_blocks, uint64_t num_records) noexcept
 cdef void turns_close(Turns* turns) noexcept
 # Begin a turn, without parts; return it. It is open until `turns_settle`.
 cdef uint32_t turns_begin(
     Turns* turns, double begun, double said, int source, int half_octave
 ) noexcept
-# Let a turn last as long as it has parts; 0 is legal.
+# Close a turn: from now on it lasts while it has parts; 0 is legal.
 cdef void turns_settle(Turns* turns, uint32_t turn) noexcept
-# Let a record belong to the part of a turn on a ring; return the part.
+# Add a record to the part of a turn on a ring; return the part.
 cdef uint32_t turns_join(Turns* turns, uint32_t turn, int ring) noexcept
-# A record belongs to a part no longer; 0 is legal.
+# Remove a record from a part; 0 is legal.
 cdef void turns_leave(Turns* turns, uint32_t part) noexcept
-# Put a resident block behind those of its part.
+# Add a resident block after those of its part.
 cdef void turns_put(Turns* turns, uint32_t part, uint32_t block) noexcept
-# Take a resident block off its part, to which its record still belongs.
+# Remove a resident block from its part, to which its record still belongs.
 cdef void turns_take(Turns* turns, uint32_t block) noexcept
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* turns_check(Turns* turns) noexcept

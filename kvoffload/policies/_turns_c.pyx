@@ -14,7 +14,7 @@ cdef inline uint64_t kept(uint32_t used) noexcept:
 
 
 cdef bint turns_ensure(Turns* turns, uint64_t num_blocks, uint64_t num_records) noexcept:
-    # A request makes a turn at most, and a part on each ring before others are left.
+    # A request adds at most one turn, and one part per ring before other parts are emptied.
     cdef uint64_t most = num_records + NUM_RINGS + 2
     if turns.rings == NULL:
         turns.rings = <TurnRing*>reserve(NUM_KEYS * sizeof(TurnRing))

@@ -1,14 +1,14 @@
 """The turns of sessions, and rings of the blocks that belong to them.
 
 A *turn* is a request whose client has said when the session returns. Its blocks belong to it until
-another request uses them, and stand, deepest first, on one ring for each class, source and half
-octave of T'; those of one turn on one ring are a *part* of the turn.
+another request uses them. There is one ring per class, source and half octave of T', with the
+blocks of a turn deepest first; the blocks of one turn on one ring are a *part* of the turn.
 
 Structure
-    On a ring the parts stand in the order in which their first block came; the deepest block of
-    the oldest part and that of the youngest are its candidates for leaving, as densities over
-    T' need not fall with age. A part without resident blocks is on no ring, yet its turn lasts as
-    long as a block, resident or ghost, belongs to it.
+    On a ring the parts are in the order in which their first block came; the deepest blocks of the
+    oldest and of the youngest part are its candidates for eviction, since densities over T' need
+    not fall with age. A part without resident blocks is on no ring, but its turn lasts while a
+    block, resident or ghost, belongs to it.
 Cost
     O(1) per block; a search looks at two candidates of each ring that is not empty.
 """
@@ -26,7 +26,7 @@ from ._twin_py import require
 
 #: Ring of the blocks of class 0 that ARC's rule has in T2: the request was repeated at once.
 AGAIN = NUM_CLASSES
-#: Half octaves of seconds that are told apart, from a second on.
+#: Number of distinct half octaves of seconds, from one second on.
 NUM_HALF_OCTAVES = 64
 
 
@@ -37,7 +37,7 @@ class Turn:
     begun: float  # in seconds, by the clock of the caller
     said: float  # T, in seconds
     source: int
-    half_octave: int  # of T', which 2 ** (half_octave / 2) stands for, in seconds
+    half_octave: int  # of T', taken as 2 ** (half_octave / 2) seconds
     parts: dict[int, Part] = field(default_factory=dict)  # by ring
 
     def copy(self) -> Turn:
@@ -63,7 +63,7 @@ class Part:
 
     @property
     def reuse_class(self) -> int:
-        """Class of the blocks."""
+        """The class of the blocks."""
         return 0 if self.ring == AGAIN else self.ring
 
     @property
@@ -92,7 +92,7 @@ class TurnRings:
         return self._num_blocks[ring]
 
     def add(self, part: Part, block_hash: BlockHash, status: BlockStatus) -> None:
-        """Put a block behind those of its part."""
+        """Add a block after those of its part."""
         if not part.blocks:
             self.rings.setdefault(part.key, OrderedDict())[part] = None
         part.blocks[block_hash] = status
@@ -115,7 +115,7 @@ class TurnRings:
             yield from part.blocks.items()
 
     def youngest_first(self, key: int) -> Iterator[tuple[BlockHash, BlockStatus]]:
-        """Yield the blocks of a ring from the youngest part on, of each deepest first."""
+        """Yield the blocks of a ring, youngest part first, each part deepest block first."""
         for part in reversed(self.rings[key]):
             yield from part.blocks.items()
 

@@ -12,18 +12,18 @@ cdef enum:
     MOST_RINGS = 20
 
 
-# What a client says of its session, and when.
+# The hints of a client on its session, and their time.
 cdef struct Hint:
     double expect_s         # seconds until the next request that begins alike; 0: not said
     double now              # seconds on the caller's clock; NaN: on the system's
-    int source              # what the policy's `c_source` gives for the name
+    int source              # the number that the policy's `c_source` returns for the name
     bint ends
 
 
 cdef class CompiledPolicy:
     cdef Storage storage
     cdef void* owner                # the manager that the policy belongs to, NULL if it is free
-    cdef bint was_owned             # it is free again, and nothing was changed since
+    cdef bint was_owned             # it is free again, and unchanged since
     cdef Table* table               # storage's; NULL until `publish`
     cdef Victims victims            # the search for victims at work
     cdef Released released          # blocks that leave before all others
@@ -38,9 +38,9 @@ cdef class CompiledPolicy:
     # End a construction that has not failed: from here on the methods work.
     cdef void publish(self) noexcept
     cdef int require_ready(self) except -1
-    # Raise where a manager owns the policy, or it is not ready. Runs no Python code.
+    # Raise if a manager owns the policy, or it is not ready. Runs no Python code.
     cdef int require_free(self, str call) except -1
-    # Belong to a manager; be free again.
+    # Join a manager; leave it again.
     cdef void join_manager(self, void* manager) noexcept
     cdef void leave_manager(self, void* manager) noexcept
     cdef int stand_alone(self) except -1
@@ -50,7 +50,7 @@ cdef class CompiledPolicy:
     cdef bint c_ensure(self, uint64_t more) noexcept
 
     # -- uses and releases, as managers make them ------------------------------------------
-    # Blocks that are used are released no more; nodes are found.
+    # Withdraw the releases of used blocks; nodes are found.
     cdef void take_back(self, Batch* batch) noexcept
     cdef void touch_batch(self, Batch* batch) noexcept
     cdef void begin_request(self, Batch* batch, const Hint* hint) noexcept
@@ -58,7 +58,7 @@ cdef class CompiledPolicy:
     cdef void finish_request(self, Batch* batch, const Hint* hint) noexcept
     # Make room to release `n` blocks; False if there is no memory.
     cdef bint ensure_release(self, Py_ssize_t n) noexcept
-    # Take released blocks that may leave as the first victims, `n` in all at most; False without
+    # Take released blocks that may leave as the first victims, at most `n` in all; False without
     # memory.
     cdef bint take_released(self, uint64_t n) noexcept
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept
@@ -70,41 +70,41 @@ cdef class CompiledPolicy:
     # -- what a policy defines ------------------------------------------------------------
     # Touch the batch, last key first; nodes are found, NIL where unknown.
     cdef void c_touch(self, Batch* batch) noexcept
-    # A node has got a block: put it on its ring. It may still be a ghost, on a ghost ring.
+    # Put a node that has received a block on its ring. It may still be a ghost, on a ghost ring.
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept
     # Search for exactly `n` victims; False, with the search cancelled, if there are fewer.
     cdef bint c_search(self, uint64_t n) noexcept
-    # Let a victim go: off its ring; it becomes a ghost or is dropped.
+    # Remove a victim from its ring; it becomes a ghost or is dropped.
     cdef void c_evicted(self, const Victim* victim) noexcept
-    # A resident block is about to be dropped, not evicted; it is still on its ring.
+    # Handle a resident block that is about to be dropped, not evicted; it is still on its ring.
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept
-    # All victims of a search are gone.
+    # Called when all victims of a search are gone.
     cdef void c_settled(self) noexcept
     cdef uint64_t c_num_ghosts(self) noexcept
     cdef void c_clear(self) noexcept
-    # All blocks are on the lists of their rings again, none is parked.
+    # Called when all blocks are on the lists of their rings again and none is parked.
     cdef void c_unparked(self) noexcept
     cdef const char* c_check(self) noexcept
 
     # -- what a policy may redefine -------------------------------------------------------
-    # Touch what a request is extended by: no request of its own.
+    # Touch the blocks that extend a request; this begins no request.
     cdef void c_extended(self, Batch* batch) noexcept
-    # Touch what a request finishes with: recent once more, and no further use where uses count.
+    # Touch the blocks of a finishing request: they become recent; this counts as no further use.
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept
-    # Touch what a request begins with; `hint` is NULL where nothing was said.
+    # Touch the blocks of a beginning request; `hint` is NULL without hints.
     cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept
-    # Return what was said, in `hint`, or NULL if nothing was; this may run Python code.
+    # Return `hint`, filled from `hints`, or NULL without hints; this may run Python code.
     cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
     # Return the number by which the policy knows a source of hints.
     cdef int c_source(self, str source) except -1
-    # Let the batch's blocks leave before all others, last first; room was made.
+    # Release the batch's blocks, last first; room was made.
     cdef void c_release(self, Batch* batch) noexcept
-    # Answer as `c_make_room`, taking free slots and those of released blocks alone.
+    # Answer as `c_make_room`, taking only free slots and those of released blocks.
     cdef int64_t c_make_room_of_released(
         self, Batch* batch, int64_t n, int64_t num_free
     ) noexcept
-    # More than a quarter is pinned: for a search, park up to `most` in use at the old end of each
-    # ring.
+    # For a search while more than a quarter is pinned: park up to `most` blocks in use at the old
+    # end of each ring.
     cdef void c_park(self, uint64_t most) noexcept
     # The nodes of a ring, from 0, least recent first.
     cdef list c_node_ids(self, int ring_index)

@@ -141,19 +141,19 @@ cdef class CompiledPolicy:
         return 0
 
     cdef int require_free(self, str call) except -1:
-        self.require_ready()  # the arguments' code may have initialised it again, in vain
+        self.require_ready()  # code of the arguments may have initialised it again
         if self.owner != NULL:
             raise policy_owned(call)
         return self.stand_alone() if self.was_owned else 0
 
     cdef void join_manager(self, void* manager) noexcept:
-        # It is empty, so that nothing is parked where another manager is gone.
+        # It is empty, so nothing is parked from a former manager.
         self.owner = manager
         self.was_owned = False
         self.victims.managed = True
 
     cdef void leave_manager(self, void* manager) noexcept:
-        # What is parked stays so until somebody changes the policy: this may be a deallocation.
+        # Blocks stay parked until the next change of the policy: this may be a deallocation.
         if self.owner == manager:
             self.owner = NULL
             self.was_owned = True
@@ -178,7 +178,7 @@ cdef class CompiledPolicy:
     cdef list open_batch(self, object hashes, str name, str call):
         """Return the batch as a checked list, which the scratch arrays point into.
 
-        An error where a manager owns the policy, which `call` is to change.
+        Raises PolicyError if a manager owns the policy, which `call` would change.
         """
         cdef list batch
         self.require_ready()
@@ -367,7 +367,7 @@ cdef class CompiledPolicy:
         cdef Block* row
         cdef uint32_t node_id
         cdef Node* node
-        while <uint64_t>len(rows) != self.num_resident:  # numpy lets threads run as it allocates
+        while <uint64_t>len(rows) != self.num_resident:  # threads may run as numpy allocates
             rows = np.zeros(self.num_resident, BLOCK_DTYPE)
         self.require_ready()
         row = <Block*>cnp.PyArray_DATA(rows)
@@ -388,7 +388,7 @@ cdef class CompiledPolicy:
         cdef int ring_index
         cdef Node* node
         self.require_ready()
-        if self.was_owned:  # what is written to its statuses meanwhile is no fault
+        if self.was_owned:  # anyone may have written to its statuses meanwhile
             self.stand_alone()
         broken = table_check(self.table)
         for ring_index in range(self.num_rings):
@@ -492,7 +492,7 @@ cdef class CompiledPolicy:
         return evicted
 
     cdef void commit(self) noexcept:
-        """Let all victims go."""
+        """Evict all victims."""
         cdef uint64_t index
         victims_unflag(&self.victims, self.table)
         for index in range(self.victims.size):
@@ -502,7 +502,7 @@ cdef class CompiledPolicy:
         self.c_settled()
 
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
-        """Take a resident node off its ring; the caller drops its key or its block."""
+        """Remove a resident node from its ring; the caller drops its key or its block."""
         released_remove(&self.released, node_id)
         ring_remove(self.table, &self.rings[node.ring - 1], node)
         self.num_resident -= 1
