@@ -2,11 +2,11 @@
 
 Structure
     ``ref_cnt`` of a resident block is its state: -1 pending, 0 idle, above 0 the number of pins.
-    `BlockStates` counts the pending and the pinned ones; every other resident block is idle. What
-    a manager adds is its own: who asks, what the policy learns, when it hears of an idle block.
+    `BlockStates` counts the pending and the pinned ones; every other resident block is idle. Each
+    manager adds its own interface, the reports to the policy and the handling of idle blocks.
 Invariants
     A step that returns no object neither allocates nor fails, and none runs Python code. So a
-    manager that has decided carries its decision out whole.
+    manager always completes a decision once made.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -53,7 +53,7 @@ cdef inline void pin(BlockStates* states, Node* node) noexcept:
 
 
 cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
-    """Take one pin from a pinned block; return whether it was the last."""
+    """Remove one pin from a pinned block; return whether it was the last."""
     node.block.ref_cnt -= 1
     if node.block.ref_cnt != 0:
         return False
@@ -64,7 +64,7 @@ cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
 cdef inline void park_pinned(
     const BlockStates* states, CompiledPolicy policy, uint64_t num_loaded
 ) noexcept:
-    """Let a load pay for what it pins, where so much is pinned that a search would meet it all."""
+    """Park pinned nodes during the load if so many are pinned that a search would meet them all."""
     if states.num_pinned > policy.num_resident // 4:
         policy.c_park(2 * num_loaded)
 
@@ -75,7 +75,7 @@ cdef inline void park_pinned(
 cdef inline uint32_t add_once(
     Table* table, Batch* batch, Py_ssize_t index, uint64_t hashed
 ) noexcept:
-    """Give a key that was not found a node; a repeat has got one by now. NIL without memory."""
+    """Give a key that was not found a node; a repeat already has one. NIL without memory."""
     cdef const uint8_t* key = item_key(batch, index)
     cdef uint64_t length = item_length(batch, index)
     cdef uint32_t node_id = index_find(table, key, length, hashed)
@@ -86,7 +86,7 @@ cdef inline uint32_t add_once(
 
 
 cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept:
-    """Drop the chosen keys that got a node only for this call: they are on no ring."""
+    """Drop the chosen keys whose nodes were made only for this call: they are on no ring."""
     cdef Py_ssize_t chosen
     cdef Node* node
     # The last first, so that the next batch gets successive nodes again.
@@ -110,7 +110,7 @@ cdef inline void begin_store(
 cdef inline void end_store(
     BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t node_id, bint stored
 ) noexcept:
-    """Make a pending block idle, or drop it; the caller tells the policy that it is idle."""
+    """Make a pending block idle, or drop it; the caller notifies the policy of an idle block."""
     cdef Node* node = node_at(policy.table, node_id)
     states.num_pending -= 1
     if stored:
@@ -142,9 +142,9 @@ cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
 cdef inline void touch_inserted(
     CompiledPolicy policy, Batch* batch, const uint8_t* inserted, int32_t* ref_cnts
 ) noexcept:
-    """Touch a batch whose inserted blocks become recent in the place that they have, unused.
+    """Touch a batch; its inserted blocks become recent within their rings, uncounted.
 
-    They are shown to the policy as pending. `inserted` and `ref_cnts`, scratch, are (batch.size,).
+    The policy sees them as pending. `inserted` and the scratch array `ref_cnts` are (batch.size,).
     """
     cdef Py_ssize_t index
     cdef Node* node
@@ -154,11 +154,11 @@ cdef inline void touch_inserted(
             ref_cnts[index] = node.block.ref_cnt
             node.block.ref_cnt = -1
     policy.touch_batch(batch)
-    for index in range(batch.size - 1, -1, -1):  # of a repeat the first knows the count
+    for index in range(batch.size - 1, -1, -1):  # for a repeat, the first occurrence has the count
         node = resident(policy.table, batch, index)
         if inserted[index] and node != NULL:
             node.block.ref_cnt = ref_cnts[index]
-            if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has passed over it
+            if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has skipped it
                 policy.became_idle(batch.node_ids[index], node)
 
 
@@ -166,7 +166,7 @@ cdef inline void touch_inserted(
 
 
 cdef inline BlockStates count_states(Table* table) noexcept:
-    """Count the states anew, block by block."""
+    """Recount the states, block by block."""
     cdef BlockStates states = BlockStates(0, 0)
     cdef uint32_t node_id
     cdef Node* node

@@ -1,4 +1,4 @@
-"""The manager skeleton of the implementation that was chosen, and its policy over a backend."""
+"""The manager skeleton of the chosen implementation, and its policy over a backend."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ else:
 def policy_over(backend: Backend[Any], name: str, manager: Manager[Any]) -> CachePolicy:
     """Build the policy of a manager over `backend`, with room for its free blocks.
 
-    A user's own backend keeps its status objects, which only the Python policy can hold: over one,
-    the policy is the Python twin, whichever twin the manager is.
+    A user's own backend keeps its status objects, which only the Python policy can hold; over such
+    a backend the policy is always the Python twin.
     """
-    _ = backend.block_size, backend.medium  # an error now rather than in the first event
+    _ = backend.block_size, backend.medium  # fail now rather than in the first event
     twin = manager._twin if type(backend) is manager._backend_class else "py"
     return registry.parse(name).build(twin, backend.get_num_free_blocks())

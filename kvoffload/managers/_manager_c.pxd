@@ -1,7 +1,7 @@
-"""The calls of a block's life over C structures, for the managers that are built on them.
+"""The calls of a block's life cycle over C structures, for the managers built on them.
 
-The library's manager and vLLM's call the same steps. A manager of another interface opens batches
-of its own, and joins steps without a watch: what it lets a watch see is its own, too.
+The library's manager and vLLM's call the same steps. A manager with another interface opens its own
+batches, joins steps without a watch, and reports to its watch itself.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -44,34 +44,34 @@ cdef class CompiledSteps(Steps):
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef BlockStates states
-    cdef readonly uint64_t _resets  # how often everything was dropped
+    cdef readonly uint64_t _resets  # number of resets
 
-    # Join built-in parts; return what they replace, which is to die when all is done.
+    # Join built-in parts; return the parts that they replace, to be released at the very end.
     cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch)
 
     # -- loads -----------------------------------------------------------------------------------
-    # Pin the batch, or nothing of it; return the first index that cannot be pinned, or -1. Ids are
-    # written unless `block_ids` is NULL.
+    # Pin the whole batch, or none of it; return the first index that cannot be pinned, or -1. Ids
+    # are written unless `block_ids` is NULL.
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept
     # Build the error of a block that cannot be pinned.
     cdef object load_error(self, bytes block_hash)
-    # Take a pin from each block of the batch, whose keys are those of the list from `start` on.
+    # Remove a pin from each block of the batch, whose keys are those of the list from `start` on.
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1
     cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------
     # Choose the keys that are not resident, once each, except those that are left out; NULL for
-    # none. Unknown ones get nodes, and all but those left out a mark. -1 without memory.
+    # none. Unknown keys get nodes, and all except those left out get a mark. -1 without memory.
     cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept
-    # Return how many of the chosen keys to store, their victims found; where `is_last`, of a session
-    # that ends, as many as free slots and those of released blocks take. -1, with the keys forgotten,
-    # where the store is refused or finds no memory; the policy's ``victims`` say which.
+    # Find victims and return how many of the chosen keys to store; if `is_last`, for a session that
+    # ends, only as many as fit into free slots and those of released blocks. -1, with the keys
+    # forgotten, if the store is refused or there is no memory; the policy's ``victims`` say which.
     cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept
     # Return the keys of the victims, in eviction order.
     cdef list victim_keys(self)
-    # Free the victims' slots, and let them go.
+    # Free the victims' slots, and evict them.
     cdef void evict_victims(self) noexcept
-    # Note what of the batch has become of the store: so many of the chosen keys have a block.
+    # Note the result of the store: how many of the chosen keys have a block.
     cdef void note_stored(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
     ) noexcept
@@ -84,7 +84,7 @@ cdef class CompiledSteps(Steps):
     # Return the node of a resident block, or NULL.
     cdef Node* resident_node(self, object block_hash) noexcept
 
-    # -- of the library's manager alone ----------------------------------------------------------
+    # -- only of the library's manager ----------------------------------------------------------
     cdef Py_ssize_t count_ready(self, Batch* batch) noexcept
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept
     cdef object load(self, Batch* batch, list keys, Py_ssize_t start)
@@ -111,12 +111,12 @@ cdef class CompiledSteps(Steps):
         const uint32_t* slots,
         list told,
     ) except -1
-    # Return the source of hints that the watch is to count, None where there is nothing to count;
-    # this may run Python code. And let it, before the call changes anything.
+    # Return the source of hints for the watch to count, None without one; this may run Python code.
+    # Then let the watch count it, before the call changes anything.
     cdef str source_of(self, object hints)
     cdef int note_hints(self, str source, const Hint* hint) except -1
-    # Use the batch for the last time; release it where the hint says that its session ends. Let
-    # the watch count what the source says, unless it is None.
+    # Use the batch for the last time; release it if the hint says that its session ends. Let the
+    # watch count the source, unless it is None.
     cdef int finish_batch(self, Batch* batch, const Hint* hint, str source) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1
@@ -125,11 +125,11 @@ cdef class CompiledSteps(Steps):
 cdef class CompiledRequest:
     cdef CompiledSteps steps
     cdef object manager             # kept alive
-    cdef list keys                  # its own: nobody else changes it
-    cdef list storing               # keys that its stores returned and it has not ended
+    cdef list keys                  # its own: only the request changes it
+    cdef list storing               # keys returned by its stores and not ended
     cdef object hints               # of `begin`
     cdef object now                 # likewise
-    cdef bint ends                  # its session, as `begin` was told
+    cdef bint ends                  # whether its session ends, by the hints of `begin`
     cdef Batch batch                # of all keys
     cdef uint64_t resets            # of the steps, by its last store
     cdef bint finished

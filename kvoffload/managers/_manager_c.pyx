@@ -1,14 +1,14 @@
 """The manager skeleton, compiled: the lifecycle of a block, over C structures.
 
 Structure
-    `CompiledSteps` take the calls of a block's life where policy and backend are built in: a
-    compiled policy holds the nodes, a compiled pool the slots, and both are reached at C level.
-    Over a part of a user's, `PythonSteps` hand them to the Python twin, ``_manager_py``. A manager
-    chooses its steps when it is constructed.
+    `CompiledSteps` implement the calls of a block's life cycle for built-in policies and backends:
+    a compiled policy holds the nodes, a compiled pool the slots, and both are used at C level. Over
+    a user's own parts, `PythonSteps` forward the calls to the Python twin, ``_manager_py``. A
+    manager chooses its steps when it is constructed.
 Invariants
-    As in the Python twin, and those of ``_lifecycle_c``. Between calls no key is known that is
-    neither resident nor a ghost. No Python code runs between the first look at the state and the
-    last change: batches are consumed before, and the collector is off while results are allocated.
+    As in the Python twin, and those of ``_lifecycle_c``. Between calls every known key is resident
+    or a ghost. No Python code runs between the first read of the state and the last change: batches
+    are consumed before, and the collector is off while results are allocated.
 """
 
 cimport cython
@@ -110,8 +110,8 @@ cnp.import_array()
 
 cdef enum:
     MOST_PINS = 0x7FFFFFFF
-    # Keys that a lookup checks and finds before it looks whether one is not ready: few at first,
-    # since many a prompt is not known at all.
+    # Keys that a lookup checks and finds before it tests for one that is not ready: few at first,
+    # since many prompts are unknown.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
 
@@ -129,7 +129,7 @@ CALLS = (
 
 
 cdef class Steps:
-    """The calls of a block's life, declared for `CompiledSteps` and `PythonSteps`."""
+    """The calls of a block's life cycle, declared for `CompiledSteps` and `PythonSteps`."""
 
     cdef object lookup(self, object hashes):
         raise NotImplementedError
@@ -156,12 +156,12 @@ cdef class Steps:
         raise NotImplementedError
 
 
-# Without tp_clear, so that the policy can be told when the manager is gone. What a cycle goes
-# through, the instance's dict or an object of a user, is cleared.
+# Without tp_clear, so that the policy can be notified when the manager is gone. Cycles are broken
+# at the instance's dict or at a user's object, which are cleared.
 @cython.final
 @cython.no_gc_clear
 cdef class CompiledSteps(Steps):
-    """The steps over C structures, and what can be seen of them."""
+    """The steps over C structures, and their introspection."""
 
     def __cinit__(self):
         memset(&self.batch, 0, sizeof(Batch))
@@ -291,7 +291,7 @@ cdef class CompiledSteps(Steps):
             policy.c_release(batch)
         return 0
 
-    # For a request that makes the calls of a subclass.
+    # For a request that calls the methods of a subclass.
 
     def _begun(self, hashes, hints, now):
         cdef Hint said
@@ -419,7 +419,7 @@ cdef class CompiledSteps(Steps):
         for index in range(batch.size):
             node = resident(table, batch, index)
             if node == NULL or node.block.ref_cnt <= 0:
-                # A ring that was told of an idle block passes over it while it is pinned.
+                # A ring notified of an idle block skips it while it is pinned.
                 for undo in range(index):
                     pin(&self.states, node_at(table, batch.node_ids[undo]))
                 if node == NULL:
@@ -432,7 +432,7 @@ cdef class CompiledSteps(Steps):
         return 0
 
     cdef void unpin_node(self, uint32_t node_id) noexcept:
-        """Take one pin from a pinned block."""
+        """Remove one pin from a pinned block."""
         cdef Node* node = node_at(self._policy.table, node_id)
         if unpin(&self.states, node) and node.flags & PARKED:
             self._policy.became_idle(node_id, node)
@@ -444,9 +444,9 @@ cdef class CompiledSteps(Steps):
     cdef object store(
         self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
     ):
-        """Store what is missing of the batch, whose keys are those of the list from `start` on.
+        """Store the missing blocks of the batch, whose keys are those of the list from `start` on.
 
-        The request, if it is one's, notes what it stores.
+        The request, if there is one, notes the blocks that it stores.
         """
         cdef int collecting = PyGC_Disable()
         try:
@@ -577,7 +577,7 @@ cdef class CompiledSteps(Steps):
     cdef void place_blocks(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
     ) noexcept:
-        """Let the victims go, and give the admitted keys slots."""
+        """Evict the victims, and give the admitted keys slots."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
         cdef Node* node
@@ -661,11 +661,12 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t serve(
         self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told
     ) except -1:
-        """Do as the Python twin does for the request of the batch, with no object on the way.
+        """Serve one request without allocating objects; equal to the Python twin's steps.
 
-        It is asked for what lies between; return how many of these blocks are hits. Unless it is
-        NULL, `slots` has the number of the block in each slot, and `blocks` those of the batch: the
-        blocks that leave and those that enter are appended to `told`, two arrays or none.
+        The request asks for the blocks from `first` to before `stop`; return how many of these are
+        hits. Unless it is NULL, `slots` has the number of the block in each slot, and `blocks`
+        those of the batch: the numbers of leaving and entering blocks are appended to `told`, two
+        arrays or none.
         """
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index, num_hits, num_missing, num_admitted = 0
@@ -732,7 +733,7 @@ cdef class CompiledSteps(Steps):
         return 0
 
     def _serve_requests(self, requests):
-        cdef list batch  # held: the scratch arrays point into it
+        cdef list batch  # keeps the list alive: the scratch arrays point into it
         for hashes, first, end in requests:
             batch = self.open_batch(hashes)
             self.serve(first, end, NULL, NULL, None)
@@ -842,7 +843,7 @@ cdef class CompiledSteps(Steps):
         cdef int ring_index
         cdef Node* node
         if held != <int64_t>policy.num_resident:
-            # Somebody else holds slots of this pool: give back ours alone, oldest first.
+            # Others hold slots of this pool: free only this manager's, oldest first.
             order = []
             for ring_index in range(policy.num_rings):
                 order += policy.c_node_ids(ring_index)
@@ -907,7 +908,7 @@ cdef class CompiledSteps(Steps):
 
     @property
     def events(self):
-        cdef list events = self._events  # held: the collector may take them as the copy is made
+        cdef list events = self._events  # kept alive: the collector may drop them during the copy
         return None if events is None else list(events)
 
     @property
@@ -948,7 +949,7 @@ cdef class CompiledSteps(Steps):
         return batch
 
     cdef int tick(self) except -1:
-        """Let a watch read its clock, which may be a user's, before a call looks at the state."""
+        """Let a watch read its clock, which may be a user's, before a call reads the state."""
         cdef WatchCore watch = self._watch  # held while it runs
         if watch is not None:
             watch.tick()
@@ -975,7 +976,7 @@ cdef class CompiledSteps(Steps):
 
 
 cdef class PythonSteps(Steps):
-    """Hand every step to a Python skeleton; one that is not initialised says so."""
+    """Steps that forward every call to a Python skeleton; an uninitialised skeleton raises."""
 
     cdef object skeleton
 
@@ -1007,8 +1008,8 @@ cdef class PythonSteps(Steps):
         return self.skeleton.complete_store(hashes, success)
 
 
-# Without tp_clear, as its methods need what they refer to. A cycle goes through the dict of the
-# manager, which is cleared.
+# Without tp_clear, since its methods need the objects they refer to. Cycles are broken at the dict
+# of the manager, which is cleared.
 @cython.final
 @cython.no_gc_clear
 cdef class CompiledRequest:
@@ -1027,7 +1028,7 @@ cdef class CompiledRequest:
         raise cannot_pickle(self)
 
     cdef int open(self, CompiledSteps steps, object manager, list keys) except -1:
-        """Take the keys, a list of the request's own."""
+        """Open the request with its keys, a list that it owns."""
         if not batch_fit(&self.batch, len(keys)):
             raise MemoryError()
         self.steps = steps
@@ -1059,7 +1060,7 @@ cdef class CompiledRequest:
         return first
 
     cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept:
-        """Return the batch of a part: `part`, or that of the request where the part is all."""
+        """Return the batch of a part: `part`, or that of the request if the part is the whole."""
         if start == 0 and stop == self.batch.size:
             return &self.batch
         part[0] = batch_part(&self.batch, start, stop)
@@ -1117,7 +1118,7 @@ cdef class CompiledRequest:
         self.storing = none
 
     cdef int forget_dropped(self) except -1:
-        """Forget what it was storing where a reset of the manager has dropped it."""
+        """Forget the blocks that it was storing if a reset of the manager has dropped them."""
         if self.resets != self.steps._resets:
             self.storing = []
             self.resets = self.steps._resets
@@ -1186,7 +1187,7 @@ cdef class CompiledRequest:
 
 
 cdef void* data_of(str name, object array, int kind) except NULL:
-    """Return where the elements of an array are that has one dimension and no gaps."""
+    """Return the address of the elements of a contiguous one-dimensional array."""
     if (
         not cnp.PyArray_Check(array)
         or cnp.PyArray_TYPE(array) != kind
@@ -1207,14 +1208,14 @@ cdef bint is_success(object success) except -1:
     return success is True or (success is not False and check_bool("success", success))
 
 
-# Without tp_clear: what is cleared with it may still call it.
+# Without tp_clear: objects cleared with it may still call it.
 @cython.no_gc_clear
 cdef class ManagerCore:
-    """Forward each call: the steps of a block's life by C calls, the rest to the skeleton."""
+    """A front that forwards a block's life cycle by C calls and the rest to the skeleton."""
 
     cdef Steps steps
     cdef object skeleton            # the steps themselves, or the Python skeleton that they call
-    cdef bint calls_own             # a subclass has calls of its own, which requests are to make
+    cdef bint calls_own             # a subclass overrides methods, which requests must call
 
     _twin = "c"
     _backend_class = CPUBackend
@@ -1227,11 +1228,11 @@ cdef class ManagerCore:
         raise cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
-        """Join the parts; `rebuild` makes a new policy where the first cannot be cleared."""
+        """Join the parts; `rebuild` builds a new policy if the first cannot be cleared."""
         cdef CompiledSteps compiled
         cdef WatchCore core = None
         cdef Steps former_steps = self.steps
-        # What is replaced dies when all is done: its finalisers may call this manager.
+        # Replaced objects are released at the very end: their finalisers may call this manager.
         cdef object former_skeleton = self.skeleton, former_parts
         former = policy if former_steps is NOT_INITIALISED else former_skeleton.policy
         kind = type(self)
@@ -1239,7 +1240,7 @@ cdef class ManagerCore:
             [getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS]
         )
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
-            # The same steps as before: a call at work, which has read its batch, goes on with them.
+            # The same steps as before: a running call that has read its batch continues with them.
             compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
             if watch is not None:
                 core = WatchCore(watch.plan(self, backend.get_num_free_blocks()), watch.watch)
@@ -1285,7 +1286,7 @@ cdef class ManagerCore:
             self.touch(hashes)
 
     def _extended(self, hashes):
-        """Use blocks that a request is extended by; see the Python twin."""
+        """Use the blocks that extend a request; see the Python twin."""
         if type(self).touch is ManagerCore.touch:
             self.skeleton._extended(hashes)
         else:
@@ -1296,7 +1297,7 @@ cdef class ManagerCore:
         self.skeleton._finished(hashes, hints, now)
 
     def _hinted(self, hints):
-        """Let the watch count what a client has said of a session."""
+        """Let the watch count a client's hints on a session."""
         self.skeleton._hinted(hints)
 
     def _store_last(self, hashes):
@@ -1334,7 +1335,7 @@ cdef class ManagerCore:
         self.skeleton._touch_inserted(hashes, inserted)
 
     def _serve_requests(self, requests):
-        """Serve requests as an engine does whose transfers end at once; see the Python twin."""
+        """Serve requests as an engine with instant transfers does; see the Python twin."""
         self.skeleton._serve_requests(requests)
 
     def _serve_rows(self, keys, starts, blocks, first, nodes):
@@ -1343,19 +1344,19 @@ cdef class ManagerCore:
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and is
         asked for from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; any values at first. Return the hits of each row, (rows,) int64;
-        None where the calls must be made one by one: of a subclass that has calls of its own, over
-        parts of a user's, with events or with a watch.
+        where each key was found; initial values are arbitrary. Return the hits of each row, (rows,)
+        int64; None if the calls must be made one by one: for a subclass that overrides methods,
+        over a user's own parts, with events or with a watch.
         """
         cdef CompiledSteps steps = self.serving_steps()
         return None if steps is None else steps._serve_rows(keys, starts, blocks, first, nodes)
 
     def _serve_row(self, keys, blocks, first, slots=None):
-        """Serve a row of `_serve_rows`, whose blocks are given; return its hits and what it changed.
+        """Serve one row of `_serve_rows`, given its blocks; return its hits and its changes.
 
-        The latter is told where `slots` are given ((slots,) uint32), for the manager to note which
-        block is in each: a list of the blocks that have left and of those that have entered ((n,)
-        uint32), empty where there are none. None as for `_serve_rows`.
+        The changes are reported if `slots` are given ((slots,) uint32), in which the manager notes
+        the block in each slot: a list of the blocks that left and of those that entered ((n,)
+        uint32), else an empty list. None as for `_serve_rows`.
         """
         cdef CompiledSteps steps = self.serving_steps()
         return None if steps is None else steps._serve_row(keys, blocks, first, slots)
@@ -1375,7 +1376,7 @@ cdef class ManagerCore:
         """Drop everything, ghosts and adaptive state included, without events.
 
         The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
-        gets one `free` for each block, in eviction order.
+        receives one `free` per block, in eviction order.
         """
         return self.skeleton.reset_cache()
 
@@ -1389,8 +1390,8 @@ cdef class ManagerCore:
         dict of str to int
             ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
             slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
-            ``not_admitted``, ``loaded_blocks``; and now: ``resident``, ``pending``, ``pinned``,
-            ``free``, ``ghosts``.
+            ``not_admitted``, ``loaded_blocks``; and the present ``resident``, ``pending``,
+            ``pinned``, ``free``, ``ghosts``.
         """
         return self.skeleton.stats()
 
@@ -1425,12 +1426,12 @@ cdef class ManagerCore:
 
     @property
     def medium(self):
-        """Name of the medium, as events carry it."""
+        """Name of the medium, as given in events."""
         return self.skeleton.medium
 
     @property
     def policy(self):
-        """The policy that decides which block leaves."""
+        """The policy that chooses the blocks to evict."""
         return self.skeleton.policy
 
     @property
@@ -1448,7 +1449,7 @@ cdef class ManagerCore:
     def block_table(self):
         """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
 
-        It shows the moment of the call, not what changes later.
+        The array is a snapshot and does not show later changes.
         """
         cdef object skeleton = self.skeleton
         return skeleton.block_table
@@ -1462,7 +1463,7 @@ cdef PythonSteps NOT_INITIALISED = PythonSteps(PythonManager())
 
 
 class Manager(ManagerCore, OffloadingManager[Spec_co]):
-    """Hold what every compiled manager does, whichever policy and backend it is built from."""
+    """The base of all compiled managers, for any policy and backend."""
 
     __slots__ = ()
 

@@ -1,17 +1,17 @@
 """The manager skeleton in Python: the lifecycle of a block, over a policy and a backend.
 
 Structure
-    The policy's ``_resident`` maps hashes to live statuses; ``ref_cnt`` is changed here and
-    nowhere else. Parts of a user are driven through the adapters of ``_user_parts``.
+    The policy's ``_resident`` maps hashes to live statuses; only this module changes ``ref_cnt``. A
+    user's own parts are called through the adapters of ``_user_parts``.
 Invariants
-    Every resident block owns one slot of the backend, and every slot that this manager was given
-    belongs to one resident block.
-    A call checks everything, then changes the state (loads change pins as they check, and take the
-    changes back): an error of its own leaves no trace, while an exception from outside
-    (KeyboardInterrupt, MemoryError) may leave the state in between. Slots that it left without a
-    block are free again at the next store, where the pool is this manager's own.
+    Every resident block owns one slot of the backend, and every slot given to this manager belongs
+    to one resident block.
+    A call checks everything, then changes the state (loads change pins while they check, and undo
+    the changes): an error of its own leaves no trace, while an exception from outside
+    (KeyboardInterrupt, MemoryError) may leave an intermediate state. If the pool is this manager's
+    own, slots left without a block are free again at the next store.
 Cost
-    O(1) a block, and the victim search of the policy.
+    O(1) per block, plus the victim search of the policy.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Manager(OffloadingManager[Spec_co]):
     _twin: Literal["py", "c"] = "py"
     _backend_class: type[CPUBackend] = CPUBackend
     _num_resets = 0
-    _owns_pool = False  # a backend that was given may have other users
+    _owns_pool = False  # a backend passed in may have other users
 
     _policy_object: CachePolicy
     _backend_object: Backend[Spec_co]
     _rebuild: Callable[[], CachePolicy] | None
     _policy: PythonPolicy | UserPolicy
-    _backend: UserBackend[Spec_co]  # or a CPUBackend, which speaks the same protocol
+    _backend: UserBackend[Spec_co]  # or a CPUBackend, which has the same protocol
     _find: Callable[[BlockHash], BlockStatus | None]
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
@@ -99,7 +99,7 @@ class Manager(OffloadingManager[Spec_co]):
         *,
         watch: WatchRequest | None = None,
     ) -> None:
-        """Join the parts; `rebuild` makes a new policy where the first cannot be cleared.
+        """Join the parts; `rebuild` builds a new policy if the first cannot be cleared.
 
         The policy belongs to `owner`, by default this manager; `watch` observes it.
         """
@@ -127,7 +127,7 @@ class Manager(OffloadingManager[Spec_co]):
             ownership.release(former, owner)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if name in Manager.__annotations__:
             raise manager_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -142,7 +142,7 @@ class Manager(OffloadingManager[Spec_co]):
         if watch is not None and watch.due:
             watch.watch._drain()
         find = self._find
-        # A list or tuple is read no further than need be.
+        # A list or tuple is read no further than necessary.
         batch: Sequence[BlockHash] = (
             hashes if type(hashes) is list or type(hashes) is tuple else as_batch(hashes)
         )
@@ -172,7 +172,7 @@ class Manager(OffloadingManager[Spec_co]):
         self._policy._release(as_batch(hashes))
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the first time; by the `touch` of a subclass's own."""
+        """Use the blocks of a request for the first time; call a subclass's own `touch`."""
         if type(self).touch is Manager.touch:
             self._policy._take_back(hashes)
             self._policy._begun(hashes, hints, now)
@@ -180,7 +180,7 @@ class Manager(OffloadingManager[Spec_co]):
             self.touch(hashes)
 
     def _extended(self, hashes: list[BlockHash]) -> None:
-        """Use blocks that a request is extended by, likewise."""
+        """Use the blocks that extend a request; call a subclass's own `touch`."""
         if type(self).touch is Manager.touch:
             self._policy._take_back(hashes)
             self._policy._extended(hashes)
@@ -188,21 +188,21 @@ class Manager(OffloadingManager[Spec_co]):
             self.touch(hashes)
 
     def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the last time; release them where its session ends."""
+        """Use the blocks of a request for the last time; release them if its session ends."""
         self._policy._take_back(hashes)
         self._policy._finished(hashes, hints, now)
         if hints is not None and hints.ends:
             self._policy._release(hashes)
 
     def _hinted(self, hints: Hints) -> None:
-        """Let the watch count what a client has said of a session."""
+        """Let the watch count a client's hints on a session."""
         if self._watch is not None:
             self._watch.hinted(hints)
 
     def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
-        """Touch blocks; those in `inserted` as if their stores were in flight, which is no use.
+        """Touch blocks; those in `inserted` as if still being stored, which counts as no use.
 
-        For a request that has stored them itself, and whose stores have ended before it.
+        For a request that has stored them itself and whose stores have already ended.
         """
         batch = as_batch(hashes)
         shown: list[tuple[BlockStatus, int]] = []
@@ -269,7 +269,7 @@ class Manager(OffloadingManager[Spec_co]):
         return self._store(hashes, is_last=False)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
-        """Store blocks of a session that ends; by the `prepare_store` of a subclass's own."""
+        """Store blocks of a session that ends; call a subclass's own `prepare_store`."""
         if type(self).prepare_store is Manager.prepare_store:
             return self._store(hashes, is_last=True)
         return self.prepare_store(hashes)
@@ -277,7 +277,7 @@ class Manager(OffloadingManager[Spec_co]):
     def _store(
         self, hashes: Iterable[bytes], *, is_last: bool
     ) -> PrepareStoreOutput[Spec_co] | None:
-        """Store what is missing; of a session that ends, where no block has to make room."""
+        """Store the missing blocks; for a session that ends, without evicting regular blocks."""
         resident = self._policy._resident
         batch = as_batch(hashes)
         distinct = dict.fromkeys(batch)
@@ -329,10 +329,10 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.ended(batch, slots, success)
 
     def _serve_requests(self, requests: Iterable[tuple[Sequence[BlockHash], int, int]]) -> None:
-        """Serve requests like an engine whose transfers end at once; for miniature managers.
+        """Serve requests as an engine with instant transfers does; for miniature managers.
 
-        Each is its hashes, head to tail, and which of them it asked for: from one index to before
-        another.
+        Each request is its hashes, head to tail, and the half-open range of the hashes it asked
+        for.
         """
         for hashes, first, end in requests:
             request = self.begin(hashes)
@@ -352,7 +352,7 @@ class Manager(OffloadingManager[Spec_co]):
         """Drop everything, ghosts and adaptive state included, without events.
 
         The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
-        gets one `free` for each block, in eviction order.
+        receives one `free` per block, in eviction order.
         """
         statuses = list(self._policy._in_eviction_order())
         if self._rebuild is None:
@@ -371,7 +371,7 @@ class Manager(OffloadingManager[Spec_co]):
     # -- parts of the above ------------------------------------------------------------------
 
     def _begin_anew(self, policy: CachePolicy) -> None:
-        """Put an empty policy in the place of the present one, which cannot be cleared."""
+        """Replace the present policy, which cannot be cleared, with an empty one."""
         owner, former = self._owner(), self._policy_object
         ownership.take(policy, owner)
         self._policy_object = policy
@@ -383,7 +383,7 @@ class Manager(OffloadingManager[Spec_co]):
             ownership.release(former, owner)
 
     def _regain_slots(self) -> None:
-        """Free the slots that an exception from outside has left without a block."""
+        """Free the slots that an exception from outside left without a block."""
         if not self._owns_pool or isinstance(self._policy, UserPolicy):
             return
         pool: Any = self._backend
@@ -437,8 +437,8 @@ class Manager(OffloadingManager[Spec_co]):
         dict of str to int
             ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
             slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
-            ``not_admitted``, ``loaded_blocks``; and now: ``resident``, ``pending``, ``pinned``,
-            ``free``, ``ghosts``.
+            ``not_admitted``, ``loaded_blocks``; and the present ``resident``, ``pending``,
+            ``pinned``, ``free``, ``ghosts``.
         """
         ref_cnts = [status.ref_cnt for status in self._policy._resident.values()]
         return {
@@ -474,12 +474,12 @@ class Manager(OffloadingManager[Spec_co]):
 
     @property
     def medium(self) -> str:
-        """Name of the medium, as events carry it."""
+        """Name of the medium, as given in events."""
         return self._backend_object.medium
 
     @property
     def policy(self) -> CachePolicy:
-        """The policy that decides which block leaves."""
+        """The policy that chooses the blocks to evict."""
         return self._policy_object
 
     @property
@@ -496,7 +496,7 @@ class Manager(OffloadingManager[Spec_co]):
     def block_table(self) -> npt.NDArray[np.void]:
         """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
 
-        It shows the moment of the call, not what changes later.
+        The array is a snapshot and does not show later changes.
         """
         return block_table(self._policy._resident.values())
 
@@ -512,12 +512,12 @@ class Manager(OffloadingManager[Spec_co]):
 
 
 def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:
-    """Return a built-in Python policy as it is, every other behind an adapter."""
+    """Return a built-in Python policy unchanged, any other behind an adapter."""
     if isinstance(policy, PythonPolicy) and registry.is_builtin(type(policy), "py"):
         return policy
     return UserPolicy(policy)
 
 
 def _trusted_backend(backend: Backend[Any]) -> Any:
-    """Return a Python pool as it is, every other backend behind an adapter."""
+    """Return a Python pool unchanged, any other backend behind an adapter."""
     return backend if type(backend) is CPUBackend else UserBackend(backend)

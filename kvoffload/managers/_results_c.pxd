@@ -1,10 +1,11 @@
 """Results and events of managers, built without their constructors.
 
-These check and copy what is right already, and they are Python code: another thread may take over
-while they run, and no call may be interrupted between its first look and its last change.
+The constructors check and copy values that are already right, and they are Python code: another
+thread may take over while they run, and no call may be interrupted between its first read and its
+last change.
 
-The hashes that left become bytes objects when somebody reads them, in a result or an event: an
-engine whose next step asks for slots alone never does, and making them takes a sixth of a store.
+Evicted hashes become bytes objects when they are first read, in a result or an event: an engine
+that needs only slots never reads them, and creating them takes a sixth of a store.
 """
 
 from libc.stdint cimport uint8_t
@@ -18,7 +19,7 @@ cdef struct PackedKey:
     uint8_t key[INLINE_KEY_BYTES]
 
 cdef class _PackedKeys:
-    """Keys that lie in nodes whole, copied."""
+    """Copies of keys that fit whole into nodes."""
     cdef Py_ssize_t size
     cdef bytes packed       # (size,) PackedKey
     cdef PackedKey* keys    # where they are

@@ -29,7 +29,7 @@ cdef Py_ssize_t offset_of(member) except -1:
 
 
 cdef inline void fill(object result, Py_ssize_t offset, object value) noexcept:
-    """Set a member of a new object without the lookups that cold caches prolong."""
+    """Set a member of a new object without lookups, which are slow in cold caches."""
     Py_INCREF(value)
     (<PyObject**>(<char*><PyObject*>result + offset))[0] = <PyObject*>value
 
@@ -68,7 +68,7 @@ cdef class _PackedKeys:
 
 
 cdef _PackedKeys new_keys(Py_ssize_t size):
-    """Return room for so many keys, not filled."""
+    """Return room for `size` keys, not filled."""
     cdef _PackedKeys keys = _PackedKeys.__new__(_PackedKeys)
     keys.packed = PyBytes_FromStringAndSize(NULL, size * <Py_ssize_t>sizeof(PackedKey))
     keys.keys = <PackedKey*>PyBytes_AS_STRING(keys.packed)
@@ -77,7 +77,7 @@ cdef _PackedKeys new_keys(Py_ssize_t size):
 
 
 cdef class _UnpackedList:
-    """A member whose keys, if they are packed, become a list when they are read first."""
+    """A member whose packed keys become a list at the first read."""
 
     cdef object member
     cdef Py_ssize_t offset
@@ -93,7 +93,7 @@ cdef class _UnpackedList:
         if type(value) is not _PackedKeys:
             return value
         unpacked = (<_PackedKeys>value).unpack()
-        # as the list was allocated another thread may have read
+        # another thread may have read while the list was allocated
         value = self.member.__get__(result, owner)
         if type(value) is not _PackedKeys:
             return value

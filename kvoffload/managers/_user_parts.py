@@ -1,13 +1,13 @@
 """A user's own policy or backend behind the trusted protocol of the Python skeleton.
 
-The skeleton speaks to built-in parts without checks. These adapters give the parts of strangers
-the same face, check what they answer, and clean up when they break their contract.
+The skeleton calls built-in parts without checks. These adapters give users' parts the same
+interface, check their results, and clean up when they break their contract.
 
 Invariants
     The policy adapter's ledger ``_resident`` holds the live status of every block that the manager
-    has made resident, whatever the policy says, so that a faulty policy loses no slot. What the
-    policy's code has dropped when it raises is given back to it: a block that the manager holds and
-    the policy does not know could never be evicted.
+    has made resident, regardless of the policy, so that a faulty policy loses no slot. Blocks that
+    the policy's code has dropped when it raises are inserted again: a block that the manager holds
+    and the policy does not know could never be evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EvictionFaultError(Exception):
 
 
 class UserPolicy:
-    """A user's ``CachePolicy`` behind the trusted protocol, and the ledger of what is resident."""
+    """A user's ``CachePolicy`` behind the trusted protocol, and the ledger of resident blocks."""
 
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
@@ -65,7 +65,7 @@ class UserPolicy:
             self._touch(batch)
 
     def _touches_as_built_in(self) -> bool:
-        """Return whether the policy derives from a built-in one and leaves its `touch` as it is."""
+        """Return whether the policy derives from a built-in one without overriding `touch`."""
         kind = type(self.policy)
         built_in = next((one for one in kind.__mro__ if "_extend_alone" in vars(one)), None)
         return built_in is not None and kind.touch is built_in.touch  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ class UserPolicy:
             self.policy.finished(list(batch), hints)
 
     def _take_back(self, batch: list[BlockHash]) -> None:
-        """Do nothing: the policy knows what it was told to release."""
+        """Do nothing: the policy tracks its released blocks itself."""
 
     def _release(self, batch: list[BlockHash]) -> None:
         with self._restoring():
@@ -94,7 +94,7 @@ class UserPolicy:
                 self._make_resident(block_hash, status)
             self.policy.inserted(list(blocks))
         except BaseException:
-            # The last may have been inserted all the same: nothing else would ever remove it.
+            # The last block may have been inserted nevertheless: nothing else would ever remove it.
             for block_hash in reversed(tried):
                 self._withdraw(block_hash)
             raise
@@ -149,13 +149,13 @@ class UserPolicy:
     def _make_room_of_released(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, _Victims] | None:
-        # What the policy has released it alone knows: the free slots, then.
+        # Only the policy knows its released blocks, so take only free slots.
         return self._make_room(hashes[:num_free], num_free, protected)
 
     def _judge(
         self, victims: list[tuple[Any, Any]], protected: Collection[BlockHash]
     ) -> tuple[dict[BlockHash, BlockStatus], str | None]:
-        """Return the victims that may leave, and what is wrong with the first that may not."""
+        """Return the victims that may leave, and the fault of the first that may not."""
         left: dict[BlockHash, BlockStatus] = {}
         fault = None
         for block_hash, _ in victims:
@@ -183,7 +183,7 @@ class UserPolicy:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Give the policy back what it has dropped if its code raises or its answer is wrong."""
+        """Restore the policy's dropped blocks if its code raises or its result is wrong."""
         try:
             yield
         except BaseException:
@@ -191,9 +191,9 @@ class UserPolicy:
             raise
 
     def _restore(self) -> None:
-        """Give the policy back the blocks that it has dropped and the manager still holds."""
+        """Insert blocks again that the policy has dropped and the manager still holds."""
         for block_hash, own in list(self._resident.items()):
-            # Its fault is on the way to the caller; what its code raises here must not hide that.
+            # An error of the policy is propagating; one raised here must not hide it.
             with suppress(Exception):
                 if self.policy.get(block_hash) is None:
                     self._make_resident(block_hash, own)
@@ -231,7 +231,7 @@ def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
 
 
 class UserBackend(Generic[Spec_co]):
-    """A user's ``Backend`` behind the trusted protocol; what it hands out is checked."""
+    """A user's ``Backend`` behind the trusted protocol, which checks its results."""
 
     def __init__(self, backend: Backend[Spec_co]) -> None:
         self.backend = backend
@@ -289,7 +289,7 @@ class UserBackend(Generic[Spec_co]):
 
     def _give_up(self, statuses: Iterable[BlockStatus]) -> None:
         """Free the slots of a store that failed."""
-        # An error is on the way to the caller; one that is raised here must not hide it.
+        # An error is propagating; one raised here must not hide it.
         with suppress(Exception):
             self._free(statuses)
 
@@ -300,4 +300,4 @@ class UserBackend(Generic[Spec_co]):
         self._free(statuses)
 
     def _check(self) -> None:
-        """Do nothing: a user's backend has no invariants that are known here."""
+        """Do nothing: the invariants of a user's backend are unknown here."""

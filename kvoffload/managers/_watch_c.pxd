@@ -10,14 +10,14 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef enum:
     BINS = 256
-    MOST_SOURCES = 16       # of hints that are told apart; as in ``_watching``
+    MOST_SOURCES = 16       # distinct sources of hints; as in ``_watching``
     MOST_CAUSES = 8
 
 cdef enum:
     LOAD = 0
     STORE = 1
 
-# The last fate of a block, and causes that are no fate; as in ``_watching``.
+# The last fate of a block, and causes that are not fates; as in ``_watching``.
 cdef enum:
     FATE_UNKNOWN = 0
     FATE_STORED = 1
@@ -34,9 +34,9 @@ cdef enum:
 
 cdef enum:
     DRAIN_KEYS = 256        # sampled keys, and requests, after which a watch takes them
-    MOST_KEYS = 1 << 14     # and that are collected at most if no lookup lets it
+    MOST_KEYS = 1 << 14     # most that are collected if no lookup lets it take them
 
-# How a key of a request stands to those that it asked for.
+# The position of a request's key relative to those that it asked for.
 cdef enum:
     BEFORE = 0              # the device had it
     ASKED = 1
@@ -45,7 +45,7 @@ cdef enum:
 # The sampled keys of a request that belong to one quarter.
 cdef struct CollectedRequest:
     uint32_t quarter
-    uint32_t stretch        # resets before it since the last take, those in a row as one
+    uint32_t stretch        # resets before it since the last take; consecutive ones count as one
     uint32_t num_keys
     uint32_t first          # of the keys that it asked for
     uint32_t end            # and behind the last of them
@@ -73,7 +73,7 @@ cdef struct WatchCounts:
     uint64_t unused_ages[BINS]
     uint64_t stored_ages[BINS]
 
-# An open transfer. Those of one first id hang together; all are in the order of opening.
+# An open transfer. Those with the same first id form a chain; all are in the order of opening.
 cdef struct Transfer:
     uint64_t serial
     uint64_t time           # ms
@@ -93,13 +93,13 @@ cdef class WatchCore:
     cdef public bint due
     cdef public uint64_t next_due           # ms
     cdef CompiledPolicy policy
-    cdef Storage storage                    # its table's: the policy may be initialised again
+    cdef Storage storage                    # of the table; the policy may be initialised again
     cdef Table* table
     cdef Shadow shadow
     cdef WatchCounts tally
     cdef uint32_t sample_below
     cdef uint32_t policy_below
-    cdef uint32_t keeps_below               # policy_below, 0 where no keys are kept
+    cdef uint32_t keeps_below               # policy_below, 0 if no keys are kept
     cdef int num_quarters
     cdef int num_sizes
     cdef uint64_t lengths[13]
@@ -107,7 +107,7 @@ cdef class WatchCore:
     cdef bytes secret
     cdef int64_t start                      # ms
     cdef int64_t present                    # ms: when the clock was last read
-    cdef dict source_numbers                # of sources of hints that are told apart
+    cdef dict source_numbers                # of distinct sources of hints
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
     cdef uint64_t num_requests
@@ -128,11 +128,11 @@ cdef class WatchCore:
     cdef uint32_t num_open
     cdef uint64_t open_blocks
     cdef uint64_t serial
-    cdef double lag                         # requests while a store is under way; < 0: not known
+    cdef double lag                         # requests during a store; < 0: not known
 
-    # Begin to look at the blocks of a policy; before the first is stored.
+    # Begin to observe the blocks of a policy, before the first is stored.
     cdef int attach(self, CompiledPolicy policy) except -1
-    # Before a call looks at the state: these run a user's code.
+    # Before a call reads the state: these run a user's code.
     cdef int tick(self) except -1
     cdef int begin_lookup(self) except -1
     cdef uint64_t c_now(self) noexcept
@@ -145,7 +145,7 @@ cdef class WatchCore:
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept
-    # Count what a client says of its session; before the call changes anything.
+    # Count a client's hints on its session, before the call changes anything.
     cdef int note_hints(self, str source, bint ends, bint expects) except -1
     cdef uint64_t held(self, int size) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept

@@ -1,9 +1,9 @@
 """Observation of a compiled manager: the shadow of a sample, and the open transfers.
 
 Structure
-    The blocks that hit have nodes, whose SAMPLED flag tells; a key without one is hashed. Here the
-    list and its markers are those of ``_core/shadow``, and the open transfers hang in chains by
-    their first block id. See ``_watch_py`` for the Python twin, the invariants and the source.
+    Blocks that hit have nodes with a SAMPLED flag; a key without a node is hashed. Here the list
+    and its markers are those of ``_core/shadow``, and the open transfers form chains by their first
+    block id. See ``_watch_py`` for the Python twin, the invariants and the source.
 """
 
 cimport cython
@@ -162,7 +162,7 @@ cdef class WatchCore:
         return 0
 
     cdef int begin_lookup(self) except -1:
-        """Hand over what has been collected, if it is enough, and read the clock."""
+        """Hand over the collected requests if there are enough, and read the clock."""
         if self.due:
             self.watch._drain()
         return self.tick()
@@ -181,7 +181,7 @@ cdef class WatchCore:
         self.tally.requests += 1
         self.tally.asked += <uint64_t>batch.size
         self.tally.missed += <uint64_t>(batch.size - num_hits)
-        # Of the first miss too the lookup has found the node.
+        # The lookup has found the node of the first miss, too.
         if num_hits < batch.size and batch.node_ids[num_hits] != NIL:
             node = node_at(table, batch.node_ids[num_hits])
             self.tally.met_pending += node.flags & RESIDENT and node.block.ref_cnt < 0
@@ -203,7 +203,7 @@ cdef class WatchCore:
                 self.collect_key(sample_of(hashed), batch.items[index], ASKED)
         num_sampled = num_uses
         for index in range(num_hits, batch.size):
-            # What the lookup had no need to check may be no key.
+            # Elements that the lookup did not check may not be keys.
             if first_bad(batch.items, index, index + 1) == index:
                 break
             hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
@@ -315,7 +315,7 @@ cdef class WatchCore:
         self.due = self.due or self.num_collected >= DRAIN_KEYS
 
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
-        """Note the fates of a store that was granted."""
+        """Note the fates of an accepted store."""
         cdef Py_ssize_t index
         cdef Node* node
         cdef uint32_t now = <uint32_t>self.c_now()
@@ -335,7 +335,7 @@ cdef class WatchCore:
     cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept:
         """Use the sampled blocks of a store that no lookup since a reset has shown, last first.
 
-        Generated tokens are stored and not asked for; they take room as others do.
+        Generated tokens are stored but not asked for; they take room like others.
         """
         cdef Py_ssize_t index, use_index, num_unseen = 0
         cdef uint64_t hashed
@@ -388,7 +388,7 @@ cdef class WatchCore:
             self.note_evicted(shadow_find(&self.shadow, self.uses[index]), now)
 
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
-        """Count an evicted block by what is known of it."""
+        """Count an evicted block by its record."""
         self.tally.evicted_used[entry != NULL and entry.used] += 1
         if entry != NULL:
             self.tally.unused_ages[age_bin(now - entry.last_use)] += 1
@@ -398,7 +398,7 @@ cdef class WatchCore:
             entry.changed = now
 
     cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept:
-        """Note the fates of a store that was refused."""
+        """Note the fates of a refused store."""
         cdef Py_ssize_t index
         self.tally.refused += 1
         self.use_unseen(batch, missing, <uint32_t>self.c_now())
@@ -470,7 +470,7 @@ cdef class WatchCore:
         return 0
 
     cdef void c_dropped(self) noexcept:
-        """Reset the shadows with the cache, and note what became of its blocks."""
+        """Reset the shadows with the cache, and note the fates of its blocks."""
         cdef uint32_t entry_id
         cdef int quarter, size
         self.tally.resets += 1
@@ -557,7 +557,7 @@ cdef class WatchCore:
         else:
             self.transfers[self.newest].newer = index
         self.newest = index
-        # At the start of its chain, so that the newest that matches is found first.
+        # At the start of its chain, so that the newest match is found first.
         link = &self.chains[<uint32_t>first % NUM_CHAINS]
         transfer.chain = link[0]
         link[0] = index
@@ -568,7 +568,7 @@ cdef class WatchCore:
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept:
         """Close the newest transfer of this kind and size with this first and last block id.
 
-        One of the same blocks that leaked stays, and grows old.
+        A leaked transfer of the same blocks stays and ages.
         """
         cdef uint32_t index = self.chains[<uint32_t>first % NUM_CHAINS]
         cdef Transfer* transfer
@@ -587,14 +587,14 @@ cdef class WatchCore:
             index = transfer.chain
 
     cdef void note_lag(self, double requests) noexcept:
-        """Note how many requests came while a store was under way."""
+        """Note the number of requests that came during a store."""
         if self.lag < 0:
             self.lag = requests
         else:
             self.lag += (requests - self.lag) / LAG_STEPS
 
     cdef void close_at(self, uint32_t index) noexcept:
-        """Take a transfer out."""
+        """Remove a transfer."""
         cdef Transfer* transfer = self.transfers + index
         cdef uint32_t* link = &self.chains[<uint32_t>transfer.first % NUM_CHAINS]
         while link[0] != index:
@@ -652,25 +652,25 @@ cdef class WatchCore:
         return <uint64_t>max(self.present - self.start, <int64_t>0)
 
     def now(self):
-        """Return the time since the start, ms; the last one where a user's clock fails."""
+        """Return the time since the start in ms; the last time if a user's clock fails."""
         self.tick()
         return self.c_now()
 
     @property
     def waits_for_stores(self):
-        """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
+        """Whether a lookup waits for a block being stored, as in vLLM; here such a block misses."""
         return False
 
     @property
     def block_tokens(self):
-        """Tokens of a block, where an integration counts tokens; None where no block is judged."""
+        """Tokens per block, if an integration counts tokens; None if no block is judged."""
         return 0
 
     def progress(self):
         """Return the requests, those that met a block being stored, refused stores, and the lag.
 
-        The lag is how many requests come while a store is under way, a mean of late; 0 before one
-        has ended.
+        The lag is the recent mean number of requests that come during a store; 0 before the first
+        store ends.
         """
         return self.tally.requests, self.tally.met_pending, self.tally.refused, max(self.lag, 0.0)
 
@@ -711,13 +711,13 @@ cdef class WatchCore:
         }
 
     def sources(self):
-        """Return the sources of hints that are told apart, in the order of their counts."""
+        """Return the distinct sources of hints, in the order of their counts."""
         return list(self.source_numbers)
 
     def take_requests(self):
         """Return and clear the requests collected for the policies.
 
-        Those of each quarter, in one list per stretch between resets.
+        One list per quarter, of one list per stretch between resets.
         """
         cdef list taken, keys, fresh
         cdef uint64_t index
@@ -747,7 +747,7 @@ cdef class WatchCore:
                 PyGC_Enable()
 
     def explain(self, bytes key not None):
-        """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
+        """Return the facts on a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
         and the times, in ms modulo 2**32, of its last use and of its store or eviction.
@@ -809,12 +809,12 @@ cdef class WatchCore:
     # -- parts ---------------------------------------------------------------------------------
 
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept:
-        """Note what became of a block, if it is sampled."""
+        """Note the fate of a block, if it is sampled."""
         if node.flags & SAMPLED:
             self.note_fate(hash_node(self.table, node), fate, 0)
 
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept:
-        """Note what became of a sampled block; `now` is that of a store."""
+        """Note the fate of a sampled block; `now` is the time of a store."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL:
             return

@@ -1,19 +1,18 @@
 """Observation of a manager, in Python: the shadow of a sample, and the open transfers.
 
 Structure
-    A block is sampled if 24 bits of its keyed hash are below a threshold; two of them say which
-    quarter it belongs to. Each quarter is a list of fingerprints, most recent first, cut into
-    segments: those up to segment ``i`` are what LRU would hold at size ``i``. Here each segment is
-    a dict, and what it has no room for moves on to the next. A reset moves everything to one more
-    segment at the end: no size would hold it any longer, but its fates are remembered until new
-    blocks need the room.
+    A block is sampled if 24 bits of its keyed hash are below a threshold; two of them select its
+    quarter. Each quarter is a list of fingerprints, most recent first, cut into segments: LRU would
+    hold the blocks up to segment ``i`` at size ``i``. Here each segment is a dict, and its overflow
+    moves on to the next. A reset moves all blocks to one more segment at the end: no size would
+    hold them any longer, but their fates are remembered until new blocks need the room.
 Invariants
     No segment holds more than its room, nor a list more than that of the largest size. Nothing here
     changes a decision of the manager.
-    A manager tells the watch last of all, so that a call that fails is never counted. An exception
-    from outside the call (KeyboardInterrupt, MemoryError) may leave the watch in between.
+    A manager notifies the watch last, so that a failed call is never counted. An exception from
+    outside the call (KeyboardInterrupt, MemoryError) may leave the watch in an intermediate state.
 Cost
-    O(1) a sampled block and size; a block that is not sampled costs its hash.
+    O(1) per sampled block and size; a block that is not sampled costs only its hash.
 Source
     Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015. Differs from it: the
     rate is fixed, and the sample is split into quarters, from which the error is estimated.
@@ -60,11 +59,11 @@ DRAIN_KEYS = 256
 """Sampled keys, and requests with such keys, after which a watch takes them."""
 
 MOST_KEYS = 2**14
-"""Sampled keys, and requests, that are collected at most if no lookup lets the watch take them."""
+"""Most sampled keys, and requests, collected if no lookup lets the watch take them."""
 
 MOST_OPEN = 4096
 MOST_OPEN_BLOCKS = 2**18
-"""Transfers, and blocks of them, that the ledger holds at most; what is beyond is counted."""
+"""Most transfers, and blocks of them, in the ledger; further ones are only counted."""
 
 LAG_STEPS = 16.0
 """Stores over which the lag is averaged."""
@@ -120,7 +119,7 @@ class Record:
     """The history of a sampled block that is on the list; times in ms, modulo 2**32."""
 
     last_use: int = 0
-    changed: int = 0  # when it was stored or evicted, whichever is its fate
+    changed: int = 0  # time of its fate: when it was stored or evicted
     fate: int = UNKNOWN
     used: bool = False  # since it was stored
 
@@ -129,10 +128,10 @@ class WatchCore:
     """The observer of one manager."""
 
     waits_for_stores = False
-    """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
+    """Whether a lookup waits for a block being stored, as in vLLM; here such a block misses."""
 
     block_tokens = 0
-    """Tokens of a block, where an integration counts tokens; None where no block is judged."""
+    """Tokens per block, if an integration counts tokens; None if no block is judged."""
 
     def __init__(self, plan: WatchPlan, watch: Watching) -> None:
         self.watch = watch
@@ -167,11 +166,11 @@ class WatchCore:
         self._policy_judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
         self._unused_ages = [0] * AGE_BINS
         self._stored_ages = [0] * AGE_BINS
-        self._sources: dict[str, int] = {}  # of hints, those that are told apart, by number
+        self._sources: dict[str, int] = {}  # of hints, the distinct ones, by number
         self._hints = [[0, 0] for _ in range(MOST_SOURCES + 1)]  # by source: ends, expectations
         self._serial = 0
         # Number, and kind, time, block ids, number of the request at the time.
-        # Looked through as a copy: a thread that asks for what is overdue may take some out.
+        # Iterated as a copy: a thread that asks for overdue transfers may remove some.
         self._open: dict[int, tuple[int, int, list[int], int]] = {}
         self._lag = -1.0
 
@@ -217,7 +216,7 @@ class WatchCore:
     def stored(
         self, missing: Sequence[BlockHash], num_admitted: int, evicted: Sequence[BlockHash]
     ) -> None:
-        """Note the fates of a store that was granted, and open its transfer."""
+        """Note the fates of an accepted store, and open its transfer."""
         now = self.now()
         self._use_unseen(missing, now)
         admitted, declined = missing[:num_admitted], missing[num_admitted:]
@@ -245,7 +244,7 @@ class WatchCore:
         self.opened(STORE, [status.block_id for status in statuses])
 
     def refused(self, missing: Sequence[BlockHash]) -> None:
-        """Note the fates of a store that was refused."""
+        """Note the fates of a refused store."""
         self._counts["refused"] += 1
         self._use_unseen(missing, self.now())
         self._set_fates(missing, REFUSED)
@@ -255,7 +254,7 @@ class WatchCore:
     ) -> None:
         """Close the transfer of a store that ended, and note the fates if it failed.
 
-        `slots` are the block ids of those that were pending.
+        `slots` are the block ids of the blocks that were pending.
         """
         if batch and batch[0] in slots and batch[-1] in slots:
             self._close(STORE, len(batch), slots[batch[0]], slots[batch[-1]])
@@ -269,7 +268,7 @@ class WatchCore:
             self._close(LOAD, len(block_ids), block_ids[0], block_ids[-1])
 
     def hinted(self, hints: Hints) -> None:
-        """Count what a client has said of its session."""
+        """Count a client's hints on its session."""
         if not hints.ends and hints.expect_s is None:
             return
         said = self._hints[self._number_of(str(hints.source))]
@@ -277,7 +276,7 @@ class WatchCore:
         said[1] += hints.expect_s is not None
 
     def _number_of(self, source: str) -> int:
-        """Return the number of a source of hints; an unknown one is told apart if it may be."""
+        """Return the number of a source of hints; register an unknown one if there is room."""
         number = self._sources.get(source)
         if number is None:
             if source == OTHERS or len(self._sources) == MOST_SOURCES:
@@ -286,7 +285,7 @@ class WatchCore:
         return number
 
     def dropped(self) -> None:
-        """Reset the shadows with the cache, and note what became of its blocks."""
+        """Reset the shadows with the cache, and note the fates of its blocks."""
         self._counts["resets"] += 1
         self._fullest = self._fullest_yet()
         for segments in self._lists:
@@ -309,7 +308,7 @@ class WatchCore:
         return list(accumulate(map(sum, by_segment)))
 
     def _fullest_yet(self) -> list[int]:
-        """Return the most of them that each size held, at a reset or now."""
+        """Return the most sampled blocks that each size held, at a reset or now."""
         return list(map(max, self._fullest, self._held()))
 
     # -- the ledger ----------------------------------------------------------------------------
@@ -330,7 +329,7 @@ class WatchCore:
     def _close(self, kind: int, size: int, first: int, last: int) -> None:
         """Close the newest transfer of this kind and size with this first and last block id.
 
-        One of the same blocks that leaked stays, and grows old.
+        A leaked transfer of the same blocks stays and ages.
         """
         for serial, (own_kind, _, ids, request) in reversed(list(self._open.items())):
             if own_kind == kind and len(ids) == size and ids[0] == first and ids[-1] == last:
@@ -340,7 +339,7 @@ class WatchCore:
                 return
 
     def _note_lag(self, requests: int) -> None:
-        """Note how many requests came while a store was under way."""
+        """Note the number of requests that came during a store."""
         if self._lag < 0:
             self._lag = float(requests)
         else:
@@ -357,7 +356,7 @@ class WatchCore:
     # -- what can be seen ----------------------------------------------------------------------
 
     def now(self) -> int:
-        """Return the time since the start, ms; the last one where a user's clock fails."""
+        """Return the time since the start in ms; the last time if a user's clock fails."""
         if self._clock is None:
             self._present = monotonic_ns() // 1_000_000
         else:
@@ -368,8 +367,8 @@ class WatchCore:
     def progress(self) -> tuple[int, int, int, float]:
         """Return the requests, those that met a block being stored, refused stores, and the lag.
 
-        The lag is how many requests come while a store is under way, a mean of late; 0 before one
-        has ended.
+        The lag is the recent mean number of requests that come during a store; 0 before the first
+        store ends.
         """
         counts = self._counts
         lag = max(self._lag, 0.0)
@@ -393,13 +392,13 @@ class WatchCore:
         }
 
     def sources(self) -> list[str]:
-        """Return the sources of hints that are told apart, in the order of their counts."""
+        """Return the distinct sources of hints, in the order of their counts."""
         return list(self._sources)
 
     def take_requests(self) -> list[list[list[SampledRequest]]]:
         """Return and clear the requests collected for the policies.
 
-        Those of each quarter, in one list per stretch between resets.
+        One list per quarter, of one list per stretch between resets.
         """
         requests, self._requests = self._requests, [[[]] for _ in range(self._quarters)]
         self._num_collected = 0
@@ -407,7 +406,7 @@ class WatchCore:
         return requests
 
     def explain(self, key: bytes) -> tuple[int | None, bool, Any]:
-        """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
+        """Return the facts on a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
         and the times, in ms modulo 2**32, of its last use and of its store or eviction.
@@ -453,7 +452,7 @@ class WatchCore:
         """Return the record of a block and its segment, the one at the end if it is not listed."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
         for segment_index, segment in enumerate(segments):
-            record = segment.get(fingerprint)  # in one step, as another thread may ask
+            record = segment.get(fingerprint)  # atomic, since another thread may ask
             if record is not None:
                 return record, segment_index
         return None, len(self._rooms)
@@ -476,7 +475,7 @@ class WatchCore:
     def _use_unseen(self, missing: Sequence[BlockHash], now: int) -> None:
         """Use the sampled blocks of a store that no lookup since a reset has shown, last first.
 
-        Generated tokens are stored and not asked for; they take room as others do.
+        Generated tokens are stored but not asked for; they take room like others.
         """
         unseen = [
             (key, fingerprint)

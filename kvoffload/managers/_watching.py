@@ -1,4 +1,4 @@
-"""A manager's side of a watch: the plan of the sample, and the names of what is counted."""
+"""The manager's side of a watch: the plan of the sample, and the names of its counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CAUSES = (
     "reset",
     "never_or_long_ago",
 )
-"""Why a sampled block missed; a block has the first that applies."""
+"""Causes of a sampled block's miss; the first that applies counts."""
 
 UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
 """The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
@@ -50,9 +50,9 @@ KINDS = ("load", "store")
 LOAD, STORE = range(2)
 
 MOST_SOURCES = 16
-"""Sources of hints that are told apart; one more stands for all others."""
+"""Number of distinct sources of hints; one more stands for all others."""
 OTHERS = "others"
-"""The name under which those are shown, and so one of them."""
+"""The name that stands for all others; a source of that name counts among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class WatchPlan:
     sample_below: int  # threshold of the sample
     policy_below: int  # and of the part of it that the policies see
     _: KW_ONLY
-    limits: Sequence[int]  # by size, smallest first: blocks of one quarter; the last is remembered
+    limits: Sequence[int]  # by size, smallest first: blocks of one quarter; last: remembered ones
     lengths: Sequence[int]  # by size: blocks of the memory
-    quarters: int = 4  # disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4
+    quarters: int = 4  # disjoint parts of the sample, each with its own shadow: 1, 2 or 4
     keeps_keys: bool = True  # those of the policies' part, for the policies
     secret: bytes | None = None  # 64 bytes that key the hash; None leaves the choice to the manager
     clock: Callable[[], int] | None = None  # gives milliseconds; None: the system's monotonic clock
@@ -76,11 +76,11 @@ class Watching(Protocol):
     def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
         """Return the plan; ValueError if the watch belongs to another manager.
 
-        The policy is None where it is a user's own.
+        The policy is None if it is a user's own.
         """
 
     def _join(self, manager: object, core: Any) -> None:
-        """Take the core that was made from the plan; never fails."""
+        """Accept the core made from the plan; never fails."""
 
     def _drain(self) -> None:
         """Take the collected requests; called before a lookup once there are enough."""

@@ -21,7 +21,8 @@ class ARCOffloadingManager(Manager[Spec_co]):
     Parameters
     ----------
     backend : Backend
-        Where the blocks live. Its number of free blocks now is the ``cache_capacity``.
+        The backend that holds the blocks. Its present number of free blocks is the
+        ``cache_capacity``.
     enable_events : bool
         Collect events for `take_events`.
 
@@ -75,7 +76,7 @@ class ARCOffloadingManager(Manager[Spec_co]):
 
     @property
     def target_t1_size(self) -> float:
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        """Target size of T1 in blocks, ``0.0 ... cache_capacity``; adapts."""
         return self._arc.target_t1_size
 
     @property

@@ -1,4 +1,4 @@
-"""The contract of managers, which decide when a block may be read, written and evicted."""
+"""The contract of managers, which decide when blocks may be read, written and evicted."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ __all__ = ["OffloadingManager", "Request"]
 
 
 class Request(ABC, Generic[Spec_co]):
-    """One prompt on its way through a manager: its blocks, from the first use to the last.
+    """One prompt and its blocks in a manager, from their first use to the last.
 
-    ``manager.begin(hashes)`` returns one. It is asked what of the prompt can be read, loads and
-    stores parts of it, and finishes. A part is given by positions: `start` is the first block of
-    it, `stop` the first one behind it, ``0 <= start <= stop <= len(request)``, else ValueError.
+    ``manager.begin(hashes)`` returns one. A request looks up the readable blocks of the prompt,
+    loads and stores parts of it, and finishes. A part is a half-open range of positions, from
+    `start` to before `stop`, ``0 <= start <= stop <= len(request)``, else ValueError.
 
     Any number of requests may be open, in any order, and the same blocks may be in several. A
-    request that is dropped without `finish` is forgotten without its last use; its pins are the
-    caller's. After the manager's `reset_cache` it goes on and finds nothing.
+    request that is dropped without `finish` is forgotten without its last use; the caller must
+    still release its pins. After the manager's `reset_cache` an open request stays usable and finds
+    no blocks.
 
-    As a context manager, a request finishes at the end of the block, whatever ends it.
+    As a context manager, a request finishes when the ``with`` block ends, also by an exception.
 
-    After `finish`, all but `complete_load`, `complete_store`, ``len`` and what reads raises
-    RequestFinishedError. Every method is all or nothing, as the manager's are.
+    After `finish`, every method except `complete_load` and `complete_store` raises
+    RequestFinishedError; ``len`` and the properties remain available. Every method is all or
+    nothing, like the manager's.
 
     Notes
     -----
-    Thread-safety: that of the manager.
+    Thread-safety: as for the manager.
 
-    Complexity: each call is O(n) in the blocks of its part. Compiled, a call checks where the
-    blocks were instead of looking them up again, and an open request takes at most 48 bytes per
-    block.
+    Complexity: each call is O(n) in the blocks of its part. In the compiled twin, a call checks the
+    known places of the blocks instead of looking them up again, and an open request takes at most
+    48 bytes per block.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def lookup(self, start: int = 0) -> int:
-        """Count the blocks from `start` on that are ready, up to the first that is not.
+        """Count the ready blocks from `start` on, up to the first that is not ready.
 
         Parameters
         ----------
         start : int
-            Number of leading blocks that the accelerator has: the manager is not asked for them.
+            Number of leading blocks that the accelerator has; they are not looked up.
 
         Returns
         -------
         int
-            As `OffloadingManager.lookup` of these blocks.
+            As for `OffloadingManager.lookup` of these blocks.
         """
 
     @abstractmethod
     def prepare_load(self, start: int, stop: int) -> Spec_co:
-        """Pin the blocks of a part for reading and return where they lie.
+        """Pin the blocks of a part for reading and return their slots.
 
         Raises
         ------
@@ -84,9 +86,9 @@ class Request(ABC, Generic[Spec_co]):
     def prepare_store(
         self, start: int = 0, stop: int | None = None
     ) -> PrepareStoreOutput[Spec_co] | None:
-        """Make room for the blocks of a part that are not resident, and make them pending.
+        """Make room for the absent blocks of a part, and make them pending.
 
-        It may come several times, as a prompt is computed in steps.
+        May be called several times, since a prompt may be computed in steps.
 
         Parameters
         ----------
@@ -96,21 +98,22 @@ class Request(ABC, Generic[Spec_co]):
         Returns
         -------
         PrepareStoreOutput or None
-            As `OffloadingManager.prepare_store` of these blocks.
+            As for `OffloadingManager.prepare_store` of these blocks.
 
         Raises
         ------
         BackendError, PolicyError
-            Likewise.
+            As from `OffloadingManager.prepare_store`.
         """
 
     @abstractmethod
     def complete_store(self, success: bool = True) -> None:
-        """Make readable, or drop, what this request stores; also after `finish`.
+        """End this request's stores: make their blocks readable, or drop them.
 
-        It ends every store of this request that has not ended. What ended otherwise, by the
-        manager's `complete_store` or `reset_cache`, is passed over; but a block that the former
-        ended and that another request is storing anew is ended for that one: end a store one way.
+        May be called after `finish`. Blocks whose store the manager's `complete_store` or
+        `reset_cache` has already ended are skipped. However, if `complete_store` ended the store of
+        a block and another request is storing it again, this call ends that store; so end each
+        store in only one of these ways.
 
         Parameters
         ----------
@@ -125,34 +128,34 @@ class Request(ABC, Generic[Spec_co]):
 
     @abstractmethod
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Use more blocks, those of an answer, and append them to the request.
+        """Append more blocks, such as those of an answer, to the request, and use them.
 
         Raises
         ------
         TypeError, ValueError
-            If an element is no block hash; nothing has changed.
+            If an element is not a block hash; nothing has changed.
         """
 
     @abstractmethod
     def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more, last hash first, and end the request.
 
-        To a policy that counts uses, this is no further one. A second call does nothing.
+        A policy that counts uses does not count this one. A second call does nothing.
 
         Parameters
         ----------
         hints : Hints, optional
-            What the client says of its session; they replace those of `begin`. Where the session
+            The client's hints about its session, which replace those of `begin`. If the session
             ends, the blocks are released: they leave before all others, see
             `OffloadingManager.release`.
         now : float, optional
-            Seconds on the clock of `begin`, finite; None is the moment that was given there, else
-            the system's monotonic clock.
+            Seconds on the clock of `begin`, finite. None stands for the time given to `begin`, or
+            else the system's monotonic clock.
 
         Raises
         ------
         TypeError, ValueError
-            If `hints` are no ``Hints`` or `now` is no finite number; nothing has changed.
+            If `hints` is not a ``Hints`` or `now` not a finite number; nothing has changed.
         """
 
     @property
@@ -184,31 +187,32 @@ class Request(ABC, Generic[Spec_co]):
 
 
 class OffloadingManager(ABC, Generic[Spec_co]):
-    """The life of offloaded blocks: which of them are readable, writable and evictable.
+    """The life cycle of offloaded blocks: which of them may be read, written and evicted.
 
     A resident block is *pending* (a store is writing it), *idle* (readable and evictable) or
     *pinned* by n loads (readable, not evictable). Idle and pinned blocks are *ready*.
 
     Every argument `hashes` is a **batch**: any iterable of block hashes, a one-shot generator
-    included, but not a hash itself. It is consumed whole and every element is checked before
+    included, but not a single hash. It is consumed whole and every element is checked before
     anything else happens: an element must be exactly ``bytes`` (else TypeError) and not empty (else
     ValueError), and the message gives its position. After that, the first offending hash in batch
-    order decides the error. `lookup` alone reads a list or tuple only as far as it needs.
+    order decides the error. Only `lookup` reads a list or tuple no further than it needs.
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
-    changed, and an exception changes no counter; faults of a user's own parts are the exception
-    (`prepare_store`). Compiled, that also holds for an exception from
-    outside the call: KeyboardInterrupt, what a signal handler raises, MemoryError. In Python such
-    an exception may leave the manager in between; a ``CPUOffloadingManager`` loses no slot.
+    changed, and an exception changes no counter; except after faults of a user's own parts (see
+    `prepare_store`). The compiled twin also guarantees this for an exception from outside the call:
+    KeyboardInterrupt, any exception from a signal handler, MemoryError. In Python such an exception
+    may leave the manager in an intermediate state; a ``CPUOffloadingManager`` loses no slot.
 
-    `begin` is the way in for an engine: it returns a `Request`, which does all that follows for
-    one prompt. The calls that take a batch define what those of a request do.
+    Engines start with `begin`: it returns a `Request`, whose methods make all further calls for one
+    prompt. The calls that take a batch define the behaviour of a request's methods.
 
     `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
     and `complete_store` do nothing, `take_events` returns nothing, and `begin` returns a request
     that makes the calls of this manager.
 
-    To a type checker ``OffloadingManager[CPULoadStoreSpec]`` is one whose specs are of that type.
+    For type checkers, ``OffloadingManager[CPULoadStoreSpec]`` is a manager whose specs have that
+    type.
 
     Notes
     -----
@@ -217,7 +221,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     of calls (`lookup`, then `prepare_load`) needs the caller's lock in all cases.
 
     Complexity: each call is O(n) in its batch; an evicting `prepare_store` adds the victims, and
-    in Python the blocks that the search for them passes over.
+    in Python the blocks that the search for them skips.
     """
 
     __slots__ = ()
@@ -232,12 +236,12 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         hashes : iterable of BlockHash
             The blocks of a prompt, first block first; checked and copied.
         hints : Hints, optional
-            What the client says of its session. Where it ends, the request's stores take only
-            free slots and those of released blocks, as many leading blocks as there are; the
-            others are not admitted. The last word is that of `Request.finish`.
+            The client's hints about its session. If the session ends, the request's stores take
+            only free slots and those of released blocks; leading blocks that fit are admitted, the
+            others are not. Hints given to `Request.finish` replace these.
         now : float, optional
-            Seconds on the caller's clock, finite, for policies that rank by time; None is the
-            system's monotonic clock.
+            Seconds on the caller's clock, finite, for policies that rank by time; None stands for
+            the system's monotonic clock.
 
         Returns
         -------
@@ -246,14 +250,14 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         Raises
         ------
         TypeError, ValueError
-            If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
+            If an element is not a block hash, `hints` not a ``Hints`` or `now` not a finite number.
         """
         check_now(now)
         return CallingRequest(self, as_batch(hashes), check_hints(hints), now)
 
     @property
     def _resets(self) -> int:
-        """How often everything was dropped: a request forgets what it was storing then."""
+        """Number of resets; after one, a request forgets the blocks that it was storing."""
         return 0
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
@@ -262,18 +266,18 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         self.touch(hashes)
 
     def _extended(self, hashes: list[BlockHash]) -> None:
-        """Use blocks that a request is extended by."""
+        """Use the blocks that extend a request."""
         self.touch(hashes)
 
     def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the last time; release them where its session ends."""
+        """Use the blocks of a request for the last time; release them if its session ends."""
         del now
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
 
     def _hinted(self, hints: Hints) -> None:
-        """Count what a client has said of a session, once where it is said again at the end."""
+        """Count the hints on a session; hints repeated at the end count once."""
         del hints
 
     def _lookup_hinted(self, hashes: list[BlockHash], hints: Hints) -> int:
@@ -282,25 +286,25 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         return self.lookup(hashes)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
-        """Store blocks of a session that ends, where slots are free or blocks were released."""
+        """Store blocks of a session that ends, in free slots and slots of released blocks."""
         return self.prepare_store(hashes)
 
     @abstractmethod
     def lookup(self, hashes: Iterable[bytes]) -> int:
-        """Count the leading blocks that are ready. Changes no recency.
+        """Count the leading blocks that are ready, without changing recency.
 
-        Of a list or tuple, what comes after the first block that is not ready is not looked at: it
-        is not checked and costs nothing. Any other iterable is consumed first.
+        In a list or tuple, elements after the first block that is not ready are not checked and
+        cost nothing. Any other iterable is consumed first.
 
         Returns
         -------
         int
-            Blocks before the first that is not ready: pending or not resident.
+            Number of blocks before the first that is not ready: pending or not resident.
         """
 
     @abstractmethod
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Pin every block for reading and return where they lie. Changes no recency.
+        """Pin every block for reading and return the slots, without changing recency.
 
         Each occurrence of a hash pins once and appears once in the ids.
 
@@ -327,17 +331,16 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        """Let blocks leave before all others: nobody is expected to ask for them again.
+        """Release blocks that are not expected to be used again: they leave before all others.
 
-        They leave last hash first, after those that were released before. A later use by anyone
-        takes a block back to where the policy would have it. Unknown hashes are passed over;
-        pinned and pending blocks stay until they may leave. Nothing is freed and no event comes
-        before a store needs the room.
+        They leave last hash first, after blocks released earlier. Any later use returns a block to
+        its regular place in the policy. Unknown hashes are ignored; pinned and pending blocks stay
+        until they may leave. No slot is freed and no event emitted before a store needs the room.
 
         Raises
         ------
         TypeError, ValueError
-            If an element is no block hash; nothing has changed.
+            If an element is not a block hash; nothing has changed.
         """
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -355,15 +358,16 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending.
 
-        Resident blocks, pending ones included, and repeats within the batch are dropped. As many
-        idle blocks as the free slots fall short are evicted, never one of the batch. A policy that
-        decides on admission may store only a leading part of the rest.
+        Resident blocks, pending ones included, and repeats within the batch are dropped. If free
+        slots are missing, exactly that number of idle blocks is evicted, never one of the batch. A
+        policy that decides on admission may store only a leading part of the rest.
 
         Returns
         -------
         PrepareStoreOutput or None
-            What to store and where, in batch order, and what was evicted, in eviction order. With
-            nothing to store, empty lists and an empty spec. None if enough slots cannot be freed.
+            The hashes to store and their slots, in batch order, and the evicted hashes, in eviction
+            order. With nothing to store, empty lists and an empty spec. None if enough slots cannot
+            be freed.
 
         Raises
         ------
@@ -372,7 +376,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             blocks already evicted stay evicted and their event is emitted.
         PolicyError
             If a user's policy evicted a wrong number of blocks, or one that is protected or not
-            idle: those that were idle and not protected stay evicted, likewise.
+            idle: victims that were idle and not protected stay evicted, and their event is emitted.
         """
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -395,7 +399,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
 
     def take_events(self) -> Iterator[OffloadingEvent]:
-        """Return the events since the last call, oldest first; none where events are off.
+        """Return the events since the last call, oldest first; empty if events are off.
 
         The events are detached at the call: an abandoned iterator neither replays them nor blocks
         later ones.
@@ -404,7 +408,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
 
 class CallingRequest(Request[Spec_co]):
-    """A request that makes the calls of its manager: the Python twin, and over any manager."""
+    """A request that calls its manager's methods: the Python twin, for any manager."""
 
     __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_now", "_resets", "_storing")
 
@@ -420,14 +424,14 @@ class CallingRequest(Request[Spec_co]):
         self._hints = hints
         self._now = now
         self._is_finished = False
-        self._storing: list[BlockHash] = []  # what its stores returned and it has not ended
-        self._resets = manager._resets  # by then
+        self._storing: list[BlockHash] = []  # returned by its stores and not ended
+        self._resets = manager._resets  # at its last store
         manager._begun(list(batch), hints, now)
         if hints is not None:
             manager._hinted(hints)
 
     def lookup(self, start: int = 0) -> int:
-        """Count the blocks from `start` on that are ready, up to the first that is not."""
+        """Count the ready blocks from `start` on, up to the first that is not ready."""
         self._require_open("lookup")
         part = self._part(start, None)
         if self._hints is None:
@@ -435,7 +439,7 @@ class CallingRequest(Request[Spec_co]):
         return self._manager._lookup_hinted(part, self._hints)
 
     def prepare_load(self, start: int, stop: int) -> Spec_co:
-        """Pin the blocks of a part for reading and return where they lie."""
+        """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
         return self._manager.prepare_load(self._part(start, stop))
 
@@ -446,7 +450,7 @@ class CallingRequest(Request[Spec_co]):
     def prepare_store(
         self, start: int = 0, stop: int | None = None
     ) -> PrepareStoreOutput[Spec_co] | None:
-        """Make room for the blocks of a part that are not resident, and make them pending."""
+        """Make room for the absent blocks of a part, and make them pending."""
         self._require_open("prepare_store")
         part = self._part(start, stop)
         if self._hints is not None and self._hints.ends:
@@ -458,19 +462,19 @@ class CallingRequest(Request[Spec_co]):
         return output
 
     def complete_store(self, success: bool = True) -> None:
-        """Make readable, or drop, what this request stores; also after `finish`."""
+        """End this request's stores: make their blocks readable, or drop them."""
         self._manager.complete_store(self._not_dropped(), success)
         self._storing = []
 
     def _not_dropped(self) -> list[BlockHash]:
-        """Return what it stores and no reset of the manager has dropped since."""
+        """Return the blocks that it is storing and no reset of the manager has dropped."""
         if self._resets != self._manager._resets:
             self._resets = self._manager._resets
             self._storing = []
         return self._storing
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Use more blocks, those of an answer, and append them to the request."""
+        """Append more blocks, such as those of an answer, to the request, and use them."""
         self._require_open("extend")
         batch = list(as_batch(hashes))
         self._require_open("extend")  # an iterator may have finished it

@@ -30,18 +30,18 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
     cache_policy : str or type or CachePolicy
         A policy string (``"lru"``, ``"name?option=value"``), a ``CachePolicy`` subclass, built as
         ``cls(cache_capacity=num_blocks)``, or an empty instance, which keeps its own capacity. It
-        belongs to this manager as long as that lives.
+        belongs to this manager during the manager's lifetime.
     enable_events : bool
         Collect events for `take_events`.
     watch : kvoffload.watch.Watch, optional
-        Looks on and changes nothing: hit ratios at other sizes and under other policies, why
-        blocks were missed, what was stored for nothing.
+        Observes the manager without changing it: hit ratios at other sizes and under other
+        policies, causes of misses, and stores that were never used.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument breaks its rule; the message names argument, rule and value. If
-        `cache_policy` is not empty, or belongs to another manager; if `watch` does.
+        If an argument breaks its rule, `cache_policy` is not empty, or `cache_policy` or `watch`
+        belongs to another manager; the message names argument, rule and value.
     MemoryError
         If the compiled twin cannot reserve room for `num_blocks` blocks.
     """

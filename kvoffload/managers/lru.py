@@ -16,12 +16,12 @@ __all__ = ["LRUOffloadingManager"]
 
 
 class LRUOffloadingManager(Manager[Spec_co]):
-    """A manager over a pluggable backend; the least recently used blocks leave first.
+    """A manager over a pluggable backend that evicts the least recently used blocks first.
 
     Parameters
     ----------
     backend : Backend
-        Where the blocks live: a ``CPUBackend`` or a user's own.
+        The backend that holds the blocks: a ``CPUBackend`` or a user's own.
     enable_events : bool
         Collect events for `take_events`.
 
