@@ -1,7 +1,7 @@
 """Live shadow simulation: hit ratios at other sizes, causes of misses, wasted stores.
 
 A `Watch` is passed to a manager and observes it: the hit ratio at other sizes and under other
-policies, with an error bar; causes of misses; blocks stored in vain; transfers that never ended.
+policies, with error bars; causes of misses; blocks stored in vain; transfers that never ended.
 It changes no decision.
 """
 

@@ -1,4 +1,4 @@
-"""Live shadow simulation of a manager: hit ratios elsewhere, causes of misses, wasted stores."""
+"""Live shadow simulation of a manager: other hit ratios, causes of misses, wasted stores."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ __all__ = ["Explanation", "Watch", "WatchReport"]
 LIVE_MEMORY = (0.5, 1.0, 2.0, 4.0)
 """Sizes of the shadows of a live policy other than LRU."""
 SNAPSHOTS = 15
-"""Snapshots of the counters per window, which is exact to this part."""
+"""Snapshots of the counters per window; its length is exact to one such part."""
 IN_FLIGHT = 0.02
-"""Share of requests that met a block being stored, or were refused, above which points are
-marked; miniatures of LRU begin before that, if they can."""
+"""Points are marked above this share of requests that met a block being stored or were refused;
+miniatures of LRU begin earlier if they can."""
 TAILS = 0.05
-"""Tokens that windows or states kept from being loaded, relative to the hits, above which points
-are marked."""
+"""Points are marked above this ratio of tokens that windows or states kept from being loaded to hit
+tokens."""
 OVERLAPPING = 16
-"""Such requests in a window from which on LRU has miniatures."""
+"""Number of requests in a window that meet pending blocks from which LRU has miniatures."""
 LEAST_OVERLAPPING = 4
-"""The same where they are a larger share than `IN_FLIGHT`: one by chance says nothing."""
+"""The same if their share is larger than `IN_FLIGHT`; fewer may be chance."""
 MOST_SIZES = 12
 REMEMBERED = 8.0
-"""Least length of the LRU list, times the memory, whatever sizes are asked about."""
+"""Least length of the LRU list as a multiple of the memory, whatever the requested sizes."""
 LONGEST = 1e9  # seconds
 COUNTED = (
     *("requests", "asked", "missed", "stored", "evicted", "declined", "refused", "failed"),
     *("resets", "tail_missed_tokens"),
 )
-"""The counters that a report takes as they are."""
+"""The counters that a report copies."""
 
 logger = logging.getLogger("kvoffload.watch")
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The knowledge of a watch about a block.
+    """The state of a block and the history that a watch has of it.
 
     Attributes
     ----------
     state : str
         ``"absent"``, ``"pending"``, ``"idle"`` or ``"pinned"``.
     sampled : bool
-        Whether the block is in the sample; the rest is None if not, or if the watch has forgotten
-        the block.
+        Whether the block is in the sample. If not, or if the watch has forgotten the block, the
+        fields below are None.
     cause : str or None
         Why the block is absent or pending: one of ``broken_prefix``, ``pending``, ``evicted``,
         ``declined``, ``refused``, ``failed``, ``reset``, ``never_or_long_ago``.
     used : bool or None
         Whether it was hit since it was last stored.
     since_use, since_stored, since_evicted : float or None
-        Seconds; of the last two, the one that happened last.
+        Seconds. Only the later of the last two events is given.
     """
 
     state: str
@@ -103,15 +103,15 @@ class WatchReport:
     seconds : float
         Length of the window so far.
     requests, asked, missed : int
-        Lookups, their blocks, and those that were no hit. Exact, as the next seven are.
+        Lookups, their blocks, and the blocks that missed. Exact, like the next seven.
     stored, evicted, declined, refused, failed : int
-        Blocks given a slot, evicted, not admitted; stores refused (calls); blocks whose store
-        failed.
+        Blocks that got a slot, were evicted, or were not admitted; calls that were refused; blocks
+        whose store failed.
     resets : int
-        Resets of the manager's cache, which empty the shadows, too.
+        Resets of the manager's cache, which also empty the shadows.
     tail_missed_tokens : int
-        Tokens that the full KV groups of an engine had and a window or a state kept from being
-        loaded: a part of the misses. 0 where the manager is not told of groups.
+        Tokens that the engine's full KV groups had but that a window or a state kept from being
+        loaded: a part of the misses. 0 if the manager does not know the groups.
     points : tuple of Point
         Hit ratios at other sizes and under other policies.
     sampled_missed : dict of str to int
@@ -119,15 +119,15 @@ class WatchReport:
     sampled_evicted, sampled_unused : int
         Sampled blocks that were evicted, and those of them that were never hit since stored.
     since_use, since_stored : float or None
-        Median age at eviction in seconds, of the whole run: since the last use, since the store.
+        Median age at eviction in seconds over the whole run: since the last use, since the store.
     overdue : tuple of Overdue
         Transfers past their deadline.
     hints : tuple of HeardHints
-        What clients said of their sessions, by source, the first heard first; 16 are told apart,
-        and behind them is one for all others.
+        The hints of each source, in order of first appearance; 16 are told apart, and a last entry
+        sums all others.
     hint_gain : HintGain or None
-        What hints of returns bring, of late; None where the policy does not rank by them, has no
-        guard, or has served too few requests since the first.
+        The recent gain from hints of returns; None if the policy does not rank by them, has no
+        guard, or has served too few requests since the first hint.
     """
 
     policy: str | None
@@ -156,12 +156,12 @@ class WatchReport:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks asked for that were hits; 0 if there are none."""
+        """Share of the requested blocks that were hits; 0 before the first lookup."""
         return 1 - self.missed / self.asked if self.asked else 0.0
 
     @property
     def waste(self) -> float | None:
-        """Share of the evicted blocks that were never hit since stored; None if there are none."""
+        """Share of the evicted blocks never hit since they were stored; None before an eviction."""
         return self.sampled_unused / self.sampled_evicted if self.sampled_evicted else None
 
 
@@ -176,10 +176,10 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Overlap:
-    """The state when the miniatures' stores began to overlap, none for those of the start."""
+    """The state when the miniatures' stores began to overlap; absent if they did from the start."""
 
-    cold: dict[float, float]  # by memory: blocks that LRU held and a new miniature did not
-    before: dict[tuple[str, float], tuple[int, int]]  # misses and stores that only the list had
+    cold: dict[float, float]  # by memory: blocks that LRU had and a new miniature lacked
+    before: dict[tuple[str, float], tuple[int, int]]  # misses and stores that only the list counted
     resets: int
 
 
@@ -189,39 +189,39 @@ class _Subject:
 
     policy: str | None
     capacity: int  # blocks
-    slots: float  # sampled, of the present size
-    policy_slots: float  # and of the policies' part of the sample
+    slots: float  # sampled slots at the present size
+    policy_slots: float  # the same in the part of the sample that policies have
     minis: list[Miniature]
     plan: WatchPlan
 
 
 class Watch:
-    """An observer of a manager that estimates its hit ratio elsewhere; it changes no decision.
+    """An observer that estimates a manager's hit ratio elsewhere and changes no decision.
 
     A sample of the blocks, chosen by a keyed hash, goes through shadows: LRU at every size in
-    `memory`, and miniature managers of other policies. Their misses, relative to those of the
-    shadow of the present configuration, scale the misses that the manager counts.
+    `memory`, and miniature managers of other policies. The misses of a shadow, relative to those of
+    the shadow of the present configuration, scale the misses that the manager counts.
 
     Parameters
     ----------
     memory : sequence of float
-        Sizes to ask about, as multiples of the present memory; 1 is always one. At most 12.
+        Sizes to estimate, as multiples of the present memory; 1 is always included. At most 12.
     policies : sequence of str
-        Policy strings to ask about, at the present memory.
+        Policy strings to estimate at the present memory.
     slots : int
-        Sampled blocks at the present size, >= 4. Errors fall with the square root of their number;
-        memory and time grow in proportion.
+        Sampled blocks at the present size, >= 4. Errors fall with the square root of this number;
+        memory and time are proportional to it.
     policy_slots : int
         The same for miniature managers.
     max_rate : float
-        Largest share of blocks that is sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
-        nothing is estimated. Small memories cost most: of 10,000 blocks one in 32 is sampled.
+        Largest share of blocks that is sampled, in (0, 1]. Nothing is estimated for memories below
+        256 / `max_rate` blocks. Small memories cost most: at 10,000 blocks, one in 32 is sampled.
     window : float
-        Seconds that the estimates look back, in (0, 1e9].
+        Seconds of history that the estimates cover, in (0, 1e9].
     deadline : float
-        Seconds after which a transfer that is not completed is overdue, in (0, 1e9].
+        Seconds after which an uncompleted transfer is overdue, in (0, 1e9].
     secret : bytes, optional
-        64 bytes that choose the sample; random by default, so that no client can foresee it.
+        64 bytes that determine the sample; random by default, so that no client can predict it.
     clock : callable, optional
         Returns seconds; by default the system's monotonic clock.
 
@@ -232,12 +232,12 @@ class Watch:
 
     Notes
     -----
-    Every method raises RuntimeError if no manager was made with this watch.
+    Every method raises RuntimeError until a manager is made with this watch.
 
     Thread-safety: that of the manager; the methods of a watch are safe in any thread.
 
-    Memory: 40 bytes for each sampled slot of the largest size, or of 8 times the memory if that is
-    more, and the miniature managers. It does not grow.
+    Memory: 40 bytes per sampled slot of the largest size, or of 8 times the memory if that is more,
+    plus the miniature managers. It does not grow.
 
     Examples
     --------
@@ -291,7 +291,7 @@ class Watch:
     def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
         former = None if self._manager is None else self._manager()
         if former is not None and former is not manager:
-            raise ValueError("watch must be a Watch of its own, got one of another manager")
+            raise ValueError("watch must be a Watch of its own, got that of another manager")
         rate = min(self.max_rate, self.slots / capacity if capacity else 1.0)
         sample_below = max(1, round(rate * SAMPLE_RANGE))
         sampled = sample_below / SAMPLE_RANGE * capacity
@@ -329,7 +329,7 @@ class Watch:
 
     def _drain(self) -> None:
         if not self._lock.acquire(blocking=False):
-            return  # another thread does it
+            return  # another thread drains
         try:
             self._take_requests()
         finally:
@@ -343,7 +343,7 @@ class Watch:
         if begins:
             self._add_lru()
         for quarter, stretches in enumerate(core.take_requests()):
-            # Which request is which is not kept: they are spread over those since the last time.
+            # The sample has no positions: its requests are spread evenly over all since last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
             position = float(start)
             for after, requests in enumerate(stretches):
@@ -368,7 +368,7 @@ class Watch:
             self.overdue()
 
     def _stores_overlap(self) -> bool:
-        """Return whether the manager's stores overlap in the window, and minis can show how."""
+        """Return whether the manager's stores overlap in the window and miniatures can model it."""
         subject, past = self._subject, self._snapshots[0].counts
         if subject.policy is None or not subject.plan.keeps_keys:
             return False
@@ -377,7 +377,7 @@ class Watch:
         requests, met, refused = (new - old for new, old in zip(taken, before, strict=True))
         if met + refused < LEAST_OVERLAPPING:
             return False
-        # Requests longer than the memory are refused whatever is under way.
+        # Requests longer than the memory are refused regardless of transfers under way.
         present = self.memory.index(1.0)
         long_requests = self._core.counts()["long_requests"][present]
         overlapping: int = met + max(0, refused - (long_requests - past["long_requests"][present]))
@@ -386,7 +386,7 @@ class Watch:
         )
 
     def _add_lru(self) -> None:
-        """Simulate LRU by miniatures, too: the list knows no store that is under way."""
+        """Also simulate LRU with miniatures: the list does not model stores under way."""
         self._overlap = _Overlap({}, {}, 0)
         fresh = [
             Miniature("lru", memory, self._subject.policy_slots * memory, self._QUARTERS)
@@ -399,7 +399,7 @@ class Watch:
         )
 
     def _start_anew(self) -> None:
-        """Begin a window now that there are miniatures of LRU, and note what they have missed."""
+        """Begin a window now that LRU has miniatures, and note their misses so far."""
         subject, counts = self._subject, self._core.counts()
         share = subject.plan.policy_below / subject.plan.sample_below
         cold, before = {}, {}
@@ -422,7 +422,7 @@ class Watch:
 
         Notes
         -----
-        Complexity: O(sizes and policies), and O(transfers that are past their deadline).
+        Complexity: O(sizes + policies + transfers past their deadline).
         """
         self._require_joined()
         with self._lock:
@@ -455,12 +455,12 @@ class Watch:
         )
 
     def explain(self, hashes: Iterable[bytes]) -> list[Explanation]:
-        """Return the state of each block and, of a sampled one, its cause; nothing changes.
+        """Return the state of each block and, if it is sampled, the cause; change nothing.
 
         Raises
         ------
         TypeError, ValueError
-            If an element is no block hash.
+            If an element is not a block hash.
         """
         self._require_joined()
         now = self._core.now()
@@ -469,7 +469,7 @@ class Watch:
     def overdue(self) -> list[Overdue]:
         """Return the transfers that are past their deadline, oldest first; each is logged once.
 
-        There are none when the manager no longer exists.
+        Empty when the manager no longer exists.
         """
         self._require_joined()
         manager = None if self._manager is None else self._manager()
@@ -505,14 +505,14 @@ class Watch:
         return ages
 
     def counters(self) -> dict[str, Any]:
-        """Return the counters since the start, as exporters need them.
+        """Return the counters since the start, for exporters.
 
         Returns
         -------
         dict of str to object
             Counts of the manager and of the sample; ``shadows``: misses and stores of each shadow,
-            by policy and memory; ``policy``: the manager's; ``hints``: requests by source of
-            hints, None for those that are not told apart, and kind, ``ends`` or ``expects``.
+            by policy and memory; ``policy``: the manager's; ``hints``: requests by source, None for
+            sources that are not told apart, and kind, ``ends`` or ``expects``.
         """
         self._require_joined()
         with self._lock:
@@ -544,12 +544,12 @@ class Watch:
             raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
 
     def _policy(self) -> Any:
-        """Return the policy of the manager, None when that no longer exists."""
+        """Return the policy of the manager; None when the manager no longer exists."""
         manager = None if self._manager is None else self._manager()
         return getattr(manager, "policy", None)
 
     def _asked(self, live: str | None) -> list[tuple[str, float]]:
-        """Return the policies and sizes that are asked about besides the LRU curve."""
+        """Return the policies and sizes to estimate besides the LRU curve."""
         asked = [(policy, 1.0) for policy in self.policies]
         if live is not None:
             sizes = [(live, size) for size in LIVE_MEMORY]
@@ -568,7 +568,7 @@ class Watch:
         )
 
     def _drop_old_snapshots(self, now: int) -> None:
-        """Drop snapshots that are older than the window, but for the newest of them."""
+        """Drop the snapshots older than the window, except the newest of them."""
         start = now - self.window * 1000
         while len(self._snapshots) > 1 and self._snapshots[1].time <= start:
             self._snapshots.popleft()
@@ -580,7 +580,7 @@ class Watch:
         subject = self._subject
         quarters = self._QUARTERS
         present = self.memory.index(1.0)
-        # Requests longer than the memory are refused whatever is under way.
+        # Requests longer than the memory are refused regardless of transfers under way.
         refused = max(0, counts["refused"] - counts["long_requests"][present])
         in_flight = counts["met_pending"] + refused > IN_FLIGHT * counts["requests"]
         block_tokens = self._core.block_tokens
@@ -604,7 +604,7 @@ class Watch:
                 found.append("filling")
             if overlaps:
                 return tuple(found)  # a miniature refuses as the manager does
-            # What the manager refused, the shadow of the present size did not.
+            # The shadow of the present size did not refuse what the manager refused.
             if counts["long_requests"][min(nearest, present)]:
                 found.append("long_requests")
             if in_flight:
@@ -685,10 +685,10 @@ class Watch:
     def _cold(
         self, counts: dict[str, Any], before: _Snapshot, base: Sequence[int]
     ) -> dict[float, float]:
-        """Return by memory the possible shift of a point by blocks that only the list held.
+        """Return by memory how far blocks that only the list had may shift a point.
 
-        The miniatures of LRU began without the blocks that LRU held at that time. A miniature that
-        is full when the window begins no longer lacks any; and a reset takes them from LRU, too.
+        The miniatures of LRU began without the blocks that LRU had at that time. A miniature that
+        is full when the window begins lacks none of them; after a reset LRU lacks them, too.
         """
         cold = dict.fromkeys(self.memory, 0.0)
         overlap = self._overlap
@@ -715,19 +715,19 @@ def median_age(bins: Sequence[int]) -> float | None:
 
 
 def bin_start(index: int) -> int:
-    """Return the least age in ms of a bin."""
+    """Return the least age in a bin, ms."""
     if index < 8:
         return index
     return (8 + index % 8) << (index // 8 - 1)
 
 
 def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:
-    """Return each quarter's misses of LRU at a size."""
+    """Return the misses of LRU at a size, by quarter."""
     return [sum(counts[size + 1 :]) for counts in judged]
 
 
 def _difference(after: Any, before: Any) -> Any:
-    """Subtract counters of the same nesting."""
+    """Subtract counters that are nested alike."""
     if isinstance(after, dict):
         return {name: _difference(value, before[name]) for name, value in after.items()}
     if isinstance(after, list):

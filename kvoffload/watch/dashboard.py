@@ -1,4 +1,4 @@
-"""The dashboard and the recording rules, as `.ci/make-dashboard.py` has made them."""
+"""The dashboard and the recording rules that `.ci/make-dashboard.py` generates."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["grafana_json", "rules_yaml"]
 
 
 def grafana_json() -> str:
-    """Return the dashboard as Grafana imports it."""
+    """Return the dashboard in Grafana's import format."""
     return _shipped("grafana.json")
 
 
 def rules_yaml(prefix: str = "") -> str:
-    """Return the recording rules as Prometheus reads them; engines put `prefix` before names."""
+    """Return Prometheus' recording rules; `prefix` is what an engine puts before metric names."""
     return _shipped("rules.yml").replace("${prefix}", prefix)
 
 

@@ -1,11 +1,11 @@
-"""Hit ratios from the misses of shadows, each with an error bar or the reason why there is none.
+"""Hit ratios from the misses of shadows, each with an error bar or a reason why it is withheld.
 
-The manager counts exactly which blocks it was asked for and which it missed. A shadow only tells
-how many times as often another policy, or another size, would have missed; errors common to both
-cancel. The error is 3.18 (Student's t, 3 degrees of freedom, 95 %) times the delete-one jackknife
-over four disjoint quarters of the sample, each with shadows of its own. Since quarters with few
-misses may agree by chance, the shift by one standard deviation of the number of misses that differ
-is added.
+The manager counts its requested and missed blocks exactly. A shadow gives only the ratio between
+its own misses and those of the shadow of the present configuration; errors common to both cancel.
+The error is 3.18 (Student's t, 3 degrees of freedom, 95 %) times the delete-one jackknife over four
+disjoint quarters of the sample, each with shadows of its own. Quarters with few misses may agree by
+chance, so the error also includes a shift by one standard deviation of the number of misses that
+differ.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 __all__ = ["LEAST_MISSES", "LEAST_SLOTS", "WIDEST", "Point", "estimate", "make_point"]
 
 LEAST_SLOTS = 256
-"""Least number of sampled slots of a size for a point."""
+"""Least number of sampled slots at a size for a point."""
 LEAST_MISSES = 32
-"""Least number of sampled misses in the window for a point: below, the error is unknown."""
+"""Least number of sampled misses in the window for a point; below it the error is unknown."""
 WIDEST = 0.03
 """Largest error of a point that is not withheld."""
 STUDENT_T = 3.182
@@ -36,17 +36,17 @@ class Point:
     memory : float
         Multiple of the present memory.
     hit_ratio, error : float or None
-        The estimate and the half-width of its 95 % interval; None where there is a `reason`.
+        The estimate and the half-width of its 95 % interval; None if there is a `reason`.
     stores_per_block : float or None
-        Blocks that it would store per block asked for.
+        Blocks that the policy would store per requested block.
     reason : str or None
-        ``"few_slots"``, ``"few_misses"``, ``"wide"``, ``"own_policy"`` (of the live policy there
-        is no shadow) or ``"no_full_group"`` (no KV group of the engine needs every block).
+        ``"few_slots"``, ``"few_misses"``, ``"wide"``, ``"own_policy"`` (the live policy has no
+        shadow) or ``"no_full_group"`` (no KV group of the engine needs every block).
     marks : tuple of str
-        What may shift the point: ``"filling"``, ``"long_requests"``, ``"in_flight"``,
+        Conditions that may shift the point: ``"filling"``, ``"long_requests"``, ``"in_flight"``,
         ``"learning"``, ``"biased"``, ``"tails"``.
     resets : int
-        Resets of the cache in the window; the hit ratio is that of a memory reset as often.
+        Resets of the cache in the window; the estimate is for a memory that is reset as often.
     """
 
     policy: str
@@ -62,12 +62,12 @@ class Point:
 def estimate(
     miss_ratio: float, base: Sequence[float], shadow: Sequence[float], bias: float = 0.0
 ) -> tuple[float, float]:
-    """Return a hit ratio and its error, infinite where it is unknown, as with one quarter.
+    """Return a hit ratio and its error, which is infinite if unknown, as with one quarter.
 
-    `miss_ratio` is that of the manager, counted. `base` and `shadow` are misses by quarter: of the
-    shadow of the present configuration, and of the one asked about; the same object where they are
-    one, whose hit ratio is counted. `bias` is the possible error of a shadow of another kind, which
-    its quarters do not show.
+    `miss_ratio` is the one that the manager counted. `base` and `shadow` are misses by quarter, of
+    the shadow of the present configuration and of the one to estimate. If the two are the same
+    object, the hit ratio is the counted one. `bias` is the possible error of a shadow of another
+    kind, which its quarters do not show.
     """
     total, found = sum(base), sum(shadow)
     if total <= 0:
@@ -102,11 +102,11 @@ def make_point(
     marks: tuple[str, ...] = (),
     resets: int = 0,
 ) -> Point:
-    """Return a point, withheld with a reason where there is not enough data.
+    """Return a point, or withhold it with a reason if there is not enough data.
 
-    `slots` are its sampled ones. All counts are of the window: `asked` and `missed` blocks of the
-    manager, and by quarter the misses of the present configuration, `base`, and misses and stores
-    of this policy. `bias` is as in `estimate`.
+    `slots` is the number of sampled slots. All counts are of the window: the manager's `asked` and
+    `missed` blocks, and by quarter the misses of the present configuration, `base`, and the misses
+    and stores of this policy. `bias` is as in `estimate`.
     """
     reason = None
     if slots < LEAST_SLOTS:

@@ -1,4 +1,4 @@
-"""What clients said of their sessions, by source, and what a policy has made of it."""
+"""Clients' hints about their sessions, by source, and what a policy has learned from them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class HeardHints:
     source : str or None
         Its name; None for all sources that are not told apart.
     ends, expects : int
-        Requests of which it said that the session ends, and when it returns. The same words again
-        at the finish count once.
+        Requests with a hint that the session ends, and with one of when it returns. A hint repeated
+        at the finish counts once.
     returns : int or None
-        Requests that came back to blocks of which it had said when, since the policy knows nothing
-        older: the start or the last reset. None, as the next two, where the policy does not rank by
-        that.
+        Requests that came back to blocks with a hint of when, since the start or the last reset.
+        None, like the next two, if the policy does not rank by such hints.
     slope, spread : float or None
-        How good its words are, as in `kvoffload.HintSource`: by how much ln of what came rises with
-        ln of what it said, and the standard deviation around that. None below 10 returns.
+        The quality of the hints, as in `kvoffload.HintSource`: the slope of ln(actual seconds) over
+        ln(hinted seconds), and the standard deviation around that line. None below 10 returns.
     """
 
     source: str | None
@@ -43,17 +42,17 @@ class HeardHints:
 def heard(
     sources: Sequence[str], said: Sequence[Sequence[int]], policy: Any
 ) -> tuple[HeardHints, ...]:
-    """Return the hints of each source that said something.
+    """Return the hints of each source that gave any.
 
-    `said` counts ends and expectations of each of `sources`, and behind `MOST_SOURCES` those of all
-    others. `policy` is that of the manager, None where there is none any more.
+    `said` counts the ends and expectations of each of `sources` and, at index `MOST_SOURCES`, those
+    of all others. `policy` is that of the manager, None when the manager no longer exists.
     """
     learned: dict[str | None, HintSource] = {
         each.name: each for each in getattr(policy, "hint_sources", ())
     }
     names: list[str | None] = list(sources)
     if {*learned} - {None} != {*names}:
-        learned.pop(None, None)  # others than these
+        learned.pop(None, None)  # the policy's "others" are not the same sources
     found = []
     for index, name in [*enumerate(names), (MOST_SOURCES, None)]:
         ends, expects = said[index]
@@ -68,6 +67,6 @@ def heard(
 
 
 def gain_of(policy: Any) -> HintGain | None:
-    """Return what a policy finds that hints bring; None where it cannot tell."""
+    """Return the gain that a policy measures from hints; None if it measures none."""
     gain: HintGain | None = getattr(policy, "hint_gain", None)
     return gain

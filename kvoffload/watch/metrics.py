@@ -1,4 +1,4 @@
-"""The samples of a watch, in the order of its table of metrics."""
+"""The samples of a watch, in the order of the table of metrics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 UNMARKED = "none"
-"""Label ``marks`` of a point without marks; Prometheus takes an empty label for a missing one."""
+"""Label ``marks`` of a point without marks; Prometheus treats an empty label as missing."""
 
 HEEDING, PLAIN = "hints", "plain"
-"""Labels ``trial`` of the caches with hints of returns and without."""
+"""Labels ``trial`` of the caches with and without hints of returns."""
 
 _EXACT = {
     "asked_blocks": "asked",
@@ -52,12 +52,12 @@ def marks_label(marks: Sequence[str]) -> str:
 
 
 def source_label(source: str | None) -> str:
-    """Return a source of hints as a label ``source``: printable, another for each."""
+    """Return a source of hints as a label ``source``: printable and distinct."""
     return OTHERS if source is None else printable(source.replace("\\", "\\\\"))
 
 
 def samples(watch: Watch) -> Iterator[Sample]:
-    """Yield all values of a watch, in the order of `METRICS`; gauges only with enough data."""
+    """Yield all samples of a watch in the order of `METRICS`; gauges only with enough data."""
     counters, report = watch.counters(), watch.report()
     values: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {
         name: [((), counters[key])] for name, key in _EXACT.items()
@@ -132,7 +132,7 @@ def samples(watch: Watch) -> Iterator[Sample]:
 
 
 def age_histogram(bins: Sequence[int]) -> Histogram:
-    """Return bins of ages as a histogram over `AGE_BOUNDS`; its sum takes their middles."""
+    """Return bins of ages as a histogram over `AGE_BOUNDS`; its sum uses the bins' middles."""
     counts = [0] * (len(AGE_BOUNDS) + 1)
     total = 0.0
     for index, count in enumerate(bins):

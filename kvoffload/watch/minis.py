@@ -19,11 +19,11 @@ from kvoffload.policies import registry
 __all__ = ["Miniature", "Totals", "miniature_bias"]
 
 BIAS = 0.0075
-"""Possible error of a miniature of 512 slots besides the one that its quarters show; with n slots,
-in proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
+"""Possible error of a miniature of 512 slots that its quarters do not show; with n slots it is
+proportional to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
 LEARNT = 4
-"""Blocks asked for per reset, as a multiple of those that a policy learns from, below which its
-points are marked."""
+"""A policy's points are marked if the requested blocks per reset are fewer than this multiple of
+the blocks that it learns from."""
 
 
 def miniature_bias(slots: float) -> float:
@@ -48,7 +48,8 @@ class Totals(NamedTuple):
 class Miniature:
     """One policy at one size: a miniature manager for each quarter of the sample.
 
-    `memory` is the multiple of the present memory, `slots` are the sampled ones of all quarters.
+    `memory` is a multiple of the present memory, `slots` the number of sampled slots of all
+    quarters.
     """
 
     def __init__(self, policy: str, memory: float, slots: float, quarters: int) -> None:
@@ -59,7 +60,7 @@ class Miniature:
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
         self._pending: list[deque[tuple[float, Request[Any]]]] = [deque() for _ in range(quarters)]
-        self._reset_at = [0] * quarters  # blocks asked for by then
+        self._reset_at = [0] * quarters  # blocks requested until then
 
     def feed(self, quarter: int, requests: Sequence[SampledRequest]) -> None:
         """Serve requests with the manager of a quarter, as an engine would."""
@@ -78,8 +79,8 @@ class Miniature:
     ) -> None:
         """Serve requests with stores that take a while.
 
-        `positions` are those of the requests among all. A store ends after `lag` more requests;
-        until then a lookup misses its blocks or, if it `waits`, ends it.
+        `positions` are the requests' positions among all. A store ends after `lag` more requests;
+        until then a lookup misses its blocks or, with `waits`, ends the store.
         """
         manager = self.managers[quarter]
         for (hashes, first, end), position in zip(requests, positions, strict=True):
@@ -94,7 +95,7 @@ class Miniature:
                 self._pending[quarter].append((position, request))
 
     def reset(self, quarter: int) -> None:
-        """Reset the manager of a quarter with what is under way."""
+        """Reset the manager of a quarter, including its stores under way."""
         manager = self.managers[quarter]
         manager.reset_cache()
         self._pending[quarter].clear()
@@ -107,7 +108,7 @@ class Miniature:
             pending.popleft()[1].complete_store()
 
     def totals(self) -> Totals:
-        """Return what each quarter has counted, and holds."""
+        """Return the counts and the present size of each quarter."""
         stats = [manager.stats() for manager in self.managers]
         return Totals(
             missed=tuple(each["lookup_blocks"] - each["hit_blocks"] for each in stats),
@@ -117,9 +118,9 @@ class Miniature:
         )
 
     def marks(self, window: Totals, resets: int) -> tuple[str, ...]:
-        """Return the marks of its points besides those of all points.
+        """Return the marks that its points have besides those common to all points.
 
-        After each of the `resets` in the `window` a policy learns anew.
+        A policy starts learning again after each of the `resets` in the `window`.
         """
         entry = registry.parse(self.policy).kind
         if not entry.scales:

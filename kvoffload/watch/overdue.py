@@ -1,8 +1,8 @@
 """Transfers that were prepared and never completed, whose blocks stay pinned or pending.
 
-A transfer is open from `prepare_load` or `prepare_store` to the completion of as many blocks with
-the same first and last slot. Past its deadline it is overdue as long as one of its slots is still
-pinned or pending. Nothing is released, since the engine may still write there.
+A transfer is open from `prepare_load` or `prepare_store` until the same number of blocks with the
+same first and last slot is completed. Past its deadline it is overdue while one of its slots is
+still pinned or pending. Nothing is released, since the engine may still write to these slots.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Overdue:
     num_blocks : int
         Blocks of the whole transfer.
     id : int
-        Id of the transfer, counted from 1 in the order of preparation.
+        Number of the transfer, from 1 in the order of preparation.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Overdue:
 def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     """Return the overdue transfers, oldest first; close those that ended another way.
 
-    O(open transfers), and O(resident blocks) where one is past its deadline.
+    O(open transfers), and O(resident blocks) if one is past its deadline.
     """
     now = core.now()
     late = [

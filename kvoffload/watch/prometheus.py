@@ -1,4 +1,4 @@
-"""Watches as a collector of prometheus_client; needs the extra ``watch``."""
+"""A collector of watches for prometheus_client; needs the extra ``watch``."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["WatchCollector"]
 
 
 class WatchCollector(TableCollector):
-    """A collector of what watches see, looked up at each scrape.
+    """A collector of the metrics of watches, read at each scrape.
 
-    A registry takes one `WatchCollector`, since a metric may be registered once: where a process
-    has several managers, give it all of their watches.
+    A registry accepts one `WatchCollector`, since a metric can be registered only once: if a
+    process has several managers, pass all of their watches.
 
     Parameters
     ----------
     watch : Watch or mapping of str to Watch
-        A watch whose manager is made by the time of the first scrape; or several by name. Their
-        series then have the label ``manager``, the name.
+        A watch, or several by name; their managers must exist at the first scrape. With names, each
+        series has the name as its label ``manager``.
     labels : mapping of str to str, optional
         Labels of every series.
 
     Raises
     ------
     TypeError
-        If `watch` is neither, or `labels` is no mapping of names to text.
+        If `watch` is neither, or `labels` is not a mapping of names to text.
     ValueError
-        If `watch` is empty, or a label's name is not Prometheus' or that of a metric's own label.
+        If `watch` is empty, or the name of a label is invalid or already a metric's own label.
 
     Examples
     --------
@@ -57,11 +57,11 @@ class WatchCollector(TableCollector):
         watches: dict[Any, Any] = dict(watch) if isinstance(watch, Mapping) else {"": watch}
         for name, each in watches.items():
             if not isinstance(each, Watch):
-                raise TypeError(f"watch must be a Watch, or some by name, got {describe(each)}")
+                raise TypeError(f"watch must be a Watch or Watches by name, got {describe(each)}")
             if not isinstance(name, str):
-                raise TypeError(f"watch must have names that are text, got {describe(name)}")
+                raise TypeError(f"watch must have names of type str, got {describe(name)}")
         if not watches:
-            raise ValueError("watch must be one Watch at least, got none")
+            raise ValueError("watch must hold at least one Watch, got none")
         source_label = "manager" if isinstance(watch, Mapping) else None
         super().__init__(WATCH_PREFIX, WATCH_METRICS, labels, source_label)
         self.watch = watch

@@ -1,4 +1,4 @@
-"""Metrics of watches, read back from exporters: of one engine or of a fleet; and advice."""
+"""Metrics of watches read back from the exporters of an engine or a fleet, and advice."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 LEAST_GAIN = 0.01
-"""Least gain of a change, less its error, that is worth a sentence."""
+"""Least gain of a change, less its error, that is reported."""
 MOST_ENGINES = 4096
 MOST_LINES = 2**17
 LONGEST_LINE = 2**13
 MOST_SERIES = 1024
-"""Most values of the labels of one metric, over all watches of a URL."""
+"""Most series of one metric over all watches of a URL."""
 LARGEST = 2.0**63
-"""Largest value of a metric that is no share."""
+"""Largest value of a metric that is not a share."""
 SHARES = ("shadow_hit_ratio", "shadow_error", "hint_slope", "hint_hit_ratio", "hints_followed")
 
 _NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
@@ -44,13 +44,13 @@ Values = dict[str, dict[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One watch, as it was scraped."""
+    """The scraped metrics of one watch."""
 
-    labels: tuple[tuple[str, str], ...]  # its URL, and those that are not the metrics' own
-    values: Values = field(default_factory=lambda: defaultdict(dict))  # by metric, by its labels
+    labels: tuple[tuple[str, str], ...]  # its URL, and the labels that are not the metrics' own
+    values: Values = field(default_factory=lambda: defaultdict(dict))  # by metric and its labels
 
     def value(self, name: str, *labels: str) -> float:
-        """Return a value; 0 if it is not there."""
+        """Return a value; 0 if it is missing."""
         return self.values.get(name, {}).get(labels, 0.0)
 
 
@@ -60,10 +60,10 @@ class Shadow:
 
     policy: str
     memory: float  # multiple of the present memory
-    hit_ratio: float | None  # None where an engine that was asked for blocks has none
+    hit_ratio: float | None  # None if an engine with requests has none
     error: float | None  # likewise
-    marks: tuple[str, ...] = ()  # of any engine; no advice relies on a marked point
-    reasons: tuple[str, ...] = ()  # of any engine for having no hit ratio
+    marks: tuple[str, ...] = ()  # of any engine; advice ignores marked points
+    reasons: tuple[str, ...] = ()  # of any engine why it has no hit ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +73,28 @@ class SourceHints:
     source: str
     ends: float
     expects: float
-    returns: float | None  # since each engine's start or last reset; None where none counts them
-    # Weighted by the returns of the engines that have enough; the spread is a mean of squares.
+    returns: float | None  # since each engine's start or last reset; None if no engine counts them
+    # Weighted by the returns of the engines with enough of them; the spread is a root mean square.
     slope: float | None
     spread: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class HintTrials:
-    """The mean of the engines' trials of hints, weighted by the blocks each was asked for."""
+    """The mean of the engines' trials of hints, weighted by each engine's requested blocks."""
 
     hit_ratio: float
     plain: float
     error: float  # of the difference
-    followed: float  # share of the weights of the engines that evict by the rule with hints
+    followed: float  # total weight of the engines that evict by the rule with hints
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The sums of one look at a fleet; of counters since the last look, or since the start."""
+    """The sums over a fleet; counters are since the previous view, or since the start."""
 
     engines: int  # number of watches
-    policy: str  # those in use, separated by commas
+    policy: str  # the policies in use, separated by commas
     capacity: float
     asked: float
     missed: float
@@ -109,22 +109,22 @@ class View:
     causes: dict[str, float]  # shares of the misses, largest first
     waste: float | None  # share of the evicted blocks that were never hit
     overdue: dict[str, float]  # blocks, by kind of transfer
-    oldest: dict[str, float]  # open transfer, by kind: its age in seconds
-    hints: tuple[SourceHints, ...]  # by source, most hints first, all beyond 16 as the last
-    hint_trials: HintTrials | None  # None where an engine that was asked for blocks has none
-    advice: tuple[str, ...]  # three sentences at most
+    oldest: dict[str, float]  # age of the oldest open transfer in seconds, by kind
+    hints: tuple[SourceHints, ...]  # by source, most hints first; the last sums all beyond 16
+    hint_trials: HintTrials | None  # None if an engine with requests has none
+    advice: tuple[str, ...]  # at most three sentences
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the blocks asked for that were hits; None if there are none."""
+        """Share of the requested blocks that were hits; None without requests."""
         return 1 - self.missed / self.asked if self.asked > 0 else None
 
 
 def read_engines(url: str, text: str) -> list[Engine]:
-    """Read a URL's answer in Prometheus' text format; lines that are not of a watch are ignored.
+    """Parse a URL's answer in Prometheus' text format, ignoring lines that are not a watch's.
 
-    Each set of labels that are not the metrics' own is an engine. ValueError if it is not that
-    format, has more or longer lines than watches export, or values that no watch has.
+    Each set of labels that are not the metrics' own is an engine. Raise ValueError if the text is
+    not in that format, has more or longer lines than watches export, or has impossible values.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -159,7 +159,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
 
 
 def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
-    """Add up a fleet; counters since `before`, the last look, of engines that did not restart."""
+    """Add up a fleet; for engines that did not restart, count from `before`, the previous view."""
     former = {engine.labels: engine for engine in before}
 
     def added(engine: Engine, name: str, *labels: str) -> float:
@@ -223,7 +223,7 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
 def _hints(
     engines: Sequence[Engine], ends: dict[str, float], expects: dict[str, float]
 ) -> Iterable[SourceHints]:
-    """Yield the hints of each source; those of the smallest are others' where there are many."""
+    """Yield the hints of each source; if there are many, sum the smallest as others."""
     sums = {
         source: ends.get(source, 0.0) + expects.get(source, 0.0) for source in {*ends, *expects}
     }
@@ -247,7 +247,7 @@ def _hints(
 def _worth(
     engines: Sequence[Engine], source: str
 ) -> tuple[float | None, float | None, float | None]:
-    """Return the returns to a source's requests, its slope and its spread, over the engines."""
+    """Return the number of returns, the slope and the spread of a source over the engines."""
     key = (source,)
     known: list[float] = []
     fitted = slopes = squares = 0.0
@@ -284,12 +284,12 @@ def _hint_trials(engines: Sequence[Engine]) -> HintTrials | None:
         followed += share * engine.value("hints_followed")
     if not weighted:
         return None
-    # Sums of shares may round to more than 1.
+    # A sum of shares may round to more than 1.
     return HintTrials(min(1.0, hit_ratio), min(1.0, plain), math.hypot(*errors), min(1.0, followed))
 
 
 def _weighted(engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
-    """Return the engines that were asked for blocks in their window, and for how many."""
+    """Return the engines with requests in their window, and their numbers of blocks."""
     return [
         (engine, weight)
         for engine in engines
@@ -298,7 +298,7 @@ def _weighted(engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
 
 
 def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
-    """Yield the means of the engines' points, weighted by the blocks each was asked for."""
+    """Yield the means of the engines' points, weighted by each engine's requested blocks."""
     weighted = _weighted(engines)
     whole = sum(weight for _, weight in weighted)
     keys = {
@@ -314,7 +314,7 @@ def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
             sums[tuple(key)].reasons.add(reason)
         ratios: dict[tuple[str, ...], float] = {}
         for (*key, label), ratio in engine.values.get("shadow_hit_ratio", {}).items():
-            # A point without the label is of a version that did not export marks.
+            # A point without the label comes from a version that did not export marks.
             sums[tuple(key)].marks |= {mark or "unknown" for mark in label.split(",")}
             ratios.setdefault(tuple(key), ratio)
         for point, ratio in ratios.items():
@@ -346,7 +346,7 @@ class _Sum:
     reasons: set[str] = field(default_factory=set)
 
     def add(self, hit_ratio: float, error: float) -> None:
-        """Add an engine's."""
+        """Add the point of an engine."""
         self.engines += 1
         self.hit_ratio += hit_ratio
         self.errors.append(error)
@@ -363,8 +363,8 @@ def _number(text: str) -> float:
 def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     """Return at most three sentences, each about a change that gains a point or more.
 
-    Points with marks are ignored, but for the present one, which is counted exactly. Where several
-    policies are in use, there is no advice.
+    Marked points are ignored, except the present one, which is counted exactly. If several policies
+    are in use, there is no advice.
     """
     live = list(policies)
     points = {

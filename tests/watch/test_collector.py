@@ -87,10 +87,10 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3,), TypeError, "watch must be a Watch, or some by name, got 3"),
-        (({"a": None},), TypeError, "watch must be a Watch, or some by name, got None"),
-        (({1: Watch()},), TypeError, "watch must have names that are text, got 1"),
-        (({},), ValueError, "watch must be one Watch at least, got none"),
+        ((3,), TypeError, "watch must be a Watch or Watches by name, got 3"),
+        (({"a": None},), TypeError, "watch must be a Watch or Watches by name, got None"),
+        (({1: Watch()},), TypeError, "watch must have names of type str, got 1"),
+        (({},), ValueError, "watch must hold at least one Watch, got none"),
         ((Watch(), ["a"]), TypeError, r"labels must be a mapping of names to text, got \['a'\]"),
         ((Watch(), {"a": 1}), TypeError, "labels must be a mapping of names to text, got {'a': 1}"),
         ((Watch(), {"a-b": "c"}), ValueError, "labels must have names of Prometheus, got 'a-b'"),
