@@ -4,12 +4,12 @@ Structure
     ``items`` are borrowed from the caller's list, which the caller of these functions keeps alive
     and unchanged: no Python code runs between `batch_open` and the last use.
 Cost
-    Three guesses at where a key is, each decided by comparing the whole key, each saving the hash
-    and the bucket. An engine asks about the same blocks in one call after the other, so the node
-    that the previous call found at this position is tried first. Consecutive hashes of a request
-    usually lie in successive nodes, since they were stored in order, so the node after the last
-    hit comes next. Where both fail, a group of keys goes through the index together, with
-    prefetches between the steps, before guesses are made again.
+    A key is guessed before it is searched: a guess compares the whole key and, if right, saves the
+    hash and the bucket. Consecutive calls of an engine ask about the same blocks, so the node that
+    the previous call found at this position is tried first. Consecutive hashes of a request usually
+    have successive nodes, since they were stored in order, so the node after the last hit comes
+    next. If both fail, a group of keys goes through the index together, with prefetches between the
+    steps, before guesses are made again.
 """
 
 from cpython.object cimport PyObject
@@ -36,13 +36,13 @@ cdef struct Batch:
     PyObject** items        # (size,) borrowed bytes objects
     uint64_t* hashes        # (size,) hash of each key that went through the index
     uint32_t* node_ids      # (size,) node of each key, NIL if unknown; before: the last call's
-    uint32_t* chosen        # (size,) room for a selection of them
-    uint32_t* indexes       # (size,) and for their indexes in the batch
+    uint32_t* chosen        # (size,) room for a selection of node ids
+    uint32_t* indexes       # (size,) room for their indexes in the batch
     Py_ssize_t size
     Py_ssize_t num_hints    # leading node ids that the last call left
     Py_ssize_t num_chosen   # leading entries of `chosen` that are in use
     Py_ssize_t room         # of the four arrays
-    uint64_t found_at       # the table's version for which `node_ids` are right; 0: for none
+    uint64_t found_at       # the table's version for which `node_ids` are valid; 0: none
 
 cdef enum:
     GROUP = 64              # keys that go through the index together
@@ -56,20 +56,20 @@ cdef extern from *:
 
 # Make room for `size` hashes; False, with nothing changed, if there is no memory.
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
-# The same for exactly so many, and keep what it has: for a batch that lives longer than a call.
+# Make room for exactly `size` hashes and keep the contents, for a batch that outlives a call.
 cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept
 cdef void batch_close(Batch* batch) noexcept
-# Append the keys of another batch, which are at the end of `items`, with what is found of them. The
-# caller has made room.
+# Append the keys of another batch, which are at the end of `items`, with the nodes found for them.
+# # The caller has made room.
 cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept
-# Consume an iterable of hashes and return it as a list of checked elements; a list as it is.
+# Consume an iterable of hashes and return a list of checked elements; a list is not copied.
 cdef list checked_list(object hashes, str name)
 # Point to the hashes of a list, which the caller keeps; MemoryError, with nothing changed.
 cdef int batch_open(Batch* batch, list hashes) except -1
 
 
 cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noexcept nogil:
-    """Point to the hashes of a call; what was found for the last ones remains as a hint."""
+    """Point to the hashes of a call; the nodes found in the last call remain as hints."""
     batch.num_hints = batch.size
     batch.items = items
     batch.size = size
@@ -77,9 +77,9 @@ cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noex
 
 
 cdef inline Batch batch_part(const Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept nogil:
-    """Return the keys of a slice as a batch, with what is found of them; it shares the arrays.
+    """Return a slice as a batch that shares the arrays, with the nodes found for its keys.
 
-    It may be used until the other grows. Of both, one alone has a selection at a time.
+    It may be used until the other grows. Only one of the two has a selection at a time.
     """
     cdef Batch part = batch[0]
     part.items = batch.items + start
@@ -90,14 +90,14 @@ cdef inline Batch batch_part(const Batch* batch, Py_ssize_t start, Py_ssize_t st
 
 
 cdef inline void hint_chosen(Batch* batch, const Batch* chooser) noexcept nogil:
-    """Take the selection of an earlier call, of as many keys, for hints."""
+    """Use the selection of an earlier call with the same number of keys as hints."""
     if batch.size and chooser.num_chosen == batch.size:  # arrays of no size are null
         memcpy(batch.node_ids, chooser.chosen, <size_t>batch.size * sizeof(uint32_t))
         batch.num_hints = batch.size
 
 
 cdef inline void hint_found(Batch* batch, const Batch* finder) noexcept nogil:
-    """Take what another batch has found for hints, where there is room for it."""
+    """Use the nodes that another batch has found as hints, as far as there is room."""
     cdef Py_ssize_t size = min(batch.room, finder.size)
     if size:
         memcpy(batch.node_ids, finder.node_ids, <size_t>size * sizeof(uint32_t))
@@ -154,7 +154,7 @@ cdef inline Py_ssize_t find_again(
 cdef inline Py_ssize_t find_run(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t last, uint32_t stride
 ) noexcept nogil:
-    """Find keys in successive nodes; return the index of the first that is not there."""
+    """Find keys in successive nodes; return the index of the first that is not found."""
     cdef uint32_t node_id = last + stride
     cdef Py_ssize_t index = start
     # Below 0 the id wraps around, far above num_used.
@@ -184,7 +184,7 @@ cdef inline void find_range(
             return
         last = batch.node_ids[index - 1] if index else NIL
         if last != NIL:
-            # A chain whose nodes were freed head first lies in them backwards.
+            # A chain whose nodes were freed head first has its nodes in reverse order.
             if index > 1:
                 stride = BACKWARDS if last - batch.node_ids[index - 2] == BACKWARDS else 1
             index = find_run(table, batch, index, stop, last, stride)
@@ -209,7 +209,7 @@ cdef inline void find_changed(Table* table, Batch* batch) noexcept nogil:
 
 
 cdef inline void find_hashed(Table* table, Batch* batch) noexcept nogil:
-    """Find the node of every key through the index, and leave the hash of every key."""
+    """Find the node of every key through the index, and keep the hashes."""
     cdef Py_ssize_t start = 0
     while start < batch.size:
         find_group(table, batch, start, min(start + GROUP, batch.size))

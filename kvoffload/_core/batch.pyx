@@ -11,14 +11,14 @@ from kvoffload._checks import as_batch, batch_error
 
 cdef enum:
     LEAST_ROOM = 128
-    ENTRY_BYTES = 20    # of `hashes`, `node_ids`, `chosen` and `indexes`
+    ENTRY_BYTES = 20    # of one entry in each of the four arrays
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     cdef uint64_t room = batch.room
     if batch.room >= size:
         return True
-    # The four arrays are one, so that they grow together or not at all.
+    # The four arrays are one allocation, so that they grow together or not at all.
     if not grow(<void**>&batch.hashes, &room, <uint64_t>size, ENTRY_BYTES, LEAST_ROOM):
         return False
     batch.num_chosen = 0

@@ -4,7 +4,7 @@
  * whose home is this bucket or an earlier one and that live in a later one: a search may stop at
  * the first bucket whose `overflow` is 0.
  *
- * KVOFFLOAD_PORTABLE forces the plain C path that other processors than x86-64 take.
+ * KVOFFLOAD_PORTABLE forces the plain C path that processors other than x86-64 take.
  */
 #ifndef KVOFFLOAD_BUCKET_H
 #define KVOFFLOAD_BUCKET_H
@@ -25,7 +25,7 @@ typedef struct {
     uint32_t values[KVO_BUCKET_ENTRIES];
 } KvoBucket;
 
-/* Return a bit for each entry whose tag equals `tag`. */
+/* Return a mask of the entries whose tag equals `tag`. */
 static inline uint32_t kvo_match(const KvoBucket *bucket, uint8_t tag) {
 #ifdef KVO_SSE2
     __m128i tags = _mm_load_si128((const __m128i *)bucket);
@@ -57,7 +57,8 @@ static inline uint32_t kvo_lowest(uint32_t bits) {
 static inline void kvo_prefetch(const void *address) {
 #if defined(__GNUC__) || defined(__clang__)
     __builtin_prefetch(address);
-    // Else GCC takes a function that only fetches for one without effect, and leaves its calls out.
+    // Otherwise GCC treats a function that only prefetches as free of effects and removes its
+    // calls.
     __asm__ volatile("");
 #else
     (void)address;

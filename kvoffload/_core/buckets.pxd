@@ -1,9 +1,9 @@
 """The index: F14-style buckets from a part of a key's hash to values, probed linearly.
 
 Structure
-    A value is the id of a node or the position of a ghost. The caller has the keys, and says of
-    each value that `probe_next` gives whether it is the one. A *tag* is 8 bits of the hash, not 0;
-    the *home* is the bucket where a key's search begins.
+    A value is the id of a node or the position of a ghost. The caller has the keys and compares the
+    key of each value that `probe_next` returns. A *tag* is 8 bits of the hash, not 0; the *home* is
+    the bucket where a key's search begins.
 Invariants
     A bucket's ``overflow`` counts the keys that passed it on their way from their home.
 """
@@ -31,13 +31,13 @@ cdef extern from *:
 cdef enum:
     BUCKET_ENTRIES = 12
 
-# A search at work.
+# The state of a search.
 cdef struct Probe:
     KvoBucket* buckets
     uint64_t num_buckets
     uint64_t home
-    uint64_t bucket_index   # of the bucket that it is at
-    uint32_t bits           # entries of that bucket whose tag is the key's, not given yet
+    uint64_t bucket_index   # the current bucket
+    uint32_t bits           # entries of that bucket with the key's tag that were not returned yet
     uint8_t tag
 
 
@@ -67,7 +67,7 @@ cdef inline uint32_t probe_next(Probe* probe) noexcept nogil:
             return NIL
         probe.bucket_index = next_bucket(probe.bucket_index, probe.num_buckets)
         if probe.bucket_index == probe.home:
-            return NIL  # every bucket overflowed at some time
+            return NIL  # every bucket has overflowed
         probe.bits = kvo_match(probe.buckets + probe.bucket_index, probe.tag)
     value = probe.buckets[probe.bucket_index].values[kvo_lowest(probe.bits)]
     probe.bits &= probe.bits - 1
@@ -77,7 +77,7 @@ cdef inline uint32_t probe_next(Probe* probe) noexcept nogil:
 cdef inline void buckets_insert(
     KvoBucket* buckets, uint64_t num_buckets, uint64_t home, uint8_t tag, uint32_t value
 ) noexcept nogil:
-    """Add the value of an absent key; the caller has made sure of room."""
+    """Add the value of an absent key; the caller has ensured that there is room."""
     cdef uint64_t bucket_index = home
     cdef uint32_t bits = kvo_match(buckets + bucket_index, 0)
     cdef uint32_t entry
@@ -122,7 +122,7 @@ cdef inline void buckets_replace(
     uint32_t value,
     uint32_t successor,
 ) noexcept nogil:
-    """Let the entry of `value` hold `successor`, which has the same key."""
+    """Replace `value` with `successor`, which has the same key."""
     cdef uint64_t bucket_index = home
     cdef uint32_t entry = entry_of(buckets + bucket_index, tag, value)
     while entry == <uint32_t>BUCKET_ENTRIES:

@@ -1,4 +1,4 @@
-"""The collector's switch: finalisers are Python code, and none may run inside a call."""
+"""The garbage collector's switch: finalisers are Python code, which must not run in a call."""
 
 cdef extern from "Python.h":
     int PyGC_Disable()

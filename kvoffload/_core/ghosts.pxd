@@ -1,16 +1,16 @@
 """Ghosts: compact records of keys that are not resident, by fingerprint.
 
 Structure
-    A ghost is 12 bytes: 48 bits of the key's hash, and what the policy knows of the key. Ghosts
-    stand in two clocks, one after the other in one array; beside it an index like the nodes', but
-    of positions in that array. A clock's hand finds the next position to use: a free one, or that
-    of a ghost that is not to be passed over.
+    A ghost is 12 bytes: 48 bits of the key's hash, and the policy's record of the key. Ghosts are
+    in two clocks, which share one array; an index like that of the nodes has the positions in this
+    array. A clock's hand finds the next position to use: a free one, or that of a ghost that must
+    not be passed over.
 Invariants
     A ghost is in the index exactly if its ``kind`` is not 0.
 Cost
-    O(1), amortised where ghosts are passed over. 12 bytes and 6.4 of the index for each position,
-    touched as the hand first gets there. Two keys are taken for one with a probability of 2**-48
-    for each ghost; the hash is keyed with the table's secret, so that none can be forced.
+    O(1), amortised if ghosts are passed over. 12 bytes and 6.4 of the index per position, touched
+    when the hand first reaches it. Two keys are confused with a probability of 2**-48 per ghost;
+    the hash is keyed with the table's secret, so that no client can force it.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -36,7 +36,7 @@ cdef enum:
     PASSED_OVER = 1         # passes the hand once more
     DECLINED = 2            # was not stored since its last touch
     UNCOUNTED = 4           # released: its age is not counted, until its next use
-    SHARED = 8              # used by others than one session: it belongs to no turn any more
+    SHARED = 8              # used by several sessions: it no longer belongs to a turn
     OF_TURN = 16            # belongs to a part of a turn
     NUM_CLOCKS = 2
 
@@ -44,7 +44,7 @@ cdef struct Clock:
     uint32_t start          # first position
     uint32_t size           # number of positions
     uint32_t hand           # the next position, from the start
-    uint32_t reached        # positions that the hand got to so far
+    uint32_t reached        # positions that the hand has reached so far
 
 cdef struct Ghosts:
     Ghost* items
@@ -53,7 +53,7 @@ cdef struct Ghosts:
     KvoBucket* buckets
     uint64_t num_buckets
 
-# Reserve room; False, with nothing reserved, if there is none.
+# Reserve room; False, with nothing reserved, if there is no memory.
 cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept
 cdef void ghosts_close(Ghosts* ghosts) noexcept
 cdef void ghosts_clear(Ghosts* ghosts) noexcept
@@ -117,7 +117,7 @@ cdef inline void ghosts_set(
 
 
 cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
-    """Return the next position to use, free or not; move the hand behind it. `size` is not 0."""
+    """Return the next position to use, free or not, and move the hand past it; `size` is > 0."""
     cdef Ghost* ghost
     cdef uint32_t hand
     while True:

@@ -5,7 +5,7 @@ from libc.string cimport memset
 from kvoffload._core.buckets cimport BUCKET_ENTRIES
 from kvoffload._core.memory cimport release, reserve
 
-# Ghosts a bucket on average when every position is taken: 64 / 10 bytes a position.
+# Ghosts per bucket on average when every position is taken: 64 / 10 bytes per position.
 cdef enum:
     GHOSTS_PER_BUCKET = 10
 
@@ -49,7 +49,7 @@ cdef void ghosts_clear(Ghosts* ghosts) noexcept:
 
 
 cdef uint64_t distance(Ghosts* ghosts, uint32_t position) noexcept:
-    """Return how many buckets a ghost's entry is behind its home."""
+    """Return the distance in buckets from a ghost's home to its entry."""
     cdef uint64_t bucket_index = ghost_home(ghosts, fingerprint(ghosts.items + position))
     cdef uint64_t steps = 0
     cdef uint32_t entry

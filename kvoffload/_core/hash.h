@@ -45,7 +45,7 @@ static inline uint64_t kvo_fold(uint64_t a, uint64_t b) {
 static inline uint64_t kvo_hash(const uint8_t *key, uint64_t length, const uint64_t *secret) {
     uint64_t state = secret[0] ^ length;
     uint64_t first, second;
-    if (length == 32 || length == 36) { /* a digest, alone or with a group suffix */
+    if (length == 32 || length == 36) { /* a digest, with or without a group suffix */
         uint64_t left = kvo_fold(kvo_read64(key) ^ secret[1], kvo_read64(key + 8) ^ secret[2]);
         uint64_t right =
             kvo_fold(kvo_read64(key + 16) ^ secret[3], kvo_read64(key + 24) ^ secret[4]);

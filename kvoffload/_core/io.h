@@ -5,12 +5,13 @@
  *
  * Structure
  *     One mutex guards the queues, the jobs and the buffers; it is never held during I/O or a copy.
- *     A job lies in the queue of its kind while blocks of it have not been taken; a thread takes a
- *     run from its front. Idle threads sleep on one of two conditions, by whether they write, and
- *     each that takes a run wakes one more if there is another run: a small job wakes one thread.
+ *     A job is in the queue of its kind while some of its blocks have not been taken; a thread
+ *     takes a run from its front. Idle threads sleep on one of two conditions, depending on whether
+ *     they write. A thread that takes a run wakes another if a run is left: a small job wakes one
+ *     thread.
  * Invariants
  *     As in Python: a block is taken once; the region is not touched for a job that has ended. A
- *     job's memory is freed when its last entry has been read, which is that of its settling.
+ *     job's memory is freed when its last entry, which reports that it settled, has been read.
  * Errors
  *     Functions that allocate return -1 or NULL, with nothing changed, if there is no memory.
  */
@@ -52,20 +53,20 @@ enum kvo_status {
 enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1 };
 enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 
-#define KVO_RUN_BYTES ((int64_t)8 << 20) /* that one call moves at most, unless one block is more */
-#define KVO_SHORT_RUN ((int64_t)2 << 20) /* of which jobs are not cut into smaller ones */
-#define KVO_RUN_BLOCKS 1024              /* that one call moves at most */
+#define KVO_RUN_BYTES ((int64_t)8 << 20) /* most that one call moves, unless a block is larger */
+#define KVO_SHORT_RUN ((int64_t)2 << 20) /* jobs are not cut into smaller runs */
+#define KVO_RUN_BLOCKS 1024              /* most that one call moves */
 #define KVO_MAX_VIEWS 1024               /* pieces that one system call takes */
 #define KVO_READ_ONLY_THREADS 2
 #define KVO_SEAL_BYTES 64
-#define KVO_KEY_BYTES 40      /* of a key that is stored as it is */
-#define KVO_DIGESTED_BYTES 41 /* the length of the stored form of any other */
+#define KVO_KEY_BYTES 40      /* longest key that is stored unchanged */
+#define KVO_DIGESTED_BYTES 41 /* length of the stored form of other keys */
 #define KVO_ALIGNMENT 4096
 #define KVO_THREAD_STACK ((size_t)512 << 10)   /* bytes */
-#define KVO_GRACE_NS ((int64_t)1000000000)     /* that a call under way has when the pool closes */
-#define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same, where one is past its deadline */
-#define KVO_SLICE_BYTES ((int64_t)1 << 20) /* that are copied between two looks at the deadlines */
-#define KVO_REWRITE_NS 100000 /* after which a block that is being written is read again */
+#define KVO_GRACE_NS ((int64_t)1000000000)     /* for a call under way when the pool closes */
+#define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same past a deadline */
+#define KVO_SLICE_BYTES ((int64_t)1 << 20) /* copied between two checks of the deadlines */
+#define KVO_REWRITE_NS 100000 /* until a block that was being written is read again */
 
 /* -- memory, stores ---------------------------------------------------------------------------- */
 
@@ -84,7 +85,7 @@ typedef struct {
 /* Where blocks are kept: the slots of a file and a table of their seals, or blocks of a region. */
 typedef struct {
     int is_file;
-    int direct;            /* whether the kernel is handed the region's memory, or a copy */
+    int direct;            /* whether the kernel gets the region's memory or a copy */
     int data_fd, table_fd; /* of a file */
     int64_t block_bytes;
     int64_t slot_bytes;     /* from slot to slot */
@@ -106,9 +107,9 @@ static inline void kvo_region_views(const kvo_region *region, int64_t block, str
     }
 }
 
-/* Copy as many bytes as the sources have to the targets, which have as many at least.
+/* Copy all bytes of the sources to the targets, which are at least as large.
  *
- * Where there is a `must_stop`, it is asked after every slice; 0 if it ended the copy. */
+ * `must_stop`, if not NULL, is called after every slice; 0 if it ended the copy. */
 static inline int kvo_copy(const struct iovec *sources, int64_t num_sources,
                            const struct iovec *targets, int (*must_stop)(void *), void *asked) {
     size_t done = 0, from, count, left = (size_t)KVO_SLICE_BYTES;
@@ -178,7 +179,7 @@ typedef struct {
     uint8_t key[KVO_DIGESTED_BYTES];
 } kvo_block;
 
-/* News, which `poll` hands out. */
+/* An event, which `poll` returns. */
 typedef struct kvo_entry {
     struct kvo_entry *next;
     struct kvo_job *job; /* NULL for a chore */
@@ -210,7 +211,7 @@ typedef struct kvo_job {
 
 typedef struct kvo_chore {
     struct kvo_chore *next;
-    kvo_entry entry; /* first to be freed with the chore: see kvo_entry_free */
+    kvo_entry entry; /* freed with the chore: see kvo_entry_free */
     int64_t offset;
     size_t nbytes;
     int sync;
@@ -229,7 +230,7 @@ struct kvo_pool;
 typedef struct {
     struct kvo_pool *pool;
     pthread_t thread;
-    kvo_job *running; /* what it works on */
+    kvo_job *running; /* the job that it works on */
     struct iovec *views;
     uint8_t *seals;
     int writes;
@@ -253,7 +254,7 @@ typedef struct kvo_pool {
     pthread_t keeper;
     int threads_left;
     int closing, ack_copied;
-    int64_t wake_at; /* when the keeper looks again, ns */
+    int64_t wake_at; /* when the keeper wakes, ns */
     int signal_fd, signal_write_fd;
     uint8_t *staging; /* buffers of `store.slot_bytes` each; NULL: direct */
     int64_t num_buffers, num_free, held_by_puts;
@@ -298,7 +299,7 @@ static inline void kvo_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, in
 #endif
 }
 
-/* -- the signal: a file descriptor that is readable while there is news ------------------------ */
+/* -- the signal: a file descriptor that is readable while there are events --------------------- */
 
 static inline int kvo_signal_open(kvo_pool *pool) {
 #ifdef __linux__
@@ -364,7 +365,7 @@ static inline int kvo_status_of(int error) {
                : KVO_STATUS_FAILED;
 }
 
-/* Read or write views at an offset, going on after short calls; `views` is used up.
+/* Read or write views at an offset, continuing after short calls; `views` is consumed.
  *
  * Returns the bytes moved, fewer than asked for only at the end of a file; -1 for an error, which
  * is in errno. */
@@ -381,7 +382,7 @@ static inline int64_t kvo_transfer(int fd, int op, struct iovec *views, int64_t 
             return -1;
         done += moved;
         if (moved == 0 || (op == KVO_READ && moved % KVO_ALIGNMENT))
-            break; /* a short read of a file ends where the file does */
+            break; /* the file ends here */
         while (num_views && (size_t)moved >= views->iov_len) {
             moved -= (ssize_t)views->iov_len;
             views++;
@@ -414,7 +415,7 @@ static inline uint8_t *kvo_buffer(const kvo_pool *pool, const kvo_block *block) 
     return pool->staging + (int64_t)block->buffer * pool->store.slot_bytes;
 }
 
-/* The block's memory: the region's, or a buffer's, with what lies behind it there if `whole`. */
+/* The block's memory: the region's, or a buffer's; with `whole`, including the buffer's padding. */
 static inline int64_t kvo_block_views(const kvo_pool *pool, const kvo_block *block, int whole,
                                       struct iovec *views) {
     if (block->buffer >= 0) {
@@ -456,7 +457,7 @@ static inline uint64_t kvo_get_sum(const kvo_store *store, int64_t slot) {
     return __atomic_load_n(store->sums + slot, __ATOMIC_RELAXED);
 }
 
-/* Clear the seals of a run, where there may be some; 0, or an error number. */
+/* Clear the seals that a run may have; 0, or an error number. */
 static inline int kvo_clear_seals(const kvo_store *store, const kvo_block *run, int64_t count,
                                   uint8_t *seals) {
     int64_t first = run->slot, index;
@@ -473,7 +474,8 @@ static inline int kvo_clear_seals(const kvo_store *store, const kvo_block *run, 
     return error;
 }
 
-/* Read a run in one call; what does not match its sum loses its seal too. 0, or an error number. */
+/* Read a run in one call; a block that does not match its sum also loses its seal. 0, or an error
+ * number. */
 static inline int kvo_file_read(kvo_worker *worker, kvo_block *run, int64_t count) {
     const kvo_pool *pool = worker->pool;
     const kvo_store *store = &pool->store;
@@ -489,7 +491,7 @@ static inline int kvo_file_read(kvo_worker *worker, kvo_block *run, int64_t coun
             block->status = KVO_STATUS_OK;
         } else {
             block->status = KVO_STATUS_CORRUPT;
-            (void)kvo_clear_seals(store, block, 1, worker->seals); /* else it is found again */
+            (void)kvo_clear_seals(store, block, 1, worker->seals); /* else found again */
         }
     }
     return 0;
@@ -504,7 +506,7 @@ static inline int kvo_is_taken_back(kvo_pool *pool, const kvo_job *job) {
     return taken_back;
 }
 
-/* Clear the seals, write the bytes, write the seals: in this order, and without a sync. */
+/* Clear the seals, write the bytes, write the seals, in this order and without a sync. */
 static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_block *run,
                                  int64_t count) {
     const kvo_pool *pool = worker->pool;
@@ -528,7 +530,7 @@ static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_blo
     if (kvo_is_taken_back(worker->pool, job)) {
         for (index = 0; index < count; index++)
             run[index].status = KVO_STATUS_UNAVAILABLE;
-        return 0; /* what was summed and what was written need not be one */
+        return 0; /* the bytes may have changed between sum and write */
     }
     kvo_set_written(store, run->slot, count, 1);
     error = kvo_write_all(store->table_fd, worker->seals, (size_t)count * KVO_SEAL_BYTES,
@@ -538,7 +540,7 @@ static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_blo
     return error;
 }
 
-/* Copy the bytes from a second region and check the copy; again, where the slot was written
+/* Copy the bytes from a second region and check the copy; repeat if the slot was written
  * meanwhile. */
 static inline void kvo_memory_read(kvo_worker *worker, kvo_block *run, int64_t count) {
     const kvo_pool *pool = worker->pool;
@@ -657,7 +659,7 @@ static inline int64_t kvo_buffers_available(const kvo_pool *pool, int put) {
     return put && left < pool->num_free ? left : pool->num_free;
 }
 
-/* Be done with a job. */
+/* Settle a job. */
 static inline void kvo_settle(kvo_pool *pool, kvo_job *job) {
     if (job->previous)
         job->previous->following = job->following;
@@ -711,14 +713,14 @@ static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int stat
     return 0;
 }
 
-/* End a job that no thread copies: at once where it is staged, else when its calls return. */
+/* End a job that no thread copies: a staged one at once, a direct one when its calls return. */
 static inline void kvo_give_up(kvo_pool *pool, kvo_job *job) {
     job->given_up = 1;
     if (kvo_drop(pool, job, job->next, KVO_STATUS_UNAVAILABLE) && pool->staging && !job->ended)
         kvo_end(pool, job, KVO_STATUS_UNAVAILABLE);
 }
 
-/* Wake a thread for work of a kind; reads may wake one that writes too. */
+/* Wake a thread for one kind of work; reads may also wake a thread that writes. */
 static inline void kvo_wake(kvo_pool *pool, int op) {
     if (op == KVO_READ && pool->idle_read)
         pthread_cond_signal(&pool->work_read);
@@ -726,8 +728,8 @@ static inline void kvo_wake(kvo_pool *pool, int op) {
         pthread_cond_signal(&pool->work_write);
 }
 
-/* How many blocks of a job move in one call at most: the threads have two runs each of a job that
- * is large enough, so that one's sums are made while the other's bytes move. */
+/* The most blocks of a job that move in one call: each thread gets two runs of a large job, so that
+ * the sums of one are computed while the bytes of the other move. */
 static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
     int64_t each = pool->store.slot_bytes, most = job->size * each / (2 * pool->num_workers);
     most = most < KVO_SHORT_RUN ? KVO_SHORT_RUN : most > KVO_RUN_BYTES ? KVO_RUN_BYTES : most;
@@ -790,7 +792,7 @@ static inline int kvo_move_blocks(kvo_worker *worker, const kvo_job *job, kvo_bl
     return 0;
 }
 
-/* Whether a copy from or to the region has to end: the job that a thread works on is over. */
+/* Whether a copy from or to the region must end because its job is over. */
 static inline int kvo_is_over(kvo_pool *pool, const kvo_job *job) {
     return job->taken_back || pool->closing || kvo_now() >= job->deadline;
 }
@@ -842,7 +844,7 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
     kvo_pool *pool = worker->pool;
     int64_t index;
     int delivered = 1, error = kvo_move_blocks(worker, job, run, count);
-    for (index = 0; error && index < count; index++) { /* a bad block spoils no other */
+    for (index = 0; error && index < count; index++) { /* a bad block does not affect the others */
         int alone = count == 1 ? error : kvo_move_blocks(worker, job, run + index, 1);
         if (alone)
             run[index].status = (int8_t)kvo_status_of(alone);
@@ -883,7 +885,7 @@ static inline void kvo_do_chore(kvo_pool *pool, kvo_chore *chore) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Do what comes, reads first, until the pool closes. */
+/* Serve jobs and chores, reads first, until the pool closes. */
 static void *kvo_serve(void *argument) {
     kvo_worker *worker = argument;
     kvo_pool *pool = worker->pool;
@@ -934,7 +936,7 @@ static void *kvo_serve(void *argument) {
 
 /* -- the keeper -------------------------------------------------------------------------------- */
 
-/* End the jobs whose deadline has passed; where the kernel has blocks, say so. */
+/* End the jobs whose deadline has passed; report those whose blocks the kernel has as late. */
 static inline void kvo_expire(kvo_pool *pool) {
     int64_t now = kvo_now();
     kvo_job *job, *following;
@@ -950,7 +952,7 @@ static inline void kvo_expire(kvo_pool *pool) {
             continue;
         }
         if (job->copying)
-            continue; /* who copies says when it is done */
+            continue; /* the copying thread ends it */
         if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
             continue;
         if (pool->staging) {
@@ -967,7 +969,7 @@ typedef struct {
     kvo_job *job;
 } kvo_copier;
 
-/* Look after deadlines while a job is copied; tell whether it may not be any longer. */
+/* End overdue jobs while one is copied; return whether its copy must stop. */
 static int kvo_copier_must_stop(void *asked) {
     kvo_copier *copier = asked;
     int is_over;
@@ -1054,12 +1056,12 @@ static inline void kvo_job_free(kvo_job *job) {
     free(job);
 }
 
-/* Give the memory of an entry back, after it was read. */
+/* Free an entry that was read. */
 static inline void kvo_entry_free(kvo_entry *entry) {
     if (entry->job == NULL)
         free((uint8_t *)entry - offsetof(kvo_chore, entry));
     else if (entry->flags & KVO_SETTLED)
-        kvo_job_free(entry->job); /* its last */
+        kvo_job_free(entry->job); /* this was its last entry */
 }
 
 /* Make a job of `size` >= 1 blocks; the caller fills them in. NULL if there is no memory. */
@@ -1136,7 +1138,7 @@ static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Take a job back; what is not done is UNAVAILABLE.
+/* Take a job back; unfinished blocks are UNAVAILABLE.
  *
  * 0 if the pool does not have it; 2 if a direct read goes on at `until`, before its deadline. */
 static inline int kvo_cancel(kvo_pool *pool, int64_t job_id, int64_t until) {
@@ -1199,7 +1201,7 @@ static inline int kvo_submit_chore(kvo_pool *pool, int64_t job_id, int64_t offse
     return 0;
 }
 
-/* Take all news, oldest first; each is to be freed with kvo_entry_free. */
+/* Take all events, oldest first; the caller frees each with kvo_entry_free. */
 static inline kvo_entry *kvo_poll(kvo_pool *pool) {
     kvo_entry *entries;
     pthread_mutex_lock(&pool->lock);
@@ -1228,7 +1230,7 @@ static inline int64_t kvo_staging_nbytes(const kvo_pool *pool) {
     return pool->num_buffers * pool->store.slot_bytes;
 }
 
-/* Free what a pool holds besides its threads. */
+/* Free the memory of a pool without threads. */
 static inline void kvo_pool_free(kvo_pool *pool) {
     int index;
     kvo_entry *entry, *next;
@@ -1266,7 +1268,7 @@ static inline int kvo_pool_rest(kvo_pool *pool, int64_t until) {
     return rests;
 }
 
-/* Have the threads end; what has not started is UNAVAILABLE. Until when they have, or `until`. */
+/* Tell the threads to end; what has not started is UNAVAILABLE. Returns the time that they have. */
 static inline int64_t kvo_pool_stop(kvo_pool *pool, int64_t until) {
     int64_t now = kvo_now(), grace = now + KVO_GRACE_NS;
     kvo_job *job, *following;
@@ -1309,7 +1311,7 @@ static inline int kvo_pool_ended(kvo_pool *pool, int64_t until) {
     return ended;
 }
 
-/* Be done with the threads, which have ended. */
+/* Join the threads, which have ended. */
 static inline void kvo_pool_join(kvo_pool *pool) {
     int index;
     for (index = 0; index < pool->num_workers; index++)
@@ -1322,7 +1324,7 @@ static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
     int64_t until = kvo_now() + timeout_ns;
     (void)kvo_pool_rest(pool, until);
     if (!kvo_pool_ended(pool, kvo_pool_stop(pool, until)))
-        return 0; /* who comes back later uses the pool: it is kept */
+        return 0; /* a thread that returns later uses the pool, so it is kept */
     kvo_pool_join(pool);
     return 1;
 }
@@ -1348,7 +1350,7 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     pool->store.memory.parts = NULL;
     pool->region = *region;
     pool->region.parts = malloc((size_t)region->num_parts * sizeof(kvo_part));
-    pool->to_copy.link = 1; /* a staged put lies in both while it is copied */
+    pool->to_copy.link = 1; /* a staged put is in both queues while it is copied */
     pool->ack_copied = ack_copied;
     pool->wake_at = INT64_MAX;
     pool->num_writers = threads > KVO_READ_ONLY_THREADS + 1 ? threads - KVO_READ_ONLY_THREADS : 1;

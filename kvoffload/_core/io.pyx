@@ -1,11 +1,11 @@
 """Native threads that move blocks between a region and files or memory; XXH3-64.
 
-The contract is in ``kvoffload.tiers.engine.contract``, the Python twin beside it, and all
-that happens off the caller's thread in ``io.h``, which never takes the interpreter's lock. This
-file turns Python's arguments into its structures and its news into tuples.
+The contract is in ``kvoffload.tiers.engine.contract``, with the Python twin beside it. All work off
+the caller's thread is in ``io.h``, which never takes the interpreter's lock. This file converts
+Python's arguments to its structures and its events to tuples.
 
-The interpreter's lock is given up only to wait, to end, and for long sums: beside a busy thread it
-takes 5 ms to come back, and the pool's own lock is never held for more than a few microseconds.
+The interpreter's lock is released only to wait, to end, and for long sums: beside a busy thread it
+takes 5 ms to get it back, and the pool's own lock is never held for more than a few microseconds.
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ from posix.unistd cimport getpid
 __all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
 
 cdef enum:
-    NOGIL_FROM = 65536  # bytes from which a sum is made without the interpreter's lock
-    SIGNALS_NS = 50000000  # after which a wait looks for signals
+    NOGIL_FROM = 65536  # bytes from which a sum is computed without the interpreter's lock
+    SIGNALS_NS = 50000000  # between two checks for signals in a wait
 
 
 def xxh3_64(data, seed=0):
-    """Return the XXH3-64 of a buffer; of a large one without the interpreter's lock."""
+    """Return the XXH3-64 of a buffer; release the interpreter's lock for a large one."""
     cdef Py_buffer view
     cdef uint64_t start = seed
     cdef uint64_t result
@@ -46,7 +46,7 @@ def xxh3_64(data, seed=0):
 
 
 cdef int fill_region(kvo_region* target, object region) except -1:
-    """Describe a ``kvoffload.tiers.Region``; ``parts`` is to be freed."""
+    """Describe a ``kvoffload.tiers.Region``; the caller frees ``parts``."""
     cdef object parts = region.parts
     cdef Py_ssize_t index
     target.base = <uint8_t*><size_t>region.address
@@ -73,7 +73,7 @@ cdef int fill_fingerprint(kvo_store* store, bytes fingerprint) except -1:
 cdef class MemoryStore:
     """Blocks in a second region: slot i is its block i.
 
-    `sums` ((slots,) uint64) are those of the bytes in each slot, and kept up to date.
+    `sums` ((slots,) uint64) has the sum of the bytes in each slot and is kept up to date.
     """
 
     cdef kvo_store store
@@ -99,10 +99,10 @@ cdef class MemoryStore:
 cdef class FileStore:
     """Blocks in the slots of a file, their seals in the table of another; neither is closed here.
 
-    `direct` hands the region's memory to the kernel. `slot_bytes` are from slot to slot, and
-    `records_offset` is where the seal of slot 0 lies in the table. Kept up to date are `sums`
-    ((slots,) uint64), those of the bytes in each slot, and `written` ((slots,) uint8), whether the
-    table may have a seal of the slot.
+    `direct` passes the region's memory to the kernel. `slot_bytes` is the stride of slots, and
+    `records_offset` the offset of slot 0's seal in the table. Two arrays are kept up to date:
+    `sums` ((slots,) uint64), the sum of the bytes in each slot, and `written` ((slots,) uint8),
+    whether the table may have a seal of the slot.
     """
 
     cdef kvo_store store
@@ -139,14 +139,14 @@ cdef class FileStore:
 cdef class Pool:
     """Threads that move blocks between a region and files or memory; see ``tiers.engine.contract``.
 
-    `threads` are >= 1, besides the keeper. Of a staged pool `staging_bytes` are its buffers, and
+    `threads`, >= 1, does not count the keeper. A staged pool has `staging_bytes` of buffers, and
     `ack_copied` says whether a put ends when it is copied.
     """
 
     cdef kvo_pool* pool
     cdef kvo_store store
-    cdef object kept  # what the threads use
-    cdef object news  # what `poll` gives
+    cdef object kept  # objects that the threads use
+    cdef object news  # the queue that `poll` returns
     cdef bint ended
     cdef int pid
 
@@ -172,16 +172,16 @@ cdef class Pool:
             raise MemoryError("no memory, or no thread, for a pool")
 
     def __dealloc__(self):
-        # No name of a module: at the interpreter's exit there may be none any more.
+        # Use no module's names: at the interpreter's exit they may be gone.
         if self.pool == NULL or self.pid != getpid():
-            return  # in a forked child the threads' state is anyone's guess
+            return  # in a forked child the state of the threads is undefined
         if not self.ended:
             with nogil:
                 self.ended = kvo_pool_close(self.pool, 0)
         if self.ended:
             kvo_pool_free(self.pool)
         else:
-            Py_INCREF(self.kept)  # a thread that comes back later uses it
+            Py_INCREF(self.kept)  # a thread that returns later uses it
 
     def submit(self, job, op, list keys, slots, ids, *, timeout_s, epoch):
         """Take a job."""
@@ -193,7 +193,7 @@ cdef class Pool:
         cdef kvo_block* block
         cdef kvo_job* made
         if size < 1 or store_slots.shape[0] != size or region_ids.shape[0] != size:
-            raise ValueError("a job must have as many slots and ids as keys, and one at least")
+            raise ValueError("a job must have as many slots and ids as keys, and at least one")
         made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), epoch)
         if made == NULL:
             raise MemoryError
@@ -211,7 +211,7 @@ cdef class Pool:
         kvo_submit(self.pool, made)
 
     def cancel(self, job):
-        """Take a job back: what is not done is UNAVAILABLE."""
+        """Take a job back; unfinished blocks are UNAVAILABLE."""
         cdef int64_t job_id = job
         cdef int found = 2
         while found == 2:
@@ -228,7 +228,8 @@ cdef class Pool:
             raise MemoryError
 
     def poll(self):
-        """Return what happened, oldest first; the caller removes what it has taken in."""
+        """Return the queue of entries, oldest first; the caller removes those that it has
+        processed."""
         cdef kvo_entry* entry
         cdef kvo_entry* following
         cdef int8_t[::1] target
@@ -245,7 +246,7 @@ cdef class Pool:
         return self.news
 
     def wait(self, timeout_s):
-        """Wait until `poll` has something to return, or someone called `notify`."""
+        """Wait until `poll` has something to return, or `notify` is called."""
         cdef int64_t nanoseconds = <int64_t>(timeout_s * 1e9)
         cdef bint news = kvo_signal_wait(self.pool, 0)
         if not news and nanoseconds > 0:
@@ -291,11 +292,11 @@ cdef class Pool:
         if self.ended:
             kvo_signal_close(self.pool)
         else:
-            Py_INCREF(self.kept)  # a thread that comes back later uses it
+            Py_INCREF(self.kept)  # a thread that returns later uses it
         return self.ended
 
     def abandon(self):
-        """Forget the threads, in a forked child, where there are none."""
+        """Forget the threads, which a forked child does not have."""
         kvo_signal_close(self.pool)
 
 
@@ -306,8 +307,8 @@ cdef int64_t earlier(int64_t one, int64_t other) noexcept nogil:
 def valid_records(table, block_bytes, epoch):
     """Read the seals of a table, 64 bytes per slot, for blocks of a length and of an epoch.
 
-    Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes
-    ((n,) uint64), and how many slots have something else than such a seal or zeros.
+    Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes ((n,)
+    uint64), and the number of slots with neither such a seal nor zeros.
     """
     cdef const uint8_t[::1] records = table
     cdef Py_ssize_t num_slots = records.shape[0] // KVO_SEAL_BYTES

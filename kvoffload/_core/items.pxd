@@ -32,7 +32,7 @@ cdef inline Py_ssize_t first_bad(PyObject** items, Py_ssize_t start, Py_ssize_t 
     for index in range(start, stop):
         if Py_TYPE(items[index]) != &PyBytes_Type or PyBytes_GET_SIZE(items[index]) == 0:
             return index
-        # The key of a digest reaches into the object's second cache line.
+        # A digest extends into the object's second cache line.
         kvo_prefetch(<const char*>items[index] + 64)
     return stop
 
@@ -45,7 +45,7 @@ cdef inline bint check_items(list batch) noexcept:
 cdef inline list checked_copy(list batch):
     """Return a copy of a list of elements that are exactly ``bytes`` and not empty, else None.
 
-    The caller has the collector off, so that no other code changes the list meanwhile.
+    The caller has turned the collector off, so that no other code changes the list meanwhile.
     """
     cdef Py_ssize_t size = len(batch), index
     cdef PyObject** items = list_items(batch)

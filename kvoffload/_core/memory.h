@@ -1,5 +1,5 @@
-/* Address space that is reserved at once and gets memory page by page as it is touched; and
- * allocations that are refused, in a build for tests. */
+/* Address space that is reserved at once and gets memory page by page when it is touched; and, in
+ * builds for tests, allocations that are refused. */
 #ifndef KVOFFLOAD_MEMORY_H
 #define KVOFFLOAD_MEMORY_H
 
@@ -18,9 +18,9 @@
 #define MAP_NORESERVE 0
 #endif
 
-/* Huge pages save the walks of page tables where nodes are met out of order; they cost up to one
- * page, half full, per table, so small tables do without. Where address space is reserved for more
- * than a host can hold it is filled thinly: each page touched would be cleared whole. */
+/* Huge pages save page-table walks when nodes are visited out of order. They waste up to one page
+ * per table, so small tables do without. So do reservations larger than a host's memory, which are
+ * filled sparsely: each touched page would be cleared whole. */
 #define KVO_HUGE_PAGE_FROM ((size_t)4 << 20)
 #define KVO_HUGE_PAGE_TO ((size_t)4 << 30)
 
@@ -38,7 +38,7 @@ static inline void *kvo_map(size_t bytes) {
 
 static inline void kvo_unmap(void *address, size_t bytes) { munmap(address, bytes); }
 
-/* Whether an allocation is refused. Builds for tests only (setup.py) know of any. */
+/* Whether an allocation is refused, which happens only in builds for tests (setup.py). */
 #ifdef KVOFFLOAD_REFUSE_ALLOCATIONS
 /* Allocations that still succeed; negative: all of them. Set by tests/allocations.py. */
 __attribute__((visibility("default"))) int64_t kvo_allocations_left = -1;

@@ -4,19 +4,19 @@ from libc.stdint cimport uint64_t
 
 # Return `bytes` zeroed bytes, aligned to a page, touched lazily; NULL if there is no room.
 cdef void* reserve(size_t bytes) noexcept
-# Give back what `reserve` gave. NULL is legal.
+# Release an address that `reserve` returned, or NULL.
 cdef void release(void* address, size_t bytes) noexcept
 # Grow or start (NULL) an array; NULL, with the old array untouched, if there is no room.
 cdef void* resize(void* address, size_t bytes) noexcept
-# Free what `resize` gave. NULL is legal.
+# Free an address that `resize` returned, or NULL.
 cdef void discard(void* address) noexcept
-# Make sure that an array that `resize` gave has room for `wanted` entries of `entry_bytes`: twice
-# as many as before, and `least`; False, with nothing changed, if there is no memory.
+# Ensure that an array from `resize` has room for `wanted` entries of `entry_bytes`; it grows to at
+# least twice its room and `least`. False, with nothing changed, if there is no memory.
 cdef bint grow(
     void** array, uint64_t* room, uint64_t wanted, size_t entry_bytes, uint64_t least
 ) noexcept
-# The same of an array that `reserve` gave: exactly `wanted` entries, the first `used` kept. No
-# memory is touched but theirs.
+# The same for an array from `reserve`: exactly `wanted` entries, of which the first `used` are
+# kept. Only their memory is touched.
 cdef bint extend(
     void** array, uint64_t* room, uint64_t wanted, size_t entry_bytes, uint64_t used
 ) noexcept

@@ -3,7 +3,7 @@
 Invariants
     Every freed id is below ``num_fresh``; ``bits`` has a 1 for exactly the freed ids.
 Cost
-    O(1) a slot; 4 bytes and a bit for each freed one, touched lazily.
+    O(1) per slot; 4 bytes and a bit per freed slot, touched lazily.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -13,11 +13,11 @@ cdef struct Pool:
     int64_t num_fresh       # ids that were given out at least once
     int64_t num_freed       # ids on the stack
     uint32_t* freed         # the stack, reserved for all
-    uint8_t* bits           # one bit an id: on the stack
+    uint8_t* bits           # one bit per id: whether it is on the stack
 
 cdef bint pool_open(Pool* pool, int64_t num_blocks) noexcept
 cdef void pool_close(Pool* pool) noexcept
-# Start again at id 0; every id must be given up.
+# Start again at id 0; no id may be in use.
 cdef void pool_reset(Pool* pool) noexcept
 
 
@@ -28,7 +28,7 @@ cdef inline int64_t pool_num_free(const Pool* pool) noexcept nogil:
 cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
     """Give out an id; the caller has checked that one is free.
 
-    -1 where the caller is wrong, so that no memory beyond the stack is read.
+    Return -1 if the caller is wrong, so that no memory beyond the stack is read.
     """
     cdef int64_t block_id
     if pool.num_fresh < pool.num_blocks:
@@ -44,14 +44,14 @@ cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
 
 
 cdef inline bint pool_holds(const Pool* pool, int64_t block_id) noexcept nogil:
-    """Return whether an id is given out."""
+    """Return whether an id is in use."""
     if block_id < 0 or block_id >= pool.num_fresh:
         return False
     return (pool.bits[block_id >> 3] >> (block_id & 7) & 1) == 0
 
 
 cdef inline void pool_give(Pool* pool, int64_t block_id) noexcept nogil:
-    """Take back an id; one that is not given out is ignored, so that the stack never overflows."""
+    """Take back an id; ignore one that is not in use, so that the stack never overflows."""
     if not pool_holds(pool, block_id):
         return
     pool.freed[pool.num_freed] = <uint32_t>block_id

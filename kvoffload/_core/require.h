@@ -1,4 +1,4 @@
-/* Assertions of the debug build (KVOFFLOAD_DEBUG=1); nothing in every other. */
+/* Assertions of the debug build (KVOFFLOAD_DEBUG=1); other builds have none. */
 #ifndef KVOFFLOAD_REQUIRE_H
 #define KVOFFLOAD_REQUIRE_H
 

@@ -8,11 +8,11 @@ Structure
     *listed* in a heap on that position.
 Invariants
     Positions rise in recency order, and every parked node is older than every node of the list. So
-    the listed nodes by position, then the list, is exactly the order in which a scan that started
-    over would find them. (A policy whose scans leave idle nodes behind gives its nodes positions
-    itself as they come, and puts those that are listed back between their neighbours.)
-    A heap entry is alive if its node is LISTED on this ring under the entry's position; others are
-    dropped when they surface. The heap has room for two entries for each parked node.
+    a scan that started over would find the listed nodes by position, then the list. (A policy whose
+    scans leave idle nodes behind assigns positions to its nodes itself, and puts listed nodes back
+    between their neighbours.) A heap entry is alive if its node is LISTED on this ring under the
+    entry's position; dead ones are dropped when they surface. The heap has room for two entries per
+    parked node.
 Cost
     O(1) for everything, amortised O(log parked) for a block that returns from parking.
 """
@@ -33,7 +33,7 @@ from kvoffload._core.table cimport (
 )
 
 cdef enum:
-    AHEAD = 16              # nodes of a list that a scan fetches before it comes to them
+    AHEAD = 16              # nodes of a list that a scan prefetches
 
 cdef struct Listed:
     uint64_t position       # of the parked node when it was listed
@@ -47,7 +47,7 @@ cdef struct Ring:
     uint64_t num_parked
     uint64_t num_listed     # parked nodes that are in the heap
     uint64_t next_position  # of the next node to be parked
-    uint64_t start          # the position that the heap's order begins at, and goes round to
+    uint64_t start          # the position where the heap's cyclic order begins
     Listed* heap            # min-heap on position, dead entries included
     uint64_t heap_size
     uint64_t heap_room
@@ -56,21 +56,21 @@ cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept
 cdef void ring_close(Ring* ring) noexcept
 # Forget all nodes; the caller clears the table.
 cdef void ring_clear(Ring* ring) noexcept
-# Give the heap room for twice the nodes that are parked; False if there is no memory.
+# Give the heap room for two entries per parked node; False if there is no memory.
 cdef bint ring_grow_heap(Ring* ring) noexcept
 # Park the nodes before the first idle one of the list, `most` at most; fewer without memory.
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept
 # List a parked node that has become idle. Never allocates.
 cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept
-# Remove and return the first of the listed nodes, NIL if there is none; it stays parked.
+# Remove and return the first listed node, or NIL; it stays parked.
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
-# The same, where it comes before `position`; dead entries before it are dropped.
+# The same if it comes before `position`; dead entries before it are dropped.
 cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) noexcept
-# Let the heap's order begin at another position.
+# Begin the heap's order at another position.
 cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept
-# Node ids least recent first: the parked by position, then the list.
+# Return the node ids, least recent first: the parked by position, then the list.
 cdef list ring_node_ids(Table* table, Ring* ring)
-# Put all nodes on the list, in the order of `node_ids`, which are those of the ring; park none.
+# Put all nodes of the ring on the list, in the order of `node_ids`; none stays parked.
 cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* ring_check(Table* table, Ring* ring) noexcept
@@ -83,9 +83,9 @@ cdef inline uint64_t parking_position(const Node* node) noexcept nogil:
 cdef inline void ring_fetch_ahead(
     Table* table, uint32_t node_id, uint32_t following
 ) noexcept nogil:
-    """Fetch the node that follows one of the list, and one that a scan comes to later.
+    """Prefetch the node that follows one of the list, and one that a scan reaches later.
 
-    What was stored together mostly lies at a constant distance; a wrong guess costs a fetch.
+    Blocks stored together are mostly a constant distance apart; a wrong guess costs a prefetch.
     """
     cdef uint32_t guess
     if following == NIL:
@@ -113,7 +113,7 @@ cdef inline void ring_append(Table* table, Ring* ring, uint32_t node_id, Node* n
 cdef inline void ring_put_before(
     Table* table, Ring* ring, uint32_t node_id, Node* node, uint32_t following
 ) noexcept nogil:
-    """Put a node that is on no ring before one of the list, at the end where that is NIL."""
+    """Put a node that is on no ring before a node of the list, or at the end for NIL."""
     cdef Node* after
     if following == NIL:
         ring_append(table, ring, node_id, node)
@@ -133,7 +133,7 @@ cdef inline void ring_put_before(
 
 
 cdef inline void ring_detach(Table* table, Ring* ring, Node* node) noexcept nogil:
-    """Take a node off the list, not off the ring's count."""
+    """Take a node off the list, but keep it in the ring's count."""
     if node.prev == NIL:
         ring.oldest = node.next
     else:
@@ -167,7 +167,7 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t node_id, Node* no
 
 
 cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
-    """Make sure that one more node can be parked; False if there is no memory."""
+    """Ensure that one more node can be parked; False if there is no memory."""
     return ring.heap_room >= 2 * (ring.num_parked + 1) or ring_grow_heap(ring)
 
 

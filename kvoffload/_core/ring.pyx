@@ -27,9 +27,9 @@ cdef void ring_clear(Ring* ring) noexcept:
 
 cdef bint ring_grow_heap(Ring* ring) noexcept:
     cdef Listed* heap
-    # Twice the room that the nodes need, one more included, for growth.
+    # Twice the room that the nodes and one more need, for growth.
     cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
-    # Not grown in place: that would copy, and so touch for the first time, what was never used.
+    # Not grown in place: that would copy, and so touch, memory that was never used.
     heap = <Listed*>resize(NULL, room * sizeof(Listed))
     if heap == NULL:
         return False
@@ -53,9 +53,9 @@ cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
 
 
 cdef inline uint64_t most_entries(const Ring* ring) noexcept:
-    """Return how many entries the heap may have before those that are dead are dropped.
+    """Return how many entries the heap may have before the dead ones are dropped.
 
-    Less than it has room for where more nodes were parked before.
+    Fewer than it has room for if more nodes were parked before.
     """
     return min(ring.heap_room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
 
@@ -70,7 +70,7 @@ cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
 
 
 cdef inline bint comes_before(const Ring* ring, uint64_t position, uint64_t other) noexcept:
-    """Compare two positions in the heap's order, which begins at `start` and goes round."""
+    """Compare two positions in the heap's cyclic order, which begins at `start`."""
     return position - ring.start < other - ring.start
 
 
@@ -92,7 +92,7 @@ cdef void sift_down(Ring* ring, uint64_t size, uint64_t index) noexcept:
 
 
 cdef void drop_dead(Table* table, Ring* ring) noexcept:
-    """Rebuild the heap of the entries that are alive: at most one for each parked node."""
+    """Rebuild the heap from the entries that are alive, at most one per parked node."""
     cdef uint64_t kept = 0, index
     for index in range(ring.heap_size):
         if alive(table, ring, &ring.heap[index]):

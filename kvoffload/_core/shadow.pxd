@@ -1,18 +1,18 @@
-"""The shadow of a sample: what LRU would hold at several sizes, as one list for each quarter.
+"""The shadow of a sample: the contents of LRU at several sizes, as one list per quarter.
 
 Structure
     Entries of 32 bytes, found by the fingerprint of a key through chains. A list runs from the most
-    to the least recent and is cut into segments by markers, the last entry of each: the segments up
-    to ``i`` are what LRU would hold at size ``i``. A use moves an entry to the front and one entry
-    over each marker that it came from behind. What falls off the last segment is forgotten.
-    A reset moves every entry to one more segment at the end: no size would hold it any longer, and
-    it is remembered only until a new entry needs its room.
+    to the least recent and is divided into segments by markers, the last entry of each: the
+    segments up to ``i`` are the contents of LRU at size ``i``. A use moves an entry to the front,
+    and one entry over each marker that was before it. An entry that falls off the last segment is
+    forgotten. A reset moves every entry to an extra segment at the end: no size has it any longer,
+    and it is remembered only until a new entry needs its room.
 Invariants
-    No segment holds more than its room, nor a list more than all of its segments but the one at the
-    end. Every entry in use is on one list and in one chain.
+    No segment holds more than its room, and no list more than all its segments except the extra
+    one. Every entry in use is on one list and in one chain.
 Cost
-    O(1) a use and size, no allocation. A use meets about ten entries that are in no cache: a caller
-    with several blocks lets `shadow_approach`, then `shadow_near`, fetch those of all of them.
+    O(1) per use and size, no allocation. A use touches about ten entries that are in no cache: a
+    caller with several blocks prefetches all of them with `shadow_approach`, then `shadow_near`.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -30,7 +30,7 @@ cdef struct Entry:
     uint32_t next           # towards least recent; free: the next free entry
     uint32_t chain          # the next entry of the same chain
     uint32_t last_use       # ms
-    uint32_t changed        # ms: when it was stored or evicted, whichever is its fate
+    uint32_t changed        # ms: when it was stored or evicted, by its fate
     uint8_t segment         # num_sizes: from before a reset
     uint8_t fate            # the last one, FATE_...
     uint8_t used            # since it was stored
@@ -40,7 +40,7 @@ cdef struct ShadowList:
     uint32_t head
     uint32_t markers[MOST_SEGMENTS] # last entry of each segment, NIL where it is empty
     uint32_t counts[MOST_SEGMENTS]  # entries of each segment
-    uint32_t rooms[MOST_SIZES]      # most entries of each segment but the one at the end
+    uint32_t rooms[MOST_SIZES]      # most entries of each segment except the extra one
 
 cdef struct Shadow:
     Entry* entries
@@ -60,13 +60,13 @@ cdef bint shadow_open(
 cdef void shadow_close(Shadow* shadow) noexcept
 # Move an entry to the front of its list, or put a new one there.
 cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept
-# Empty every size; what is known of the entries stays while there is room for them.
+# Empty every size; the entries' history stays while there is room for it.
 cdef void shadow_reset(Shadow* shadow) noexcept
 cdef const char* shadow_check(Shadow* shadow) noexcept
 
 
 cdef inline void shadow_approach(Shadow* shadow, uint64_t fingerprint) noexcept nogil:
-    """Fetch the chain of a fingerprint."""
+    """Prefetch the chain of a fingerprint."""
     kvo_prefetch(shadow.chains + (fingerprint & (shadow.num_chains - 1)))
 
 
@@ -76,7 +76,7 @@ cdef inline uint32_t shadow_first(Shadow* shadow, uint64_t fingerprint) noexcept
 
 
 cdef inline void shadow_near(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept nogil:
-    """Fetch the first entry of a chain that was fetched, and the markers of the quarter."""
+    """Prefetch the first entry of a prefetched chain, and the markers of the quarter."""
     cdef int size
     # With no entry the address is wrong, and a prefetch of it does nothing.
     kvo_prefetch(shadow.entries + shadow_first(shadow, fingerprint))
@@ -85,7 +85,7 @@ cdef inline void shadow_near(Shadow* shadow, uint64_t fingerprint, int quarter) 
 
 
 cdef inline void shadow_reach(Shadow* shadow, const Entry* entry, int quarter) noexcept nogil:
-    """Fetch the neighbours of an entry to move; without an entry, those of the last of the list."""
+    """Prefetch the neighbours of an entry to move, or of the list's last entry if it is NULL."""
     cdef uint32_t last
     if entry != NULL:
         kvo_prefetch(shadow.entries + entry.prev)

@@ -1,1 +1,1 @@
-# C level only: nothing here is for Python.
+# C level only: Python can use nothing here.

@@ -45,7 +45,7 @@ cdef void shadow_close(Shadow* shadow) noexcept:
 
 
 cdef inline void unlink(Shadow* shadow, ShadowList* line, uint32_t entry_id, Entry* entry) noexcept:
-    """Take an entry off its list, and its segment's marker back where it was the last."""
+    """Take an entry off its list; if it was the last of its segment, move the marker back."""
     line.counts[entry.segment] -= 1
     if line.markers[entry.segment] == entry_id:
         line.markers[entry.segment] = entry.prev if line.counts[entry.segment] else NIL
@@ -81,7 +81,7 @@ cdef void forget_before_reset(Shadow* shadow, ShadowList* line) noexcept:
 
 
 cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept:
-    """Take an entry; there is one more than the lists have room for."""
+    """Take an entry; one more is reserved than the lists have room for."""
     cdef uint32_t entry_id = shadow.free_head
     cdef Entry* entry
     cdef uint32_t* chain = shadow.chains + (fingerprint & (shadow.num_chains - 1))

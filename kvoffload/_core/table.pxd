@@ -1,17 +1,17 @@
 """Nodes and the index: every key that a policy knows, resident or ghost, has one node.
 
 Structure
-    A node is 64 bytes, one cache line; it never moves. The first ``num_reserved`` lie in one
-    stretch of address space; nodes beyond lie in segments. The index is ``buckets``, of which a
-    key's hash gives the first.
+    A node is 64 bytes, one cache line; it never moves. The first ``num_reserved`` are contiguous in
+    address space; later ones are in segments. The index is ``buckets``; a key's hash gives the
+    first bucket to search.
 Names
     A *node* is an entry of the table, and ``node`` the pointer to one; the uint32 that addresses it
     is its ``node_id``. A *slot* is a place in the medium, which a ``block_id`` addresses.
 Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
-    the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
-    status of it was still held, and they keep its last values until that status dies.
-    ``block_id`` is -1 in every node without a block, of the first ``num_ready``.
+    the free stack (linked by ``next``), or above ``num_used``, or retired: a retired node's block
+    left while its status was still held; it keeps the last values until that status is deleted.
+    ``block_id`` is -1 in each of the first ``num_ready`` nodes that has no block.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -47,7 +47,7 @@ cdef struct Node:
     uint8_t ring        # the policy's ring that the node is on, 0 for none
     uint8_t key_length  # 1 ... 36 inline, LONG_KEY out of line, 0 not in use
     uint8_t flags       # RESIDENT, PARKED, ...
-    uint8_t note        # the policy's own small field
+    uint8_t note        # for the policy's use
     uint8_t key[36]     # the key; if long, its address at offset 4 and its length at offset 12
 
 cdef enum:
@@ -62,15 +62,15 @@ cdef enum:
     EXPORTED = 8        # a BlockStatus lies on the node's block
     RETIRED = 16        # the block left, the BlockStatus remains
     SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
-    CHOSEN = 64         # a victim of the search at work, for a policy that meets it again
-    SAMPLED = 128       # a watch looks at the key; for as long as the key has a node
+    CHOSEN = 64         # a victim of the current search, for a policy that meets it again
+    SAMPLED = 128       # a watch observes the key, as long as the key has a node
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
-    uint32_t num_reserved   # how many of them, ready or not
+    uint32_t num_reserved   # number of contiguous nodes, ready or not
     uint32_t num_ready      # nodes whose block_id was set to -1; segments included
     uint32_t num_used       # nodes that were handed out at least once
-    uint32_t free_head      # stack of nodes that came back
+    uint32_t free_head      # stack of freed nodes
     uint64_t num_freed      # nodes on it
     Node** segments         # nodes beyond num_reserved, 2**SEGMENT_BITS each
     uint32_t num_segments
@@ -78,15 +78,15 @@ cdef struct Table:
     KvoBucket* buckets
     uint64_t num_buckets
     uint64_t num_keys       # keys in the index
-    uint64_t max_keys       # keys that the index takes before it has to grow
-    uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
+    uint64_t max_keys       # keys in the index above which it grows
+    uint32_t epoch          # of the current batch; marks of other epochs are void
     int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
     uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
-    uint64_t version        # changes when a key gets, leaves or changes its node; this table's
-    uint32_t sample_below   # keys are SAMPLED whose hash has less than this in bits 32 to 55
+    uint64_t version        # changes when a key gets, leaves or changes its node; per table
+    uint32_t sample_below   # keys are SAMPLED if bits 32 to 55 of their hash are below this
 
-# Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
+# Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is no memory.
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept
 cdef void table_close(Table* table) noexcept
 # Reserve `more` nodes and index entries; False, with nothing changed, if there is no memory.
@@ -103,7 +103,7 @@ cdef const char* table_check(Table* table) noexcept
 
 
 cdef inline Node* node_at(Table* table, uint32_t node_id) noexcept nogil:
-    kvo_require(node_id < table.num_ready, "a node_id is that of a node that is ready")
+    kvo_require(node_id < table.num_ready, "a node_id names a node that is ready")
     if node_id < table.num_reserved:
         return table.nodes + node_id
     node_id -= table.num_reserved
@@ -111,7 +111,7 @@ cdef inline Node* node_at(Table* table, uint32_t node_id) noexcept nogil:
 
 
 cdef inline int64_t own_id(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
-    """Return the block_id that a manager gave, whatever was written to it through a status."""
+    """Return the block_id that a manager assigned, even if a status has overwritten it."""
     return table.kept_ids[node_id] if node.flags & SHOWN else node.block.block_id
 
 
@@ -156,7 +156,7 @@ cdef inline uint64_t home_of(Table* table, uint64_t hashed) noexcept nogil:
 
 
 cdef inline uint32_t sample_of(uint64_t hashed) noexcept nogil:
-    """Return the 24 bits that decide about a sample: neither those of the tag nor of the home."""
+    """Return the 24 bits that determine the sample, which neither tag nor home uses."""
     return <uint32_t>(hashed >> 32) & 0xFFFFFF
 
 
@@ -176,7 +176,7 @@ cdef inline uint32_t index_find(
 cdef inline void index_insert_at(
     Table* table, uint32_t node_id, uint8_t tag, uint64_t home
 ) noexcept nogil:
-    """Add a node whose key is absent; the caller has made sure of room."""
+    """Add a node whose key is absent; the caller has ensured that there is room."""
     kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
     buckets_insert(table.buckets, table.num_buckets, home, tag, node_id)
     table.num_keys += 1
@@ -199,7 +199,7 @@ cdef inline void index_remove(Table* table, uint32_t node_id, uint64_t hashed) n
 cdef inline void index_replace(
     Table* table, uint32_t node_id, uint32_t successor, uint64_t hashed
 ) noexcept nogil:
-    """Let the entry of `node_id` name `successor`, which holds the same key."""
+    """Replace `node_id` with `successor`, which holds the same key."""
     buckets_replace(
         table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), node_id, successor
     )
@@ -215,7 +215,7 @@ cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
 
 
 cdef inline uint32_t take_node(Table* table) noexcept nogil:
-    """Take a node that is not in use; the caller has made sure that there is one."""
+    """Take a node that is not in use; the caller has ensured that one exists."""
     cdef uint32_t node_id = table.free_head
     kvo_require(
         node_id != NIL or table.num_used < table.num_ready, "the caller has made sure of a node"
@@ -245,7 +245,7 @@ cdef inline void give_node(Table* table, uint32_t node_id, Node* node) noexcept 
 
 
 cdef inline void retire_or_give(Table* table, uint32_t node_id, Node* node) noexcept nogil:
-    """Let go of a node whose key has left the index."""
+    """Retire or free a node whose key has left the index."""
     if node.flags & EXPORTED:
         node.key_length = 0
         node.ring = 0
@@ -258,7 +258,7 @@ cdef inline void retire_or_give(Table* table, uint32_t node_id, Node* node) noex
 cdef inline uint32_t add_key(
     Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
 ) noexcept:
-    """Give an absent key a node without a block; NIL if a long key finds no memory.
+    """Give an absent key a node without a block; NIL if there is no memory for a long key.
 
     The caller has called `table_ensure`.
     """
@@ -267,7 +267,7 @@ cdef inline uint32_t add_key(
     cdef uint32_t node_id = take_node(table)
     cdef Node* node = node_at(table, node_id)
     if length == INLINE_KEY_BYTES or length == INLINE_KEY_BYTES - 4:
-        # A digest, alone or with a group suffix: copies of a size known here need no call.
+        # A digest, with or without a group suffix: copies of constant size need no call.
         node.key_length = <uint8_t>length
         memcpy(node.key, key, INLINE_KEY_BYTES - 4)
         if length == INLINE_KEY_BYTES:
@@ -295,22 +295,22 @@ cdef inline void drop_hashed_key(
 
 
 cdef inline void drop_key(Table* table, uint32_t node_id, Node* node) noexcept:
-    """Forget a key: it leaves the index, its node is free or retired. It is on no ring."""
+    """Remove a key, which is on no ring, from the index; free or retire its node."""
     drop_hashed_key(table, node_id, node, hash_node(table, node))
 
 
 cdef inline uint64_t hash_ahead(Table* table, const Node* node) noexcept nogil:
-    """Hash the key of a node and fetch its bucket, for the removal that will follow."""
+    """Hash the key of a node and prefetch its bucket for the removal that follows."""
     cdef uint64_t hashed = hash_node(table, node)
     kvo_prefetch(table.buckets + home_of(table, hashed))
     return hashed
 
 
 cdef inline uint32_t drop_block(Table* table, uint32_t node_id, Node* node) noexcept:
-    """Take the block from a key that stays known; return the key's node, off every ring.
+    """Take the block from a key that stays in the index; return its node, which is on no ring.
 
-    Where a status of the block is still held, the key moves to another node: the caller has made
-    sure of one with `table_ensure`.
+    If a status of the block is still held, the key moves to another node, which the caller has
+    reserved with `table_ensure`.
     """
     cdef uint32_t successor
     cdef Node* heir

@@ -20,12 +20,12 @@ cdef extern from *:
     const uint64_t MOST_NODES "KVO_MOST_NODES"
     char* BYTES_FORMAT "KVO_BYTES_FORMAT"
 
-# Keys per bucket on average when as many are known as were announced: 64 / 6 bytes per key. With 9,
-# stores that come and go leave overflow in every second bucket, and a store with eviction takes a
-# quarter longer.
+# Keys per bucket on average at the announced number of keys: 64 / 6 bytes per key. With 9, stores
+# and evictions leave overflow in every second bucket, and a store with eviction takes a quarter
+# longer.
 cdef enum:
     KEYS_PER_BUCKET = 6
-    # The index grows before it holds more than this many per bucket.
+    # The index grows before it has more keys per bucket than this.
     MOST_KEYS_PER_BUCKET = 10
     # Nodes made ready at a time: their block_id is written, so their pages get memory.
     READY_STEP = 512
@@ -43,7 +43,7 @@ cdef uint64_t num_opened = 0
 
 
 cdef uint64_t next_version() noexcept:
-    """Return the first version of a table, far from those of all others, and never 0."""
+    """Return the first version of a table, far from all other tables' and never 0."""
     global num_opened
     num_opened += 1
     return num_opened << 40
@@ -66,7 +66,7 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
         table.buckets = NULL
         return False
     if num_buckets * sizeof(KvoBucket) <= INDEX_BYTES_AT_ONCE:
-        # Keys are scattered over it: each of the first would wait for a page to be cleared.
+        # Keys are scattered over it, so each of the first would wait for a page to be cleared.
         memset(table.buckets, 0, num_buckets * sizeof(KvoBucket))
     table.version = next_version()
     table.num_reserved = <uint32_t>num_nodes
@@ -116,7 +116,7 @@ cdef bint add_segment(Table* table) noexcept:
 
 
 cdef bint grow_index(Table* table, uint64_t num_keys) noexcept:
-    """Rebuild the index for at least `num_keys` keys, twice as large at least."""
+    """Rebuild the index for at least `num_keys` keys, at least twice as large."""
     cdef KvoBucket* old = table.buckets
     cdef uint64_t old_num_buckets = table.num_buckets
     cdef uint64_t num_buckets = max(buckets_for(num_keys), 2 * old_num_buckets)
@@ -156,7 +156,7 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept:
 cdef void table_clear(Table* table) noexcept:
     cdef uint32_t node_id
     cdef Node* node
-    # Emptying the index whole touches all of it; key by key touches what is in use.
+    # Emptying the whole index touches all of it; removing key by key touches only used buckets.
     cdef bint whole = table.num_keys * 4 > table.num_buckets
     cdef bint exported = table.num_retired > 0
     if whole:
@@ -173,7 +173,7 @@ cdef void table_clear(Table* table) noexcept:
             exported = exported or (node.flags & EXPORTED) != 0
             retire_or_give(table, node_id, node)
     if not exported:
-        # Nodes are handed out in order again, so that chains lie in successive ones.
+        # Nodes are handed out in order again, so that chains get successive ones.
         table.num_used = 0
         table.num_freed = 0
         table.free_head = NIL
@@ -193,7 +193,7 @@ cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
     cdef Node* node = node_at(table, node_id)
     if node.flags & SHOWN:
         return True
-    # Reserved: no memory is touched but for nodes that are shown.
+    # Reserved: only memory of shown nodes is touched.
     if not extend(
         <void**>&table.kept_ids,
         &table.num_kept_ids,
@@ -261,7 +261,7 @@ cdef const char* table_check(Table* table) noexcept:
 
 
 cdef class Storage:
-    """The owner of a table; it lives as long as any status of it."""
+    """The owner of a table; every BlockStatus of the table keeps it alive."""
 
     def __cinit__(self):
         self.exports = {}
@@ -293,12 +293,12 @@ cdef class Storage:
 @cython.final
 @cython.no_gc
 cdef class StatusBuffer:
-    """The 16 bytes of one block, lent to a BlockStatus; holds the node until that is gone."""
+    """The 16 bytes of a block, lent to a BlockStatus; it keeps the node until that is deleted."""
 
     def __cinit__(self, Storage storage not None, uint32_t node_id):
         if node_id >= storage.table.num_used:
-            raise ValueError(f"node_id must be that of a node in use, got {node_id}")
-        # The count stands first: if it finds no memory, the node is not marked.
+            raise ValueError(f"node_id must name a node in use, got {node_id}")
+        # The count comes first: if it runs out of memory, the node is not marked.
         storage.exports[node_id] = storage.exports.get(node_id, 0) + 1
         self.storage = storage
         self.node_id = node_id

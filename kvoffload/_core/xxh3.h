@@ -1,4 +1,4 @@
-/* XXH3-64, the sum under every stored block.
+/* XXH3-64, the checksum of every stored block.
  *
  * Written from the public specification of the algorithm (xxHash, doc/xxhash_spec.md, "XXH3
  * algorithm description"); its names are kept: secret, stripe, block, accumulate, scramble,
@@ -6,9 +6,9 @@
  * one buffer.
  *
  * Structure
- *     Inputs to 16 bytes, to 240 bytes and longer ones take three ways, as specified. The longer
- *     ones go through `kvo_xxh3_long`, whose loop exists in plain C, for SSE2, AVX2 and NEON;
- *     on x86-64 the processor is asked which it can run.
+ *     Inputs of up to 16, up to 240 and more bytes take three paths, as specified. The longest go
+ *     through `kvo_xxh3_long`, whose loop exists in plain C and for SSE2, AVX2 and NEON; on
+ *     x86-64 the processor's features decide which loop runs.
  * Cost
  *     That of reading the input from memory.
  *
@@ -97,7 +97,7 @@ static inline uint64_t kvo_swap64(uint64_t word) {
     return (word << 32) | (word >> 32);
 }
 
-/* The two halves of the 128-bit product of a and b, xored. */
+/* Xor the two halves of the 128-bit product of a and b. */
 static inline uint64_t kvo_xxh3_fold(uint64_t a, uint64_t b) {
 #if defined(__SIZEOF_INT128__) && !defined(KVOFFLOAD_PORTABLE)
     unsigned __int128 product = (unsigned __int128)a * b;
@@ -187,7 +187,7 @@ static inline uint64_t kvo_xxh3_medium(const uint8_t *input, size_t length, uint
 /* -- inputs of 241 bytes and more -------------------------------------------------------------- */
 
 /* Accumulate `blocks` times `stripes` stripes; `secret`, a place in the `whole` one, moves on by 8
- * bytes with each stripe and back with each block. Where `scramble`, the sums are scrambled after
+ * bytes with each stripe and back with each block. With `scramble`, the sums are scrambled after
  * each block. All variants keep the sums in registers over the blocks: a vector read just after its
  * lanes were written one by one would wait for the store. */
 typedef void (*kvo_rounds_function)(uint64_t *sums, const uint8_t *input, const uint8_t *secret,
@@ -218,7 +218,7 @@ static inline void kvo_rounds_plain(uint64_t *sums, const uint8_t *input, const 
 }
 
 #if KVO_XXH3_X86
-/* One body for vectors of two widths, a stripe being several of them. A product takes the low
+/* One body for vectors of two widths; a stripe has several of them. A product takes the low
  * halves of two vectors' lanes; a shuffle brings the high halves there. A lane times a 32-bit prime
  * is two such products. */
 #define KVO_ROUNDS_X86(name, target_, vector, load, store, xor_, add, multiply, shuffle,           \
@@ -256,7 +256,7 @@ static inline void kvo_rounds_plain(uint64_t *sums, const uint8_t *input, const 
             store((uint8_t *)sums + WIDTH * part, sum[part]);                                      \
     }
 
-#define KVO_XXH3_AHEAD 768 /* bytes that are fetched ahead; beyond the end it does nothing */
+#define KVO_XXH3_AHEAD 768 /* bytes to prefetch ahead; beyond the end that has no effect */
 #define KVO_LOAD128(p) _mm_loadu_si128((const __m128i *)(p))
 #define KVO_STORE128(p, v) _mm_storeu_si128((__m128i *)(p), v)
 #define KVO_LOAD256(p) _mm256_loadu_si256((const __m256i *)(p))
@@ -331,14 +331,14 @@ static inline void kvo_xxh3_start(kvo_xxh3_state *state, uint64_t seed) {
     }
 }
 
-/* Take `count` stripes of one block in, the first of them number `first` of the block. */
+/* Accumulate `count` stripes of one block, from its stripe number `first` on. */
 static inline void kvo_xxh3_take(kvo_xxh3_state *state, const uint8_t *input, size_t first,
                                  size_t count, kvo_rounds_function rounds) {
     const uint8_t *secret = state->secret + 8 * first;
     rounds(state->sums, input, secret, state->secret, count, 1, first + count == KVO_XXH3_STRIPES);
 }
 
-/* Take the last 64 bytes in and give the sum of all `length`. */
+/* Accumulate the last 64 bytes and return the sum of all `length` bytes. */
 static inline uint64_t kvo_xxh3_end(kvo_xxh3_state *state, const uint8_t *last_stripe,
                                     size_t length, kvo_rounds_function rounds) {
     const uint8_t *secret = state->secret;
@@ -364,7 +364,7 @@ static inline uint64_t kvo_xxh3_long(const uint8_t *input, size_t length, uint64
 
 /* -- any input --------------------------------------------------------------------------------- */
 
-/* The XXH3-64 of a buffer; `input` may be null where `length` is 0. */
+/* Return the XXH3-64 of a buffer; `input` may be null if `length` is 0. */
 static inline uint64_t kvo_xxh3_64(const uint8_t *input, size_t length, uint64_t seed) {
     if (length <= 16)
         return kvo_xxh3_small(input, length, seed);
@@ -373,7 +373,7 @@ static inline uint64_t kvo_xxh3_64(const uint8_t *input, size_t length, uint64_t
     return kvo_xxh3_long(input, length, seed, kvo_rounds_choice());
 }
 
-/* Copy `length` bytes from `offset` on, counted over all pieces, which hold as many. */
+/* Copy `length` bytes from `offset` on, counted over all pieces, which are long enough. */
 static inline void kvo_gather(uint8_t *target, const struct iovec *pieces, size_t offset,
                               size_t length) {
     for (; length; pieces++) {
@@ -390,7 +390,7 @@ static inline void kvo_gather(uint8_t *target, const struct iovec *pieces, size_
     }
 }
 
-/* The XXH3-64 of a buffer in `num_pieces` pieces, none of them empty: that of the pieces joined. */
+/* Return the XXH3-64 of a buffer in `num_pieces` pieces, none of them empty, as if joined. */
 static inline uint64_t kvo_xxh3_pieces(const struct iovec *pieces, size_t num_pieces,
                                        uint64_t seed) {
     kvo_rounds_function rounds = kvo_rounds_choice();
@@ -406,7 +406,7 @@ static inline uint64_t kvo_xxh3_pieces(const struct iovec *pieces, size_t num_pi
         return kvo_xxh3_64(stripe, length, seed);
     }
     kvo_xxh3_start(&state, seed);
-    stripes = (length - 1) / KVO_XXH3_STRIPE; /* all but the last, which may overlap */
+    stripes = (length - 1) / KVO_XXH3_STRIPE; /* all except the last, which may overlap */
     for (piece = 0, done = 0; done < stripes; done += count) {
         size_t first = done % KVO_XXH3_STRIPES;
         while (offset >= pieces[piece].iov_len)

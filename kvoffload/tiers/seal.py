@@ -46,7 +46,7 @@ _SUM = struct.Struct("<Q")
 if TYPE_CHECKING:
 
     def xxh3_64(data: Any, seed: int = 0) -> int:
-        """Return the XXH3-64 of a buffer; large ones without the interpreter's lock."""
+        """Return the XXH3-64 of a buffer; release the interpreter's lock for a large one."""
         ...
 
 elif IMPLEMENTATION == "python":

@@ -372,7 +372,7 @@ class Pool(Protocol):
         """
 
     def abandon(self) -> None:
-        """Forget the threads, in a forked child, where there are none."""
+        """Forget the threads, which a forked child does not have."""
 
 
 class _Job(Protocol):

@@ -31,7 +31,7 @@ REWRITE_S = 0.0001
 class MemoryStore(Store):
     """Blocks in a second region: slot i is its block i.
 
-    `sums` ((slots,) uint64) are those of the bytes in each slot, and kept up to date.
+    `sums` ((slots,) uint64) has the sum of the bytes in each slot and is kept up to date.
     """
 
     direct = True
@@ -74,10 +74,10 @@ class MemoryStore(Store):
 class FileStore(Store):
     """Blocks in the slots of a file, their seals in the table of another; neither is closed here.
 
-    `direct` hands the region's memory to the kernel. `slot_bytes` are from slot to slot, and
-    `records_offset` is where the seal of slot 0 lies in the table. Kept up to date are `sums`
-    ((slots,) uint64), those of the bytes in each slot, and `written` ((slots,) uint8), whether the
-    table may have a seal of the slot.
+    `direct` passes the region's memory to the kernel. `slot_bytes` is the stride of slots, and
+    `records_offset` the offset of slot 0's seal in the table. Two arrays are kept up to date:
+    `sums` ((slots,) uint64), the sum of the bytes in each slot, and `written` ((slots,) uint8),
+    whether the table may have a seal of the slot.
     """
 
     data_fd: int
@@ -154,8 +154,8 @@ def valid_records(
 ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64], int]:
     """Read the seals of a table, 64 bytes per slot, for blocks of a length and of an epoch.
 
-    Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes
-    ((n,) uint64), and how many slots have something else than such a seal or zeros.
+    Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes ((n,)
+    uint64), and the number of slots with neither such a seal nor zeros.
     """
     slots, keys, sums, others = [], [], [], 0
     for slot in range(len(table) // SEAL_BYTES):

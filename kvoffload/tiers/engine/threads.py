@@ -205,7 +205,7 @@ class Pool:
                 self._queues[op].append(made)
 
     def cancel(self, job: int) -> bool:
-        """Take a job back: what is not done is UNAVAILABLE."""
+        """Take a job back; unfinished blocks are UNAVAILABLE."""
         with self._lock:
             taken_back = self._jobs.get(job)
             if taken_back is None:
@@ -231,12 +231,13 @@ class Pool:
             self._queue_chore(job, offset, data, sync)
 
     def poll(self) -> deque[Entry]:
-        """Return what happened, oldest first; the caller removes what it has taken in."""
+        """Return the queue of entries, oldest first; the caller removes those that it has
+        processed."""
         self._signal.clear()  # first: what comes from now on sets it again
         return self._entries
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` has something to return, or someone called `notify`."""
+        """Wait until `poll` has something to return, or `notify` is called."""
         return self._signal.wait(timeout_s)
 
     def notify(self) -> None:
@@ -282,7 +283,7 @@ class Pool:
         return True
 
     def abandon(self) -> None:
-        """Forget the threads, in a forked child, where there are none."""
+        """Forget the threads, which a forked child does not have."""
         self._threads = []
         self._signal.abandon()
 
