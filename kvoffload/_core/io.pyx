@@ -228,8 +228,7 @@ cdef class Pool:
             raise MemoryError
 
     def poll(self):
-        """Return the queue of entries, oldest first; the caller removes those that it has
-        processed."""
+        """Return the queue of entries, oldest first; the caller removes what it processes."""
         cdef kvo_entry* entry
         cdef kvo_entry* following
         cdef int8_t[::1] target

@@ -1,4 +1,4 @@
-"""Keep and move the bytes of blocks that left host memory: on disks, in memory, on servers."""
+"""Tiers for blocks that left host memory: on disks, in other memory, on servers."""
 
 from kvoffload._former import former_names
 

@@ -1,10 +1,10 @@
-"""The contract of every tier: where blocks are kept that left host memory.
+"""The contract of every tier, which keeps blocks that left host memory.
 
-A tier keeps blocks, equal pieces of a `Region` of host memory, under their keys. It gives them back
-as they were stored or not at all. Work is submitted as *jobs* and reported by `Tier.poll`.
+A tier keeps blocks, equal pieces of a `Region` of host memory, under their keys. It returns them as
+they were stored or not at all. Work is submitted as *jobs* and reported by `Tier.poll`.
 
 Glossary
-    job: a query, a put or a get, known by its number.
+    job: a query, a put or a get, identified by its number.
     ends: a job ends when the blocks of the region are the caller's again; `Tier.poll` then has its
         `Done`.
     settles: a job settles when no thread works on it any more. A staged put ends when it is copied
@@ -13,16 +13,16 @@ Glossary
     late: a direct job whose deadline has passed while the kernel still has its blocks.
     taken back: a job whose number the caller never got, because an exception ended the call; its
         blocks are the caller's again.
-    interrupted: a tier of which an exception from outside ended a call in the middle.
-    chore: work of the tier's own that a thread does, such as clearing a seal, removing blocks or
-        writing an epoch.
+    interrupted: a tier in which an exception from outside ended a call in the middle.
+    chore: the tier's own work in a thread, such as clearing a seal, removing blocks or writing an
+        epoch.
     direct: moving blocks between the region and the medium without a copy.
     staged: moving blocks through buffers of the tier's own.
     run: blocks of one job that move in one call of the medium.
     seal: 64 bytes that tie a block's bytes to its key, its namespace and its epoch.
     epoch: a number that only rises; `Tier.forget` raises it, and blocks of lower ones are gone.
-    verdict: what a tier on a shared medium found out about a key, believed for some time.
-    breaker: what has calls answered at once while the medium does not answer.
+    verdict: the last known state of a key on a shared medium, valid for some time.
+    breaker: a switch that refuses calls at once while the medium does not answer.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ BlockIDs = Sequence[int] | npt.NDArray[np.integer]
 class Status(IntEnum):
     """The outcome of one key of a job.
 
-    To an engine, everything but `OK` is a miss: the block has to be computed.
+    To an engine, everything except `OK` is a miss: the block has to be computed.
     """
 
     OK = 0
-    """Stored, loaded, or there."""
+    """Stored, loaded, or present."""
     MISS = 1
-    """Not there."""
+    """Not present."""
     CORRUPT = 2
-    """There and wrong: damaged, of another key, or of another layout. It was dropped."""
+    """Present but wrong: damaged, of another key, or of another layout. It was dropped."""
     FULL = 3
     """Not stored: no room, on the medium or in the queue."""
     DECLINED = 4
     """Not stored: the policy does not admit it."""
     TIMEOUT = 5
-    """Not done by the deadline."""
+    """Not finished by the deadline."""
     UNAVAILABLE = 6
-    """Not tried, or not answered: nothing is known about the key."""
+    """Not tried, or not answered: the state of the key is unknown."""
     FAILED = 7
     """The medium reported an error."""
 
@@ -89,15 +89,15 @@ class Status(IntEnum):
 class State(IntEnum):
     """The state of a key, known without any I/O.
 
-    The numbers are those that a `Status` has for the same: compare by name, not by truth.
+    The numbers are those of the corresponding `Status`: compare with a name, not as a truth value.
     """
 
     HIT = 0
-    """There, and readable: `Status.OK`."""
+    """Present and readable: `Status.OK`."""
     MISS = 1
-    """Not there, or not readable now."""
+    """Not present, or not readable now."""
     UNKNOWN = 6
-    """Not known: `Tier.query` finds out. As after `Status.UNAVAILABLE`."""
+    """Unknown until a `Tier.query`, as after `Status.UNAVAILABLE`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,15 +107,15 @@ class Done:
     Attributes
     ----------
     job : int
-        What `Tier.query`, `Tier.put` or `Tier.get` returned.
+        The number that `Tier.query`, `Tier.put` or `Tier.get` returned.
     op : str
         ``"query"``, ``"put"`` or ``"get"``.
     status : numpy.ndarray
-        ``(n,)`` int8: a `Status` for each key, in the order of the keys.
+        ``(n,)`` int8: a `Status` per key, in the order of the keys.
     nbytes : int
-        Bytes of blocks that were really moved.
+        Bytes of blocks that were moved.
     seconds : float
-        Time from the submission to the end, queueing included.
+        Time from the submission to the end, including queueing.
     """
 
     job: int
@@ -135,7 +135,7 @@ class TierEvent:
         The blocks, as the tier stores their keys (see `Tier`). Empty with the reason
         ``"forgotten"``, which means all blocks.
     removed : bool
-        True: they left. False: they can be read from now on.
+        Whether they left; if not, they became readable.
     reason : str
         Why they left: ``"evicted"``, ``"discarded"``, ``"corrupt"``, ``"failed"`` or
         ``"forgotten"``. Empty for blocks that were stored.
@@ -153,17 +153,17 @@ class Health:
     Attributes
     ----------
     reads, writes : str
-        State of the two breakers: ``"closed"`` (all is well), ``"open"`` (every call is answered at
-        once), ``"probing"`` (one call is under way to see whether the medium is back), or
-        ``"stopped"`` (too many corrupt blocks; ``health(reset=True)`` starts reads again).
+        States of the two breakers: ``"closed"`` (normal), ``"open"`` (every call is refused at
+        once), ``"probing"`` (one call under way tests whether the medium is back), or ``"stopped"``
+        (too many corrupt blocks; ``health(reset=True)`` resumes reads).
     late_jobs : int
         Jobs whose deadline has passed and whose call has not returned.
     forgotten : bool
-        Whether the medium has confirmed the last `Tier.forget`; True where there was none. While it
-        is False the tier tries again by itself, and a restart may find what was forgotten.
+        Whether the medium has confirmed the last `Tier.forget`; True if there was no such call.
+        While it is False the tier retries by itself, and a restart may find forgotten blocks.
     interrupted : bool
-        Whether an exception from outside ended a call in the middle: the tier has to be closed, and
-        opened again.
+        Whether an exception from outside ended a call in the middle: close the tier and open it
+        again.
     """
 
     reads: str
@@ -174,7 +174,7 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether reads and writes are let through, nothing is late, interrupted or to forget."""
+        """Whether both breakers are closed, no job is late, nothing interrupted or unconfirmed."""
         closed = self.reads == self.writes == "closed"
         return closed and not self.late_jobs and self.forgotten and not self.interrupted
 
@@ -193,7 +193,7 @@ class TierInUseError(TierError):
     Attributes
     ----------
     pid : int or None
-        The process, where it is known.
+        The process, if it is known.
     """
 
     def __init__(self, message: str, pid: int | None = None) -> None:
@@ -202,66 +202,65 @@ class TierInUseError(TierError):
 
 
 class TierInterruptedError(TierError, RuntimeError):
-    """A tier of which an exception from outside ended a call in the middle: open it again."""
+    """A tier in which an exception from outside ended a call in the middle: open it again."""
 
 
 class Tier(ABC):
-    """Blocks of host memory, kept under their keys on some medium.
+    """A store of blocks of host memory under their keys, on some medium.
 
-    A **key** is any ``bytes``. Keys of 1 to 40 bytes are stored as they are, others as their
+    A **key** is any ``bytes``. Keys of 1 to 40 bytes are stored unchanged, others as their
     BLAKE2b-32 (`kvoffload.tiers.stored_key`). A tier is **write-once**: equal keys mean equal
-    bytes, so that a `put` of a key that is present, or on its way, is OK with 0 bytes moved.
+    bytes, so that a `put` of a key that is present or being stored is OK with 0 bytes moved.
 
     `query`, `put` and `get` submit a **job** and return its number at once. `poll` returns the jobs
     that ended since the last call. One caller at a time, in any thread.
 
-    All arguments are checked before anything happens: a wrong one raises, and nothing has changed.
-    **Trouble with the medium is a status, never an exception.**
+    All arguments are checked first: a wrong one raises, and nothing has changed.
+    **An error of the medium is a status, never an exception.**
 
     **Ownership.** From its submission to its `Done`, a job owns the blocks `ids` of the region: the
-    caller neither writes nor reuses them, nor reads those of a `get`. After the `Done` the tier
-    never touches them. Any subset of a `get` may be OK; the bytes of the other blocks are
-    undefined.
+    caller must not write or reuse them, nor read those of a `get`. After the `Done` the tier never
+    touches them. Any subset of a `get` may be OK; the contents of the other blocks are undefined.
 
-    **Exceptions from outside.** A signal's handler may raise inside any method, and a policy of the
-    caller's own where it is called. Where that ends a method in the middle of a change, the tier is
-    *interrupted*: every later call but `close`, `stats` and `health` raises `TierInterruptedError`.
-    Close the tier and open it again; one that keeps its blocks has them at once. The blocks of the
-    call that raised are the caller's again, and what was not stored by then is not stored later.
-    For a `get` of a direct tier that takes until the kernel has returned, and not after its
-    deadline. Blocks of other jobs are the caller's when `close` has returned True. No wrong byte is
-    ever served.
+    **Exceptions from outside.** A signal handler may raise inside any method, and so may a policy
+    of the caller's own. If that ends a method in the middle of a change, the tier is *interrupted*:
+    every later call except `close`, `stats` and `health` raises `TierInterruptedError`. Close the
+    tier and open it again; a persistent tier then has its blocks at once. The blocks of the call
+    that raised are the caller's again, and blocks that were not stored by then are not stored
+    later. For a `get` of a direct tier the exception propagates when the kernel has returned, at
+    the latest at the deadline. Blocks of other jobs are the caller's when `close` has returned
+    True. No wrong byte is ever served.
 
-    **Deadlines.** A job ends by its deadline and at most 50 ms, with `Status.TIMEOUT` for what was
-    not done, where the tier moves blocks through buffers of its own (`direct` is False). A direct
-    tier has the kernel read and write the caller's memory, and nothing can stop the kernel: a job
-    that is late ends when its call returns. The default is 0.1 s for a query, and 1 s and 50 MB/s
-    for a transfer.
+    **Deadlines.** If the tier moves blocks through buffers of its own (`direct` is False), a job
+    ends at most 50 ms after its deadline, with `Status.TIMEOUT` for unfinished blocks. A direct
+    tier has the kernel read and write the caller's memory, and nothing can stop the kernel: a late
+    job ends when its call returns. The default is 0.1 s for a query, and 1 s and 50 MB/s for a
+    transfer.
 
-    **Seal.** Each block is sealed to its key and to the tier's namespace. What does not match - a
-    flipped bit, a torn write, the bytes of another key or of another model - is `Status.CORRUPT`,
-    and dropped.
+    **Seal.** Each block is sealed to its key and to the tier's namespace. A block that does not
+    match - a flipped bit, a torn write, the bytes of another key or of another model - is
+    `Status.CORRUPT` and dropped.
 
     Attributes
     ----------
     name : str
         Label of the tier in metrics, events and logs.
     capacity_bytes : int or None
-        Bytes of blocks that the tier keeps at most; None where it does not decide.
+        Most bytes of blocks that the tier keeps; None if it does not decide.
     direct : bool
         Whether blocks move without a copy; see *Deadlines*.
 
     Notes
     -----
-    Thread-safety: callers serialise; the tier's own threads are hidden.
+    Thread-safety: callers serialise; the tier's own threads are internal.
 
     A tier belongs to the process that opened it. In a forked child every method raises a
-    RuntimeError that names this process, but for `stats` and `health`, which answer as of the fork
-    without the threads, and `close`, which does nothing there and is True. None waits for a thread
-    that the child does not have, and none touches a file.
+    RuntimeError that names this process, except `stats` and `health`, which report the state at the
+    fork without the threads, and `close`, which does nothing and returns True. No method waits for
+    a thread that the child does not have, and none touches a file.
 
-    Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, which writes
-    as much whatever is stored; a tier with an index of its own also clears that, O(blocks).
+    Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, whose writes
+    are O(1); a tier with an index of its own also clears it, O(blocks).
     """
 
     name: str
@@ -270,35 +269,35 @@ class Tier(ABC):
 
     @abstractmethod
     def attach(self, region: Region) -> None:
-        """Name the host memory that jobs move blocks from and to.
+        """Set the host memory that jobs move blocks from and to.
 
-        Before the first job. The region that it has already may be named again. A tier on a server
-        waits for its answer, 2 s at most; if there is none, that is not an error. Where it raises,
+        Call it before the first job; a repeated call with the same region is allowed. A tier on a
+        server waits at most 2 s for an answer; a missing answer is not an error. If this raises,
         the tier has no region, no thread and no buffer, and another call may succeed.
 
         Raises
         ------
         MemoryError
-            If there is no memory, or no thread, for it.
+            If there is no memory, or no thread, for the tier.
         ValueError
-            If the region's blocks are not of the size that the tier was made for, or the tier has
-            another region already.
+            If the region's blocks do not have the tier's size, or the tier already has another
+            region.
         """
 
     @abstractmethod
     def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys, ``(n,)`` int8, a `State` each; no I/O, no waiting."""
+        """Return the known state of keys, ``(n,)`` int8, a `State` each; no I/O, no waiting."""
 
     @abstractmethod
     def state(self, key: bytes) -> int:
-        """Return what is known about one key, a `State`. No I/O, no waiting."""
+        """Return the known `State` of one key; no I/O, no waiting."""
 
     @abstractmethod
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Ask the medium for keys: the job's statuses are OK, MISS, or why it is not known.
+        """Ask the medium for keys: the job's statuses are OK, MISS, or why the state is unknown.
 
-        Afterwards `state` knows, for some time. The queries of a tier on a shared medium that
-        have not ended ask for 100,000 keys together; further keys are UNAVAILABLE at once.
+        Afterwards `state` returns the answer for some time. On a shared medium, all queries under
+        way together ask for at most 100,000 keys; further keys are UNAVAILABLE at once.
 
         Returns
         -------
@@ -313,9 +312,9 @@ class Tier(ABC):
         Parameters
         ----------
         keys : iterable of bytes
-            The keys. Of a key that is given twice, the first occurrence is stored.
+            The keys. If a key is repeated, its first occurrence is stored.
         ids : sequence of int or numpy.ndarray
-            As many block ids of the region.
+            The same number of block ids of the region.
         deadline_s : float, optional
             Seconds from now, > 0.
 
@@ -341,7 +340,7 @@ class Tier(ABC):
         keys : iterable of bytes
             The keys.
         ids : sequence of int or numpy.ndarray
-            As many block ids of the region, no two the same.
+            The same number of distinct block ids of the region.
         deadline_s : float, optional
             Seconds from now, > 0.
 
@@ -373,9 +372,9 @@ class Tier(ABC):
         Parameters
         ----------
         jobs : collection of int
-            Jobs; one that ended before, or is not known, counts as ended.
+            Jobs; one that ended before, or is unknown, counts as ended.
         timeout_s : float
-            Seconds to wait at most, >= 0.
+            Most seconds to wait, >= 0.
 
         Returns
         -------
@@ -385,54 +384,56 @@ class Tier(ABC):
 
     @abstractmethod
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark blocks as recently used, **last key first**; unknown keys are no error."""
+        """Mark blocks as recently used, **last key first**; unknown keys are ignored."""
 
     def release(self, keys: Iterable[bytes]) -> None:  # noqa: B027
-        """Let blocks leave before all others, last key first; unknown keys are no error.
+        """Let blocks leave before all others, last key first; unknown keys are ignored.
 
-        By default nothing: what a shared medium keeps is not for one client's session to say.
+        By default this does nothing: one client's session must not decide what a shared medium
+        keeps.
         """
 
     @abstractmethod
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks; unknown keys are no error. A get that is under way may still be OK.
+        """Drop blocks; unknown keys are ignored. A get that is under way may still be OK.
 
-        From then on they are misses, whether the medium answers or not. If more than 200,000 blocks
-        wait to be removed from a shared medium, the tier forgets everything instead, as `forget`
-        does: a block that was discarded must not come back, and no more keys are kept.
+        From then on they are misses, even if the medium does not answer. If more than 200,000
+        blocks wait to be removed from a shared medium, the tier forgets everything instead, like
+        `forget`: a discarded block must not come back, and the tier does not keep more keys than
+        that.
         """
 
     @abstractmethod
     def forget(self) -> bool:
-        """Drop everything, as after an update of the model's weights.
+        """Drop all blocks, for example after an update of the model's weights.
 
-        What was stored before is never served again: not by jobs under way either, whose blocks are
-        MISS, nor after a restart. On a medium that several processes share it holds for what any of
-        them has put, stored or still on its way: such puts are OK for their callers, dropped, and
-        counted (``dropped`` of `stats`).
+        Blocks stored before are never served again: not by jobs under way, whose blocks are MISS,
+        nor after a restart. On a medium that several processes share, this covers the puts of all
+        of them, including those under way: such puts are OK for their callers, dropped, and counted
+        (``dropped`` of `stats`).
 
         Returns
         -------
         bool
-            Whether that is certain even if power fails from now on. False where the medium did not
-            confirm it within a second; it still holds for this process, which goes on trying
-            (`Health.forgotten`), and for a restart as far as the medium was reached. False before
-            `attach`, too, where the medium needs it to be reached.
+            Whether that holds even if power fails from now on. False if the medium did not confirm
+            it within a second; it still holds for this process, which keeps trying
+            (`Health.forgotten`), and for a restart as far as the medium was reached. Also False
+            before `attach` if the tier reaches its medium only with a region.
 
         Notes
         -----
-        Two cases are beyond this promise. A process that ends before the medium has confirmed may
-        not have told any other. And after a shared medium is restored from a snapshot older than
-        everything that living processes have seen of it, no process knows what was forgotten since.
+        Two cases are not covered. A process that ends before the medium has confirmed may not have
+        reached any other. And if a shared medium is restored from a snapshot older than everything
+        that running processes have seen of it, no process knows what was forgotten since.
         """
 
     @abstractmethod
     def health(self, *, reset: bool = False) -> Health:
-        """Return whether the tier answers; with `reset`, close both breakers first."""
+        """Return the health of the tier; with `reset`, close both breakers first."""
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
-        """Return the counters since the tier was opened, and present sizes."""
+        """Return the counters since the tier was opened, and the present sizes."""
 
     @abstractmethod
     def take_events(self) -> Iterator[TierEvent]:
@@ -443,20 +444,20 @@ class Tier(ABC):
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Let jobs under way end, and give everything back. A second call does nothing.
+        """Let jobs under way end, and release everything. A second call does nothing.
 
-        What has not started by `timeout_s` seconds ends with `Status.UNAVAILABLE`; a call under way
-        then has a second more, or a tenth of one where a job is late. `poll` and `take_events`
-        return what is left, `stats` and `health` still answer; every other method then raises
-        RuntimeError. An exception of a signal's handler, such as KeyboardInterrupt, ends the wait:
-        the tier is open until a second call. The jobs of a tier that was interrupted have no
-        `Done`.
+        Blocks that have not started within `timeout_s` seconds end with `Status.UNAVAILABLE`; a
+        call under way then has another second, or a tenth of one if a job is late. Afterwards
+        `poll` and `take_events` return what is left, `stats` and `health` still work, and every
+        other method raises RuntimeError. An exception of a signal handler, such as
+        KeyboardInterrupt, ends the wait: the tier stays open until a second call. The jobs of an
+        interrupted tier have no `Done`.
 
         Returns
         -------
         bool
-            Whether all ended. If not, some call has not returned: its thread and the memory that it
-            may still write to are kept until the process ends.
+            Whether all jobs ended. If not, some call has not returned: its thread and the memory
+            that it may still write to are kept until the process ends.
         """
 
     def __enter__(self) -> Self:

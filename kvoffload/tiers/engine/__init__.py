@@ -1,1 +1,1 @@
-"""The machinery of every tier: jobs, threads, staging buffers and breakers."""
+"""The parts that all tiers share: jobs, threads, staging buffers and breakers."""

@@ -1,9 +1,9 @@
-"""When to stop asking a medium that does not answer, and when to ask again.
+"""Breakers, which stop calls to a medium that does not answer and probe it again later.
 
 Structure
-    A breaker is *closed* (calls go through), *open* (calls are answered at once, until a time) or
-    *probing* (one call goes through to see whether the medium is back). Corrupt blocks have a count
-    of their own, which *stops* it until someone resets it.
+    A breaker is *closed* (calls are allowed), *open* (calls are refused until a time) or *probing*
+    (one call tests whether the medium is back). Corrupt blocks are counted separately; too many
+    *stop* the breaker until it is reset.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ FAILURES = 5
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 CORRUPT_LIMIT = 8
-"""Corrupt blocks of the last `CORRUPT_WINDOW` that stop it."""
+"""Corrupt blocks among the last `CORRUPT_WINDOW` that stop it."""
 CORRUPT_WINDOW = 64
 _WINDOW_MASK = (1 << CORRUPT_WINDOW) - 1
 
 
 class Breaker:
-    """Lets calls through while the medium answers.
+    """A switch that allows calls while the medium answers.
 
     Notes
     -----
     Thread-safety: callers serialise. Complexity: O(1) per call.
     """
 
-    closed: bool  # whether all calls go through
+    closed: bool  # whether all calls are allowed
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.reset()
 
     def reset(self) -> None:
-        """Close the breaker and forget everything."""
+        """Close the breaker and clear all counts."""
         self._failures = 0
         self._pause_s = 0.0  # of the present opening; 0: closed
         self._retry_at = 0.0
@@ -57,13 +57,13 @@ class Breaker:
         return "probing" if self._probing else "open"
 
     def would_allow(self) -> bool:
-        """Return whether `allow` would let a call through now."""
+        """Return whether `allow` would allow a call now."""
         if self.closed:
             return True
         return not self._stopped and not self._probing and self._clock() >= self._retry_at
 
     def allow(self) -> bool:
-        """Return whether a call may go through; after a probe, no other may until it has ended."""
+        """Return whether a call is allowed; a probe excludes all others until it has ended."""
         allowed = self.would_allow()
         if allowed and not self.closed:
             self._probing = True
@@ -77,7 +77,7 @@ class Breaker:
         self.closed = not self._stopped
 
     def fail(self) -> None:
-        """Count a call that it did not answer, or with an error."""
+        """Count a call that the medium did not answer, or answered with an error."""
         self._failures += 1
         if self._probing:
             self._open(min(2 * self._pause_s, LONGEST_PAUSE_S))
@@ -90,7 +90,7 @@ class Breaker:
             self._open(min(2 * self._pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S)
 
     def withdraw(self) -> None:
-        """Take back a call that went through and never reached the medium."""
+        """Take back a call that was allowed and never reached the medium."""
         self._probing = False
 
     def count_corrupt(self, corrupt: int, sound: int) -> None:

@@ -1,29 +1,29 @@
 """The contracts of the parts of a tier.
 
-`ComposedTier` joins its `Jobs`, a `Catalog` and a `Medium`. A catalog says what is where. The index
-of a local tier decides it; on a shared medium it is what was found out, and believed for some time.
-A medium starts the threads that move blocks, the `Pool`, and knows how to forget. Threads move
-blocks between a region and a `Store`.
+`ComposedTier` joins its `Jobs`, a `Catalog` and a `Medium`. A catalog has the location of every
+key. The index of a local tier decides it; on a shared medium it consists of verdicts, which are
+valid for some time. A medium starts the threads that move blocks, the `Pool`, and forgets its
+blocks. Threads move blocks between a region and a `Store`.
 
-A pool is built twice: in Python over any store (``threads``), and compiled over files and memory
-(``kvoffload._core.io``), where the threads never take the interpreter's lock.
+There are two pools: in Python over any store (``threads``), and compiled over files and memory
+(``kvoffload._core.io``), whose threads never take the interpreter's lock.
 
-The words are those of the glossary in ``base``.
+The terms are those of the glossary in ``base``.
 
 Jobs
     `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: blocks of one job
     that are adjacent in the store, up to `RUN_BYTES`, move in one call. Reads go first,
     and `READ_ONLY_THREADS` threads never write, so that writes cannot hold reads up.
 Direct and staged
-    A direct pool hands the region's memory to the store. A staged one moves blocks through buffers
+    A direct pool passes the region's memory to the store. A staged one moves blocks through buffers
     of its own: a put is copied first, by the keeper, and written from the copy; a get is read into
     a buffer, checked there and copied if its job has not ended meanwhile.
 Ends
     A staged put ends when it is copied (``ack="copied"``) or stored (``ack="stored"``), a staged
     get at its deadline at the latest.
 The keeper
-    A thread of its own that does no I/O, and so cannot hang: it ends jobs at their deadlines and
-    copies staged puts, in slices, so that no copy keeps it from ending another job.
+    A separate thread that does no I/O and so cannot hang. It ends jobs at their deadlines and
+    copies staged puts in slices, so that no copy delays the end of another job.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ __all__ = [
 READ = 0
 WRITE = 1
 QUERY = 2
-"""Kind of job beside `READ` and `WRITE`: is a block there?"""
+"""Kind of job besides `READ` and `WRITE`: whether blocks are present."""
 
 DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
 """Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
@@ -89,41 +89,41 @@ LATE = 1
 ENDED = 2
 """The blocks of the region are the caller's again; the statuses are those of the job."""
 SETTLED = 4
-"""No thread works on the job any more; the statuses are those of the store."""
+"""No thread works on the job any longer; the statuses are those of the store."""
 CHORE = 8
-"""A chore was done; the one status is its own."""
+"""A chore has ended; its status is the only one."""
 
 MOVING = -1
-"""Status of a block that is not done yet; no entry shows it."""
+"""Status of an unfinished block; no entry has it."""
 
 RUN_BYTES = 8 * 2**20
-"""Bytes that one call moves at most, unless a block is larger."""
+"""Most bytes that one call moves, unless a block is larger."""
 SHORT_RUN_BYTES = 2 * 2**20
-"""Bytes of a run of which a job is not cut into smaller ones.
+"""Bytes below which a job is not cut into smaller runs.
 
-Of a larger job each thread gets two runs, up to `RUN_BYTES`: so that the sums of one are made while
-the bytes of another move.
+Each thread gets two runs of a larger job, up to `RUN_BYTES` each, so that the sums of one are
+computed while the bytes of the other move.
 """
 RUN_BLOCKS = 1024
-"""Blocks that one call moves at most."""
+"""Most blocks that one call moves."""
 READ_ONLY_THREADS = 2
 
 Wait: TypeAlias = Callable[[Callable[[], bool], float], bool]
-"""Collects jobs until a condition holds, or for so many seconds; returns whether it holds."""
+"""Collects jobs until a condition holds or seconds have passed; returns whether it holds."""
 
 
-# -- what is where, and where the bytes are -------------------------------------------------------
+# -- catalogs and media ----------------------------------------------------------------------------
 
 
 class Catalog(ABC):
-    """A catalog: the knowledge of a tier about keys, which are stored keys here.
+    """The states and locations of a tier's keys, which are stored keys here.
 
     Attributes
     ----------
     asks : bool
-        Whether there are keys of which only the medium knows.
+        Whether the medium may have keys that the catalog does not know.
     generation : int
-        How often everything has been forgotten.
+        Number of times that everything has been forgotten.
 
     Notes
     -----
@@ -140,15 +140,15 @@ class Catalog(ABC):
 
     @abstractmethod
     def known(self, key: bytes) -> int:
-        """Return what is known about a key, a `State`."""
+        """Return the known `State` of a key."""
 
     @abstractmethod
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys, ``(n,)`` int8, a `State` each."""
+        """Return the known state of keys, ``(n,)`` int8, a `State` each."""
 
     @abstractmethod
     def wanted(self, keys: list[bytes]) -> list[bytes]:
-        """Return the keys of a put that are neither there nor on their way, each once."""
+        """Return the keys of a put that are neither present nor being stored, each once."""
 
     @abstractmethod
     def take(
@@ -161,23 +161,23 @@ class Catalog(ABC):
         keys : list of bytes
             From `wanted`.
         room : int
-            How many at most.
+            Most keys to store.
         refused : dict of bytes to Status
-            Those that are not stored are added, with the reason.
+            Keys that are not stored are added, with the reason.
 
         Returns
         -------
         tuple
-            The keys that are stored, and ``(n,)`` int64, where.
+            The keys that are stored, and their slots, ``(n,)`` int64.
         """
 
     @abstractmethod
     def readable(self, keys: list[bytes]) -> list[bool]:
-        """Return for each key whether it is worth a read."""
+        """Return per key whether a read may find it."""
 
     @abstractmethod
     def pin(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Keep readable keys until their get settles; return ``(n,)`` int64, where they are."""
+        """Pin readable keys until their get settles; return their slots, ``(n,)`` int64."""
 
     @abstractmethod
     def is_stale(self, record: Record) -> bool:
@@ -185,9 +185,9 @@ class Catalog(ABC):
 
     @abstractmethod
     def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        """Record what the store did with a job's blocks.
+        """Record the results of a job's blocks.
 
-        `statuses` are those of `record.keys`, and `counts` how many there are of each.
+        `statuses` are those of `record.keys`, and `counts` has the number of each.
         """
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Catalog(ABC):
         """Mark blocks as recently used, last key first."""
 
     def release(self, keys: list[bytes]) -> None:  # noqa: B027
-        """Let blocks leave before all others, where this decides who leaves."""
+        """Let blocks leave before all others, if this catalog decides which blocks leave."""
 
     @abstractmethod
     def discard(self, keys: list[bytes]) -> None:
@@ -206,7 +206,7 @@ class Catalog(ABC):
         """Drop everything; `records` are the jobs that have not settled."""
 
     def tend(self) -> None:  # noqa: B027
-        """Do what is due; called whenever jobs were collected."""
+        """Do periodic work; called whenever jobs were collected."""
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
@@ -214,16 +214,16 @@ class Catalog(ABC):
 
 
 class Medium(ABC):
-    """A medium: the place of a tier's blocks, and the threads that move them.
+    """The place of a tier's blocks, and the threads that move them.
 
     Attributes
     ----------
     namespace : Namespace
-        What the bytes mean.
+        The namespace of the bytes.
     direct : bool
-        Whether blocks move without a copy; known once there are threads.
+        Whether blocks move without a copy; set once there are threads.
     place : str
-        What it is called in logs and `repr`; empty for none.
+        Its name in logs and `repr`; may be empty.
     """
 
     namespace: Namespace
@@ -235,10 +235,10 @@ class Medium(ABC):
         """Start the threads."""
 
     def attached(self, wait: Wait) -> None:  # noqa: B027
-        """Do what could not be done without threads."""
+        """Do the work of opening that needs threads."""
 
     def forget(self) -> None:  # noqa: B027
-        """Have everything forgotten that is stored; no waiting."""
+        """Begin to forget all stored blocks; no waiting."""
 
     def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
         """Wait a moment until the medium has confirmed the last `forget`; return whether it has."""
@@ -250,37 +250,37 @@ class Medium(ABC):
         return True
 
     def tend(self) -> None:  # noqa: B027
-        """Do what is due; called whenever jobs were collected."""
+        """Do periodic work; called whenever jobs were collected."""
 
     def before_close(self) -> None:  # noqa: B027
         """Make the last use of the threads."""
 
     def close(self, until: float, *, has_ended: bool) -> bool:  # noqa: ARG002
-        """Give files and the like back, when the threads have ended; may be called again.
+        """Release files and other resources when the threads have ended; may be called again.
 
         Parameters
         ----------
         until : float
-            When it should have returned, monotonic seconds.
+            Deadline for the return, monotonic seconds.
         has_ended : bool
-            Whether all threads have ended; if not, what they use is kept.
+            Whether all threads have ended; if not, the resources that they use are kept.
 
         Returns
         -------
         bool
-            Whether nothing is left under way.
+            Whether no call is left under way.
         """
         return has_ended
 
     def leave(self) -> None:  # noqa: B027
-        """Release everything in a forked child; tell no thread and no other process."""
+        """Release everything in a forked child without notifying a thread or another process."""
 
     def sizes(self) -> dict[str, int]:
         """Return present sizes."""
         return {}
 
 
-# -- the threads, and what they move blocks to ----------------------------------------------------
+# -- threads and stores ----------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -331,7 +331,7 @@ class Pool(Protocol):
         """
 
     def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
-        """Write bytes to the store's table, in a thread; with `sync`, until they are on the medium.
+        """Write bytes to the store's table in a thread; with `sync`, also flush them to the medium.
 
         Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
         """
@@ -339,18 +339,18 @@ class Pool(Protocol):
     def cancel(self, job: int) -> bool:
         """Take back a job whose number a call cannot return, because it was interrupted.
 
-        When this returns, the region's blocks are the caller's again: what no thread had taken is
-        UNAVAILABLE, and what a thread is writing gets no seal. A direct read is waited for, until
-        its deadline at the latest.
+        When this returns, the region's blocks are the caller's again: blocks that no thread had
+        taken are UNAVAILABLE, and those being written get no seal. This waits for a direct read,
+        until its deadline at the latest.
 
         Returns
         -------
         bool
-            False where the pool does not have the job: it never came, or it has settled.
+            False if the pool does not have the job: it was never submitted, or it has settled.
         """
 
     def poll(self) -> deque[Entry]:
-        """Return what happened, oldest first: always the same queue, which the caller empties."""
+        """Return the entries, oldest first: always the same queue, which the caller empties."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `poll` has something to return, or `notify` is called."""
@@ -365,10 +365,10 @@ class Pool(Protocol):
         """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads, and return whether all ended; what has not started is UNAVAILABLE.
+        """End the threads and return whether all ended; blocks not started are UNAVAILABLE.
 
-        A call under way has a second more, or a tenth of one where it is late. An exception of a
-        signal's handler ends the wait, and a second call goes on with it.
+        A call under way has another second, or a tenth of one if it is late. An exception of a
+        signal handler ends the wait, and a second call continues it.
         """
 
     def abandon(self) -> None:
@@ -376,14 +376,14 @@ class Pool(Protocol):
 
 
 class _Job(Protocol):
-    """The job of a block, as a store sees it."""
+    """The part of a block's job that a store uses."""
 
     taken_back: bool
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """A block on its way between a region and a store.
+    """A block in transfer between a region and a store.
 
     A `RemoteStore` reads `key` and ``views[0]``, and sets `status`.
 
@@ -398,13 +398,13 @@ class Block:
     status : int
         `MOVING`, or its `Status`.
     views : list of memoryview
-        The block's memory, to read from or write to: the region's, or a buffer's.
+        The block's memory to read from or write to, in the region or in a buffer.
     slot_views : list of memoryview
-        The same with what a buffer has behind it, up to a multiple of 4096 bytes.
+        The same with a buffer's padding, up to a multiple of 4096 bytes.
     buffer : int
         The staging buffer, -1 for none.
     job : object or None
-        What it is a block of.
+        The job of the block.
     """
 
     key: bytes
@@ -425,25 +425,25 @@ class Block:
         return self.job is not None and self.job.taken_back
 
     def use(self, staging: Staging, buffer: int) -> None:
-        """Lie in a staging buffer."""
+        """Move the block to a staging buffer."""
         self.buffer = buffer
         self.views = [staging.view(buffer)]
         self.slot_views = staging.region.views_unchecked(buffer)
 
 
 class Store(ABC):
-    """A place where blocks are kept, and the calls that threads make of it.
+    """A place where blocks are kept, with the calls that threads make.
 
     Attributes
     ----------
     direct : bool
-        Whether it is handed the region's memory instead of buffers.
+        Whether it gets the region's memory instead of buffers.
     block_bytes : int
         Bytes per block.
     slot_bytes : int
         Bytes that a block takes in the store.
     keys_per_query : int
-        Keys that a query asks for at most in one call.
+        Most keys that a query asks for in one call.
     """
 
     direct: bool
@@ -453,20 +453,20 @@ class Store(ABC):
 
     @property
     def owed(self) -> bool:
-        """Whether the medium has yet to take something that no job carries.
+        """Whether the medium still has to accept something that no job carries.
 
-        The threads then queue the chore `MEET` again and again until it has. Read in any thread.
+        The threads then repeat the chore `MEET` until it has. Any thread may read this.
         """
         return False
 
     def use(self, memory: Region) -> None:  # noqa: B027
-        """Register the staging buffers, where a client has to know them."""
+        """Register the staging buffers, if the medium's client needs that."""
 
     def begin(self, deadline: float) -> None:  # noqa: B027
         """Set the deadline of the next calls of this thread, in monotonic seconds."""
 
     def find(self, run: Sequence[Block]) -> None:
-        """Set the statuses of blocks, to OK, MISS, or why it is not known; raise nothing.
+        """Set the statuses of blocks, to OK, MISS, or why the state is unknown; raise nothing.
 
         Only stores that take queries have it.
         """
@@ -479,7 +479,7 @@ class Store(ABC):
         Raises
         ------
         OSError
-            If the medium reports an error; each block is then read alone.
+            If the medium reports an error; the blocks are then read one by one.
         """
 
     @abstractmethod
@@ -489,16 +489,16 @@ class Store(ABC):
         Raises
         ------
         OSError
-            If the medium reports an error; each block is then written alone.
+            If the medium reports an error; the blocks are then written one by one.
         """
 
     def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:
-        """Return how many of the blocks from `start` on move in one call; here, adjacent slots."""
+        """Return how many blocks from `start` on move in one call; by default adjacent slots."""
         end = start + 1
         while end < stop and blocks[end].slot == blocks[end - 1].slot + 1:
             end += 1
         return end - start
 
     def chore(self, offset: int, data: bytes, *, sync: bool) -> None:
-        """Write bytes to a table, where the store has one."""
+        """Write bytes to the store's table, if it has one."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
-"""The jobs of a tier: their numbers, their room in the queue, breakers, and how they end.
+"""The jobs of a tier: numbers, room in the queue, breakers, and ends.
 
 Structure
-    What needs I/O is submitted to the `Pool`, with a `Record` until it settles. `Jobs.collect`
-    takes the pool's entries in, in the caller's thread: it makes a `Done` when a job ends, and
-    tells the tier's `Catalog` when it settles.
+    A job that needs I/O is submitted to the `Pool`, with a `Record` until it settles.
+    `Jobs.collect` processes the pool's entries in the caller's thread: it makes a `Done` when a job
+    ends, and notifies the tier's `Catalog` when it settles.
 Invariants
     Every job whose number was returned gives exactly one `Done`. A record is kept from before the
     submission to the settling.
@@ -29,31 +29,31 @@ __all__ = ["QUERY_DEADLINE_S", "Jobs", "Record"]
 
 QUERY_DEADLINE_S = 0.1
 MAX_QUEUED_KEYS = 100_000
-"""Keys that the queries under way ask for together, at most."""
+"""Most keys that the queries under way ask for together."""
 LEAST_QUEUED_KEYS = 16
-"""Keys that a query counts as at least, for the memory that it takes besides its keys."""
+"""Least number of keys that a query is counted as, for its memory besides the keys."""
 
 _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
-"""Statuses of blocks about which the medium has said something."""
+"""Statuses that show an answer of the medium."""
 _FAILING = (Status.TIMEOUT, Status.UNAVAILABLE, Status.FAILED)
 _KINDS = {"get": READ, "put": WRITE, "query": QUERY}
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A job that the pool has, with `m` blocks that move, of `n` keys."""
+    """A job in the pool, with `m` blocks that move, of `n` keys."""
 
     job: int  # its id
     op: Operation
     started: float  # when it was submitted, seconds
     status: npt.NDArray[np.int8]  # (n,); those of blocks that move are filled in at the end
-    positions: npt.NDArray[np.int64] | None  # (m,) in `status`, of the blocks that move; None: all
+    positions: npt.NDArray[np.int64] | None  # (m,) in `status`, those that move; None: all
     keys: list[bytes]  # m stored keys
     slots: npt.NDArray[np.int64]  # (m,): where they are in the store
     generation: int  # that of the catalog when it was submitted
-    epoch: int  # that it was submitted under
+    epoch: int  # of the submission
     has_ended: bool = False  # its blocks are the caller's again
-    has_failed: bool = False  # it has been counted as a failure
+    has_failed: bool = False  # it was counted as a failure
 
 
 class Jobs:
@@ -66,9 +66,9 @@ class Jobs:
     block_bytes : int
         Bytes per block.
     is_shared : bool
-        Whether the medium is one that others share, over a network: a job that got no answer by its
-        deadline then opens the breaker at once, since each further one would cost its deadline too,
-        and what is put across a `Tier.forget` is counted as dropped.
+        Whether the medium is shared over a network. A job without an answer by its deadline then
+        opens the breaker at once, since every further one would also cost its deadline, and puts
+        that span a `Tier.forget` are counted as dropped.
 
     Notes
     -----
@@ -103,7 +103,7 @@ class Jobs:
         return max(0, (self.options.max_queued_bytes - self._queued_bytes) // self.block_bytes)
 
     def room_for_keys(self) -> int:
-        """Return for how many keys queries may ask."""
+        """Return how many more keys queries may ask for."""
         return max(0, MAX_QUEUED_KEYS - self._queued_keys)
 
     def breaker(self, op: Operation) -> Breaker:
@@ -111,7 +111,7 @@ class Jobs:
         return self.writes if op == "put" else self.reads
 
     def submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
-        """Hand a job's blocks to the pool; `timeout_s` counts from the beginning of the call."""
+        """Pass a job's blocks to the pool; `timeout_s` counts from the beginning of the call."""
         self.records[record.job] = record
         self._queue(record, 1)
         self._pool().submit(
@@ -125,9 +125,10 @@ class Jobs:
         )
 
     def chore(self, done: Callable[[int], None], kind: int, data: bytes) -> None:
-        """Have a thread do a chore; `done` is called with its status when it is collected.
+        """Have a thread do a chore; call `done` with its status when it is collected.
 
-        `kind` and `data` are those of `Pool.chore`: for a file, an offset and bytes to write there.
+        `kind` and `data` are those of `Pool.chore`: for a file, an offset and the bytes to write
+        there.
         """
         chore_id = self.new_id()
         self._chores[chore_id] = done
@@ -146,7 +147,7 @@ class Jobs:
         return self.pool
 
     def _queue(self, record: Record, sign: int) -> None:
-        """Count what a job takes of the queue."""
+        """Count a job's share of the queue."""
         if record.op == "query":
             self._queued_keys += sign * max(LEAST_QUEUED_KEYS, len(record.keys))
         else:
@@ -155,7 +156,7 @@ class Jobs:
     # -- the end -----------------------------------------------------------------------------
 
     def collect(self, catalog: Catalog) -> None:
-        """Take in what the pool has to say."""
+        """Process the entries of the pool."""
         entries = self._pool().poll()
         while entries:
             job, flags, statuses = entries.popleft()
@@ -174,7 +175,7 @@ class Jobs:
         return bool(self._done)
 
     def have_ended(self, jobs: Collection[int]) -> bool:
-        """Return whether jobs have ended; those that are not known count as ended."""
+        """Return whether jobs have ended; unknown ones count as ended."""
         records = self.records
         return all(job not in records or records[job].has_ended for job in jobs)
 
@@ -205,14 +206,14 @@ class Jobs:
     def _end(
         self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int], catalog: Catalog
     ) -> None:
-        """Make the `Done` of a job that moved blocks, or asked for them."""
+        """Make the `Done` of a job that moved blocks or asked for them."""
         self._blame_silence(record, counts)
         if not record.has_failed and not _any(counts, _ANSWERED) and _any(counts, _FAILING):
             record.has_failed = True
             self.breaker(record.op).fail()
         nbytes = 0 if record.op == "query" else counts[Status.OK] * self.block_bytes
         if record.op != "put" and catalog.is_stale(record):
-            # what was forgotten meanwhile is not served
+            # blocks forgotten meanwhile are not served
             statuses = np.where(statuses == Status.OK, np.int8(Status.MISS), statuses)
         if record.positions is None:
             record.status = statuses
@@ -231,14 +232,14 @@ class Jobs:
         self.metrics.observe(op, seconds)
 
     def _count(self, record: Record, counts: list[int], catalog: Catalog) -> None:
-        """Report to its breaker, and count, what the store did with a job."""
+        """Count the results of a job, and report them to its breaker."""
         self._blame_silence(record, counts)
         breaker = self.breaker(record.op)
         if record.op == "put" and self._is_shared and catalog.is_stale(record):
             self.metrics.dropped += counts[Status.OK]
             counts = [0 if status == Status.OK else n for status, n in enumerate(counts)]
             if not any(counts):
-                breaker.withdraw()  # it says nothing about the medium
+                breaker.withdraw()  # it shows nothing about the medium
                 return
         if record.op == "put":
             self.metrics.count("store", counts)
@@ -250,7 +251,7 @@ class Jobs:
             breaker.fail()
 
     def _blame_silence(self, record: Record, counts: list[int]) -> None:
-        """Open the breaker of a shared medium that has said nothing by the deadline."""
+        """Open the breaker of a shared medium that has not answered by the deadline."""
         is_silent = counts[Status.TIMEOUT] and not _any(counts, _ANSWERED)
         if is_silent and self._is_shared and not record.has_failed:
             self._trip(record)

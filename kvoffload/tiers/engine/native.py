@@ -19,7 +19,7 @@ __all__ = ["Twin", "chosen", "chosen_or"]
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """The parts of a tier that exist twice: the index, and what ``contract`` describes."""
+    """The parts of a tier with two implementations: the index, and the pool of ``contract``."""
 
     manager: Callable[..., Any]  # `CPUOffloadingManager`
     pool: Callable[..., Pool]
@@ -50,7 +50,7 @@ def chosen() -> Twin:
 
 
 def chosen_or(twin: Twin | None) -> Twin:
-    """Return the implementation that was asked for, or this process's; TypeError if it is none."""
+    """Return the requested implementation, or this process's; TypeError if it is not a Twin."""
     if not isinstance(twin, Twin | None):
         raise TypeError(f"twin must be a Twin, got {describe(twin)}")
     return chosen() if twin is None else twin

@@ -1,6 +1,6 @@
 """The stores of this machine, in Python: a second region, and the slots of a file.
 
-``kvoffload._core.io`` has the same, compiled.
+``kvoffload._core.io`` has the same in compiled code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MemoryStore(Store):
         self.writing = np.zeros(len(sums), np.uint8)  # slots that are being written
 
     def read(self, run: Sequence[Block]) -> None:
-        """Copy the bytes and check the copy; again, where the slot was written meanwhile."""
+        """Copy the bytes and check the copy; repeat if the slot was written meanwhile."""
         for block in run:
             slot, seed = block.slot, seed_of(self.fingerprint, block.key)
             while True:
@@ -92,7 +92,7 @@ class FileStore(Store):
     written: npt.NDArray[np.uint8]
 
     def read(self, run: Sequence[Block]) -> None:
-        """Read a run in one call; what does not match its sum loses its seal too."""
+        """Read a run in one call; a block that does not match its sum also loses its seal."""
         views = [view for block in run for view in block.slot_views]
         got = transfer(os.preadv, self.data_fd, views, run[0].slot * self.slot_bytes)
         for index, block in enumerate(run):
@@ -105,7 +105,7 @@ class FileStore(Store):
                     self._clear([block])
 
     def write(self, run: Sequence[Block], epoch: int) -> None:
-        """Clear the seals, write the bytes, write the seals: in this order, and without a sync."""
+        """Clear the seals, write the bytes, write the seals, in this order and without a sync."""
         self._clear(run)
         records = []
         for block in run:
@@ -116,7 +116,7 @@ class FileStore(Store):
         offset = run[0].slot * self.slot_bytes
         if transfer(os.pwritev, self.data_fd, views, offset) < len(run) * self.slot_bytes:
             raise OSError(errno.EIO, "the file system wrote nothing")
-        if run[0].taken_back:  # what was summed and what was written need not be one
+        if run[0].taken_back:  # the bytes may have changed between sum and write
             for block in run:
                 block.status = Status.UNAVAILABLE
             return
@@ -138,7 +138,7 @@ class FileStore(Store):
         return self.records_offset + slot * SEAL_BYTES
 
     def _clear(self, run: Sequence[Block]) -> None:
-        """Clear the seals of adjacent slots, where there may be some."""
+        """Clear the seals that adjacent slots may have."""
         first, last = run[0].slot, run[-1].slot
         if self.written[first : last + 1].any():
             self._write_table(bytes((last + 1 - first) * SEAL_BYTES), self._record_offset(first))

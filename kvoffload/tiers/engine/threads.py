@@ -2,8 +2,8 @@
 
 Structure
     One lock, `_lock`, guards the queues, the jobs and the buffers; it is never held during I/O or a
-    copy. `_work` wakes threads, `_keep` the keeper. A job lies in one queue while blocks of it have
-    not been taken; a thread takes a run from its front.
+    copy. `_work` wakes threads, `_keep` the keeper. A job is in one queue while some of its blocks
+    have not been taken; a thread takes a run from its front.
 Invariants
     A block is taken once, by a thread (``job.next``) or, in a staged put, first by the keeper
     (``job.copied``). No thread touches the region for a job that has ended: a thread that copies to
@@ -57,16 +57,16 @@ from .transfer import SLICE_BYTES, Staging, copy, status_of
 __all__ = ["Pool"]
 
 RETRY_S = 1.0
-"""Seconds until the medium is given an epoch again that it would not take."""
+"""Seconds until an epoch that the medium did not accept is written again."""
 GRACE_S = 1.0
 """Seconds that a call under way has to return when the pool closes."""
 LATE_GRACE_S = 0.1
-"""The same, where one has not returned by its deadline."""
+"""The same if a call has not returned by its deadline."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Job:
-    """A job on its way; `next`, `copied` and `count` are positions in `blocks`."""
+    """A job under way; `next`, `copied` and `count` are positions in `blocks`."""
 
     job_id: int
     op: int
@@ -74,7 +74,7 @@ class _Job:
     _: KW_ONLY
     deadline: float
     epoch: int
-    run_blocks: int  # that move in one call at most
+    run_blocks: int  # most that move in one call
     next: int = 0  # the first block that no thread has taken
     copied: int = 0  # staged puts: the first block that the keeper has not copied
     count: int = field(init=False)  # blocks that are worked on; fewer after a deadline
@@ -93,14 +93,14 @@ class _Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether the region's blocks have to be the caller's again."""
+        """Whether the region's blocks must be given back to the caller."""
         return self.taken_back or time.monotonic() >= self.deadline
 
     def cut(self, count: int, status: Status) -> None:
-        """Work on the first `count` blocks only; the others have this status."""
+        """Work on the first `count` blocks only; give the others this status."""
         for block in self.blocks[count : self.count]:
             self.found[block.position] = status
-        del self.blocks[count:]  # a call that hangs holds on to no more than it has
+        del self.blocks[count:]  # a hanging call keeps only its own blocks alive
         self.count = count
 
     def statuses(self, unfinished: Status) -> npt.NDArray[np.int8]:
@@ -137,7 +137,7 @@ class Pool:
         self._closing = False
         self._retry_at = math.inf  # when the keeper queues the chore `MEET`
         self._may_retry = True
-        self._wake_at = math.inf  # when the keeper looks again
+        self._wake_at = math.inf  # when the keeper wakes
         self._signal = _Signal()
         self._writers = max(1, threads - READ_ONLY_THREADS)
         self._running: list[_Job | None] = [None] * threads
@@ -153,7 +153,7 @@ class Pool:
                 thread.start()
         except BaseException as error:
             self._end_threads()
-            if isinstance(error, RuntimeError):  # there is no thread to be had
+            if isinstance(error, RuntimeError):  # no thread can be started
                 raise MemoryError("no memory, or no thread, for a pool") from error
             raise
 
@@ -192,8 +192,8 @@ class Pool:
                 made.cut(0, Status.UNAVAILABLE)
                 self._settle(made)
                 return
-            # Who is woken waits for the lock; the job is in a queue last, or an exception could
-            # leave it there with everyone asleep.
+            # A woken thread waits for the lock. The job is queued last: otherwise an exception
+            # could leave it there with all threads asleep.
             staged_put = self._staging is not None and op == WRITE
             if staged_put or made.deadline < self._wake_at:
                 self._keep.notify_all()
@@ -231,9 +231,8 @@ class Pool:
             self._queue_chore(job, offset, data, sync)
 
     def poll(self) -> deque[Entry]:
-        """Return the queue of entries, oldest first; the caller removes those that it has
-        processed."""
-        self._signal.clear()  # first: what comes from now on sets it again
+        """Return the queue of entries, oldest first; the caller removes what it processes."""
+        self._signal.clear()  # first: later entries set it again
         return self._entries
 
     def wait(self, timeout_s: float) -> bool:
@@ -278,7 +277,7 @@ class Pool:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            return False  # who comes back later uses the signal
+            return False  # a thread that returns later uses the signal
         self._signal.close()
         return True
 
@@ -288,7 +287,7 @@ class Pool:
         self._signal.abandon()
 
     def _end_threads(self) -> None:
-        """End the threads that were started, none of which has had work."""
+        """End the threads that were started and have had no work."""
         with self._lock:
             self._closing = True
             self._work.notify_all()
@@ -299,7 +298,7 @@ class Pool:
         self._signal.close()
 
     def _run_blocks(self, size: int) -> int:
-        """Return how many blocks of a job move in one call at most."""
+        """Return the most blocks of a job that move in one call."""
         each = self._store.slot_bytes
         most = size * each // (2 * len(self._running))
         most = min(max(most, SHORT_RUN_BYTES), RUN_BYTES) // each
@@ -314,12 +313,12 @@ class Pool:
         return all(job is not None and job.deadline < now for job in threads)
 
     def _queue_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
-        """Add a chore to the queue; the last step, or an exception could leave threads asleep."""
+        """Queue a chore as the last step: otherwise an exception could leave threads asleep."""
         self._work.notify_all()
         self._chores.append((job, offset, data, sync))
 
     def _chores_left(self) -> int:
-        """Return the number of chores that are not done."""
+        """Return the number of unfinished chores."""
         return len(self._chores) + self._chores_running
 
     def _drop(self, job: _Job, count: int, status: Status) -> None:
@@ -336,7 +335,7 @@ class Pool:
         self._settle_if_idle(job)
 
     def _give_up(self, job: _Job) -> None:
-        """End a job that is not being copied: a staged one at once, else when its calls return."""
+        """End a job that is not being copied, a direct one only when its calls return."""
         self._drop(job, job.next, Status.UNAVAILABLE)
         if self._staging is not None and not job.ended and job.job_id in self._jobs:
             self._end(job, Status.UNAVAILABLE)
@@ -355,7 +354,7 @@ class Pool:
         self._settle(job)
 
     def _settle(self, job: _Job) -> None:
-        """Remove a job that no thread works on any more, and report it."""
+        """Remove a job that no thread works on any longer, and report it."""
         del self._jobs[job.job_id]
         flags = SETTLED if job.ended else SETTLED | ENDED
         self._tell(Entry(job.job_id, flags, job.statuses(Status.FAILED)))
@@ -395,7 +394,7 @@ class Pool:
                 self._do_chore(*chore)
 
     def _take_query(self) -> tuple[_Job, list[Block]] | None:
-        """Take a run from the front of the queries, whose blocks need no memory; under the lock."""
+        """Take a run from the front of the queries, whose blocks use no memory; under the lock."""
         queries = self._queues[QUERY]
         if not queries:
             return None
@@ -414,7 +413,7 @@ class Pool:
         job = self._queues[op][0]
         stop = job.copied if self._staging is not None and op == WRITE else job.count
         if job.next == stop:
-            return None  # the keeper has copied no more of it
+            return None  # the keeper has not copied more of it
         count = self._store.run_length(job.blocks, job.next, min(stop, job.next + job.run_blocks))
         if self._staging is not None and op == READ:
             buffers = self._staging.take(count, put=False)
@@ -457,7 +456,7 @@ class Pool:
             self._retry_later()
 
     def _move_each(self, job: _Job, run: list[Block]) -> None:
-        """Move a run; where the medium reports an error, block by block."""
+        """Move a run; if the medium reports an error, move it block by block."""
 
         def move(blocks: list[Block]) -> None:
             if job.op == READ:
@@ -468,7 +467,7 @@ class Pool:
         try:
             move(run)
         except OSError as error:
-            for block in run:  # a bad block spoils no other
+            for block in run:  # a bad block does not affect the others
                 block.status = (
                     status_of(error) if len(run) == 1 else self._status_alone(move, block)
                 )
@@ -519,10 +518,10 @@ class Pool:
         if self._store.owed:
             self._retry_later()
 
-    # -- what the medium is owed -------------------------------------------------------------
+    # -- retries -----------------------------------------------------------------------------
 
     def _retry_later(self) -> None:
-        """Have the keeper queue the chore `MEET` in a while, whether or not a job comes."""
+        """Have the keeper queue the chore `MEET` later, even if no job comes."""
         with self._lock:
             if math.isinf(self._retry_at) and self._may_retry:
                 self._retry_at = time.monotonic() + RETRY_S
@@ -532,7 +531,7 @@ class Pool:
     # -- the keeper --------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
-        """End jobs at their deadlines, copy staged puts, and try again what the medium is owed."""
+        """End jobs at their deadlines, copy staged puts, and queue retries of `MEET`."""
         with self._lock:
             while not self._closing:
                 pause = self._wake_at - time.monotonic()
@@ -542,9 +541,9 @@ class Pool:
                     self._keep.wait(None if math.isinf(pause) else pause)
 
     def _expire(self) -> None:
-        """End the jobs whose deadline has passed; where the kernel has blocks, say so.
+        """End the jobs whose deadline has passed; report those whose blocks the kernel has as late.
 
-        When it is time, queue the chore that gives the medium what it is owed.
+        When it is due, queue the chore `MEET`.
         """
         now = time.monotonic()
         if self._retry_at <= now:
@@ -558,7 +557,7 @@ class Pool:
                 self._wake_at = min(self._wake_at, job.deadline)
                 continue
             if job.copying:
-                continue  # who copies says when it is done
+                continue  # the copying thread ends it
             staged_put = self._staging is not None and job.op == WRITE
             self._drop(job, job.copied if staged_put else job.next, Status.TIMEOUT)
             if job.job_id not in self._jobs:
@@ -570,7 +569,7 @@ class Pool:
                 self._tell(Entry(job.job_id, LATE, np.empty(0, np.int8)))
 
     def _copy_some(self) -> bool:
-        """Copy blocks of the first staged put; False if there is none, or no buffer."""
+        """Copy blocks of the first staged put; False without such a put or a free buffer."""
         if self._staging is None or not self._to_copy:
             return False
         job = self._to_copy[0]
@@ -620,8 +619,8 @@ class Pool:
 class _Signal:
     """A file descriptor that is readable while it is set; -1 when it is closed.
 
-    The lock keeps a thread from writing to a descriptor that another has closed meanwhile, whose
-    number may be that of another file by then.
+    The lock prevents writes to a descriptor that another thread has just closed and whose number
+    another file may already have.
     """
 
     def __init__(self) -> None:
@@ -659,7 +658,7 @@ class _Signal:
             self._close()
 
     def abandon(self) -> None:
-        """Close it in a forked child, where the lock may be held for good."""
+        """Close it in a forked child, where the lock may be held forever."""
         self._close()
 
     def _close(self) -> None:

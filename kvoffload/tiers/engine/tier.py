@@ -1,12 +1,12 @@
-"""A tier out of its parts: jobs, a catalog and a medium.
+"""A tier composed of jobs, a catalog and a medium.
 
 Structure
-    `ComposedTier` checks arguments, asks the `Catalog` what is where, and hands blocks that need
-    I/O to the `Jobs`. The classes that users open differ in nothing but the parts they make.
+    `ComposedTier` checks arguments, looks keys up in the `Catalog`, and passes blocks that need I/O
+    to the `Jobs`. The classes that users open differ only in these parts.
 Exceptions from outside
-    A signal's handler may raise between any two instructions of a call. `_is_ready` is False while
-    a call changes something: who finds it so refuses to go on. Nothing is repaired. The job of such
-    a call is taken back from the pool, since its blocks are the caller's again.
+    A signal handler may raise between any two instructions of a call. `_is_ready` is False while a
+    call changes something; a call that finds it False raises. Nothing is repaired. The job of an
+    interrupted call is taken back from the pool, since its blocks are the caller's again.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ LONGEST_DEADLINE_S = 86_400.0
 TRANSFER_DEADLINE_S = 1.0
 TRANSFER_BYTES_PER_S = 50_000_000
 EXIT_S = 1.0
-"""Seconds that jobs under way have, of all tiers together, when the interpreter ends."""
+"""Seconds for the jobs under way of all tiers together when the interpreter ends."""
 
 OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
 HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 
 class ComposedTier(Tier):
-    """A tier out of its parts; the jobs know its options and the size of a block."""
+    """A tier composed of its parts; the jobs have its options and the size of a block."""
 
     def __init__(
         self, jobs: Jobs, catalog: Catalog, medium: Medium, capacity_bytes: int | None
@@ -80,8 +80,8 @@ class ComposedTier(Tier):
         self._pid = os.getpid()
         self._is_closed = False
         self._has_ended = True  # whether all threads ended when it was closed
-        self._is_ready = True  # no call is in the middle of a change
-        self._starting = 0  # the job that is being submitted, or was when a call was interrupted
+        self._is_ready = True  # no call is changing something
+        self._starting = 0  # the job being submitted, now or when a call was interrupted
         _OPEN.add(self)
 
     @property
@@ -97,12 +97,12 @@ class ComposedTier(Tier):
     # -- the beginning and the end of calls --------------------------------------------------
 
     def _require_ready(self) -> None:
-        """Begin a call of a tier that may have no region."""
+        """Begin a call that needs no region."""
         if not self._is_ready:
             self._refuse()
 
     def _refuse(self) -> NoReturn:
-        """Raise what every call of a tier raises that is closed, or another process's."""
+        """Raise the error of a tier that is closed, interrupted or another process's."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"tier {self.name!r} belongs to process {self._pid}")
         if self._is_closed:
@@ -113,7 +113,7 @@ class ComposedTier(Tier):
         )
 
     def _enter(self) -> Pool:
-        """Begin a call of a tier that must have a region."""
+        """Begin a call that needs a region."""
         self._require_ready()
         pool = self._jobs.pool
         if pool is None:
@@ -121,13 +121,13 @@ class ComposedTier(Tier):
         return pool
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Make a change; what ends it in the middle leaves the tier interrupted."""
+        """Make a change; an exception during it leaves the tier interrupted."""
         self._is_ready = False
         change(*arguments)
         self._is_ready = True
 
     def _start(self, begin: Callable[..., None], started: float, *arguments: Any) -> int:
-        """Begin a job and return its number; where an exception ends this, take the job back."""
+        """Begin a job and return its number; if an exception ends this, take the job back."""
         job = self._jobs.new_id()
         try:
             self._is_ready = False
@@ -143,13 +143,13 @@ class ComposedTier(Tier):
             raise
 
     def _take_back(self) -> None:
-        """Give the caller the blocks back of a job whose number it never got."""
+        """Return the blocks of a job whose number the caller never got."""
         if self._starting and self._jobs.pool is not None:
             self._jobs.pool.cancel(self._starting)
         self._starting = 0
 
     def _collect(self) -> None:
-        """Take in what threads have done."""
+        """Process the results of the threads."""
         self._is_ready = False
         self._jobs.collect(self._catalog)
         self._catalog.tend()
@@ -157,7 +157,7 @@ class ComposedTier(Tier):
         self._is_ready = True
 
     def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Collect jobs until a condition holds, or the time is over; return whether it holds."""
+        """Collect jobs until a condition holds or the time is over; return whether it holds."""
         pool = self._enter()
         until = time.monotonic() + timeout_s
         try:
@@ -188,11 +188,11 @@ class ComposedTier(Tier):
         started = time.monotonic()
         self._enter()
         seconds, stored = check_deadline(deadline_s), stored_keys(keys)
-        self._collect()  # what was stored meanwhile is there
+        self._collect()  # blocks stored meanwhile are known
         return self._start(self._query, started, stored, seconds or QUERY_DEADLINE_S)
 
     def _query(self, job: int, started: float, stored: list[bytes], timeout_s: float) -> None:
-        """Begin a query; what is known is not asked for again."""
+        """Begin a query for the keys whose state is unknown."""
         jobs, catalog = self._jobs, self._catalog
         if not catalog.asks:
             status = np.where(self._states(stored) == HIT, OK, MISS)
@@ -300,7 +300,7 @@ class ComposedTier(Tier):
         jobs.submit(record, ids, timeout_s)
 
     def _version(self) -> tuple[int, int]:
-        """Return what a record of this moment belongs to: a generation and an epoch."""
+        """Return the present generation and epoch, for a record."""
         return self._catalog.generation, self._catalog.epoch
 
     def _transfer(
@@ -365,7 +365,7 @@ class ComposedTier(Tier):
         return self._states(stored_keys(keys))
 
     def _states(self, stored: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return and count what is known about stored keys."""
+        """Return and count the known states of stored keys."""
         metrics = self._jobs.metrics
         if not self._jobs.reads.would_allow():
             metrics.misses += len(stored)
@@ -398,7 +398,7 @@ class ComposedTier(Tier):
         self._catalog.forget(self._jobs.records.values())
         self._medium.forget()
 
-    # -- how it is ---------------------------------------------------------------------------
+    # -- health and counters -----------------------------------------------------------------
 
     def health(self, *, reset: bool = False) -> Health:
         reads, writes = self._jobs.reads, self._jobs.writes
@@ -467,7 +467,7 @@ class ComposedTier(Tier):
             _KEPT.append(self)
 
     def _leave(self) -> None:
-        """Release everything in a forked child; tell no thread and no other process."""
+        """Release everything in a forked child without notifying a thread or another process."""
         self._is_closed = True
         self._is_ready = False
         if self._jobs.pool is not None:
@@ -484,7 +484,7 @@ class ComposedTier(Tier):
 
 
 def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
-    """Return block ids as ``(n,)`` int64; TypeError, ValueError if they are none."""
+    """Return block ids as ``(n,)`` int64; TypeError, ValueError if they are invalid."""
     array = np.asarray(ids)
     if array.ndim != 1:
         raise ValueError(f"ids must have one dimension, got {array.ndim}")
@@ -496,10 +496,10 @@ def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
 
 
 def first_repeat(ids: npt.NDArray[np.int64]) -> int | None:
-    """Return the least number that occurs twice, None if there is none.
+    """Return the least number that occurs twice, or None.
 
-    Not by `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++ destructor,
-    which aborts the process where a daemon thread is in it when the interpreter ends.
+    This avoids `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++
+    destructor, which aborts the process if a daemon thread is in it when the interpreter ends.
     """
     ordered = np.sort(ids)
     repeats = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -522,7 +522,7 @@ def check_deadline(deadline_s: float | None) -> float | None:
 
 
 def check_timeout(timeout_s: float) -> float:
-    """Return the seconds, >= 0, that a call may wait, a day at most, or TypeError, ValueError."""
+    """Return the seconds, >= 0, that a call may wait, at most a day; TypeError, ValueError."""
     return _seconds("timeout_s", timeout_s, at_least_zero=True)
 
 
@@ -553,9 +553,9 @@ atexit.register(_close_at_exit)
 
 
 def _after_fork_in_child() -> None:
-    """Release what belongs to the parent: its files, so that its lock ends when it does."""
+    """Release the parent's files, so that its lock ends when it does."""
     for tier in [*_OPEN, *_KEPT]:
-        with contextlib.suppress(OSError):  # what one tier meets keeps no other from letting go
+        with contextlib.suppress(OSError):  # an error of one tier must not keep another open
             tier._leave()
     _OPEN.clear()
     _KEPT.clear()

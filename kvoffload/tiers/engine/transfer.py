@@ -1,6 +1,6 @@
-"""Moves of bytes between files, regions and buffers, whose memory may lie in several pieces.
+"""Transfers of bytes between files, regions and buffers, whose memory may be in several pieces.
 
-The buffers are a tier's own: a call that does not return then holds none of the caller's memory.
+The buffers are a tier's own, so that a call that does not return holds none of the caller's memory.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = [
 ]
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-# Linux and macOS take no more views in one call.
+# Linux and macOS accept no more views in one call.
 MAX_VIEWS = 1024
 LEAST_BUFFERS = 2
 SLICE_BYTES = 2**20
-"""Bytes that are copied between two looks at the deadlines, at most."""
+"""Most bytes that are copied between two checks of the deadlines."""
 
 
 def status_of(error: OSError) -> Status:
-    """Return what an error of the operating system means for a block."""
+    """Return the status of a block after an error of the operating system."""
     return Status.FULL if error.errno in NO_SPACE else Status.FAILED
 
 
 def sum_of(views: Sequence[memoryview], seed: int) -> int:
-    """Return the XXH3-64 of bytes that lie in several pieces."""
+    """Return the XXH3-64 of bytes in several pieces."""
     return xxh3_64(views[0] if len(views) == 1 else b"".join(views), seed)
 
 
@@ -50,9 +50,9 @@ def copy(
     targets: Sequence[memoryview],
     must_stop: Callable[[], bool] | None = None,
 ) -> bool:
-    """Copy bytes between two lists of pieces, as many as both have; without the lock, if large.
+    """Copy as many bytes as both lists of pieces have; release the lock for large copies.
 
-    `must_stop` is asked after every `SLICE_BYTES`; return False where it ended the copy.
+    `must_stop` is called after every `SLICE_BYTES`; return False if it ended the copy.
     """
     pieces = [np.frombuffer(target, np.uint8) for target in targets]
     most = sys.maxsize if must_stop is None else SLICE_BYTES
@@ -80,9 +80,9 @@ def transfer(
     views: Sequence[memoryview],
     offset: int,
 ) -> int:
-    """Read or write views at an offset, going on after short calls; return the bytes moved.
+    """Read or write views at an offset, continuing after short calls; return the bytes moved.
 
-    Fewer than asked for only at the end of a file.
+    Fewer are moved only at the end of a file.
     """
     done = 0
     rest = list(views)
@@ -90,7 +90,7 @@ def transfer(
         moved = call(fd, rest[:MAX_VIEWS], offset + done)
         done += moved
         if moved == 0 or (call is os.preadv and moved % ALIGNMENT):
-            break  # a short read of a file ends where the file does
+            break  # the file ends here
         while rest and moved >= len(rest[0]):
             moved -= len(rest.pop(0))
         if moved:
@@ -99,14 +99,14 @@ def transfer(
 
 
 def staging_buffers(staging_bytes: int, block_bytes: int) -> int:
-    """Return how many buffers of a block fit, at least 2: one to write from, one to read into."""
+    """Return the number of buffers of a block, at least 2: one to write from, one to read into."""
     return max(LEAST_BUFFERS, staging_bytes // round_up(block_bytes))
 
 
 class Staging:
     """A fixed number of buffers of one block each, aligned to a page.
 
-    Puts may hold half of them at most, so that blocks which wait to be written leave room to read.
+    Puts may hold at most half of them, so that blocks that wait to be written leave room for reads.
 
     Notes
     -----
@@ -134,14 +134,14 @@ class Staging:
         return len(self._free)
 
     def take(self, count: int, *, put: bool) -> list[int]:
-        """Take up to `count` buffers; fewer, or none, where others hold them."""
+        """Take up to `count` buffers, as far as they are free."""
         count = min(count, self.available(put=put))
         taken = [self._free.pop() for _ in range(count)]
         self._held_by_puts += count if put else 0
         return taken
 
     def give_back(self, buffers: Iterable[int], *, put: bool) -> None:
-        """Give buffers back that `take` gave."""
+        """Give back buffers from `take`."""
         buffers = list(buffers)
         self._free.extend(buffers)
         self._held_by_puts -= len(buffers) if put else 0
