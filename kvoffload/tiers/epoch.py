@@ -1,37 +1,35 @@
-"""Epochs: the numbers that tell what was stored before a `Tier.forget` from what came after.
+"""Epochs: the numbers that separate blocks stored before a `Tier.forget` from later ones.
 
-An epoch has 64 bits: milliseconds since 1970 in front, 20 random bits behind. So epochs are in
-order across processes and machines, and no two processes draw the same. Where a clock is behind,
-or two epochs are drawn in a millisecond, the next one counts on from the highest that is known:
-the order counts, the time is only what makes it hold where nothing is known.
+An epoch has 64 bits: milliseconds since 1970, followed by 20 random bits. So epochs are ordered
+across processes and machines, and no two processes draw the same. If a clock is behind, or two
+epochs are drawn in a millisecond, the next one counts on from the highest known epoch: only the
+order matters; the time provides it for processes that know no epoch.
 
-What lies on a medium may be anything. An epoch ahead of the clock is one, since the next is above
-it: clocks that are wrong by days do no harm. One that is more than a century ahead was not drawn
-here, and could use the numbers up: it is nonsense, as is what does not read as 16 digits. That
-limit moves with the clock, so that within a millisecond there is a next epoch; until then, who
-needs one above the limit begins again at the clock, and what was stored is forgotten. An epoch
-that a process knows, that is more than a day ahead (`is_far_ahead`) and that its medium has lost
-came from a wrong clock: no process counts on from it.
+A medium may have any bytes. An epoch ahead of the clock is valid, since the next is above it:
+clocks that are wrong by days do no harm. An epoch more than a century ahead was not drawn here and
+could exhaust the numbers: it is invalid, like text that is not 16 hex digits. That limit moves with
+the clock, so that within a millisecond there is a next epoch; until then, a process that needs one
+above the limit starts again at the clock, and all stored blocks are forgotten. An epoch more than a
+day ahead (`is_far_ahead`) that a process knows and its medium has lost came from a wrong clock: no
+process counts on from it.
 
 Structure
-    `Agreement` decides, without I/O, which epoch a process uses, given what it finds on a shared
-    medium. `Agreement.forget` tells it of a call of `RemoteTier.forget`; `Agreement.answer` takes
-    what the medium has and returns what to write there, if anything. ``remote.shared`` asks the
-    medium and writes to it.
+    `Agreement` decides, without I/O, which epoch a process uses, given the one found on a shared
+    medium. `Agreement.forget` records a call of `RemoteTier.forget`; `Agreement.answer` takes the
+    medium's epoch and returns the one to write, if any. ``remote.shared`` does the I/O.
 Protocol
-    A process that finds the epoch that it used last goes on with it. One that finds a higher epoch
-    adopts it: another process has forgotten. One that finds a lower one, none, or nonsense is in
-    doubt: whoever lowered or lost the epoch may have forgotten since. It writes a new epoch above
-    everything it has seen, and never its own back. A `forget` that the medium has not confirmed is
-    a doubt as well, which nothing settles but an epoch that was drawn after the call.
+    A process that finds its last epoch keeps it. One that finds a higher epoch adopts it: another
+    process has forgotten. One that finds a lower epoch, none, or an invalid one is in doubt: a
+    `forget` may have preceded the loss. It writes a new epoch above everything it has seen, and
+    never its own again. A `forget` that the medium has not confirmed is also a doubt, which only an
+    epoch drawn after the call resolves.
 Invariants
     Each epoch is drawn for one write, and blocks are put only under an epoch that was found on the
-    medium. So an epoch that was replaced does not return unless the medium is restored from a
-    snapshot, and no block that was put before a `forget` has an epoch that is used after it. The
-    order of epochs is what reveals a snapshot.
-    The epoch of a process falls only from one that is more than a day ahead of the clock, as a
-    clock that was wrong has drawn it. Such an epoch is not counted on from, unless the medium has
-    it: the next one is drawn from the clock.
+    medium. So a replaced epoch does not return unless the medium is restored from a snapshot, and
+    no block that was put before a `forget` has an epoch that is used after it. The order of epochs
+    reveals a restored snapshot. The epoch of a process falls only from one that is more than a day
+    ahead of the clock, which a wrong clock has drawn. Unless the medium has such an epoch, the next
+    one is drawn from the clock.
 """
 
 from __future__ import annotations
@@ -64,14 +62,14 @@ AHEAD_MS = 100 * 365 * 86_400_000
 FAR_AHEAD_MS = 86_400_000
 """Milliseconds ahead of the clock above which a clock must have been wrong."""
 EARLIEST_MS = 1_790_000_000_000
-"""The least that a clock shows, September 2026: one that was never set refuses no epoch."""
+"""Least time of a clock, September 2026: with a clock that was never set, epochs stay valid."""
 _DIGITS = frozenset(b"0123456789abcdef")
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return an epoch above another that no other process draws, ``1 ... 2**64 - 1``.
+    """Return an epoch above `above` that no other process draws, ``1 ... 2**64 - 1``.
 
-    `above` is the highest that is known, 0 for none. What is no epoch is passed over (`is_epoch`).
+    `above` is the highest known epoch, 0 for none. An invalid one is ignored (`is_epoch`).
     """
     random = secrets.randbits(RANDOM_BITS)
     drawn = (_now_ms() << RANDOM_BITS) | random
@@ -89,24 +87,24 @@ def is_far_ahead(epoch: int) -> bool:
 
 
 def last_epoch() -> int:
-    """Return the highest number that is an epoch now, a century ahead."""
+    """Return the highest valid epoch, a century ahead of the clock."""
     return (_now_ms() + AHEAD_MS) << RANDOM_BITS
 
 
 def epoch_text(epoch: int) -> bytes:
-    """Return an epoch, ``0 ... 2**64 - 1``, as it lies on media: 16 hex digits.
+    """Return an epoch, ``0 ... 2**64 - 1``, as it is stored on media: 16 hex digits.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no such integer.
+        If it is not such an integer.
     """
     epoch = check_int("epoch", epoch, 0, 2**64 - 1)
     return b"%016x" % epoch
 
 
 def parse_epoch(data: object) -> int | None:
-    """Return the epoch that bytes of a medium say; None for whatever is none."""
+    """Return the epoch that bytes of a medium encode; None if they encode none."""
     if not isinstance(data, bytes) or len(data) != EPOCH_CHARACTERS or not _DIGITS.issuperset(data):
         return None
     found = int(data, 16)
@@ -118,11 +116,11 @@ def _now_ms() -> int:
 
 
 class Decision(NamedTuple):
-    """The decision after a look at the medium."""
+    """The decision after the medium's epoch was read."""
 
-    write: int = 0  # the epoch to write; 0 where the medium has the one that this process uses
-    above: int = 0  # a higher epoch than this one is not to be overwritten
-    loss: str = ""  # `MISSING` or `LOWER` where this process has to forget everything
+    write: int = 0  # the epoch to write; 0 if the medium has that of this process
+    above: int = 0  # an epoch higher than this must not be overwritten
+    loss: str = ""  # `MISSING` or `LOWER` if this process must forget everything
 
 
 class Agreement:
@@ -136,22 +134,22 @@ class Agreement:
     __slots__ = ("_drawn", "_forgetting", "_seen", "adopted", "epoch", "forgets", "owed")
 
     def __init__(self) -> None:
-        self.epoch = 0  # that this process uses; 0 while it has learned none, or is in doubt
-        self.owed = False  # the medium has yet to take a new epoch: after a `forget`, or a loss
+        self.epoch = 0  # of this process; 0 while it is unknown or in doubt
+        self.owed = False  # the medium still needs a new epoch, after a `forget` or a loss
         self.adopted = 0  # number of epochs that this process has used
         self.forgets = 0  # number of calls of `forget`
         self._seen = 0  # the highest epoch that the medium has had, as far as this process knows
-        self._drawn = 0  # the last one that was drawn, which may be on the medium; 0: none
+        self._drawn = 0  # the last epoch drawn, which may be on the medium; 0: none
         self._forgetting = False  # the medium has not confirmed the last `forget`
 
     def forget(self) -> None:
-        """Use no epoch until the medium has one that is drawn from now on."""
+        """Use no epoch until the medium has one that was drawn after this call."""
         self.epoch = self._drawn = 0
         self.forgets += 1
         self.owed = self._forgetting = True
 
     def answer(self, found: int | None) -> Decision:
-        """Adopt the medium's epoch, or draw another one; None: it has none, or nonsense."""
+        """Adopt the medium's epoch, or draw another; None: it has none or an invalid one."""
         if found is not None and self._is_sound(found):
             self.adopted += found != self.epoch
             self.epoch = self._seen = found
@@ -171,13 +169,13 @@ class Agreement:
         return Decision(self._drawn, self._drawn - 1 if self._forgetting else known, loss)
 
     def _is_sound(self, found: int) -> bool:
-        """Return whether no block under an epoch was put before a `forget` that is known here."""
+        """Return whether all blocks under an epoch were put after every known `forget`."""
         return found in (self.epoch, self._drawn) or (found > self._seen and not self._forgetting)
 
     def deleted(self, forgets: int) -> None:
-        """Take the absence of an epoch, which forgets for all, for what the medium was owed.
+        """Count the epoch's deletion, which forgets for all processes, as the pending write.
 
-        `forgets` is its value before the epoch was deleted: a later `forget` is still owed.
+        `forgets` is its value before the epoch was deleted: a later `forget` is still pending.
         """
         if forgets == self.forgets:
             self.owed = self._forgetting = False

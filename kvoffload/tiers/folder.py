@@ -1,13 +1,13 @@
-"""Folders that others can write to: each opened below the last one, by name, and never by a link.
+"""Folders that others can write to, each opened by name in the previous one, never by a link.
 
-A path is walked anew in every call, so that whoever can write to a folder of it may lead the next
-call elsewhere by a link. An open folder stays the one it is: all that is done in it - open, link,
-rename, remove - takes its descriptor and the name of one file.
+The system resolves a path again in every call, so that anyone who can write to one of its folders
+may redirect the next call with a link. An open folder stays the same: every operation in it - open,
+link, rename, remove - takes its descriptor and the name of one file.
 
 Invariants
     No call follows a link below the folder that was opened first. No call waits for the other end
-    of a pipe. A tree is removed without leaving it: not by a link, not to another file system, and
-    not without end.
+    of a pipe. The removal of a tree follows no link, does not enter another file system, and has a
+    bounded depth.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kvoffload.errors import describe
 __all__ = ["MAX_DEPTH", "Folder", "above_streams", "check_path", "make_folders", "temporary_name"]
 
 MAX_DEPTH = 8
-"""Levels of folders that are removed below the one that is named; the tier makes two."""
+"""Levels of folders that are removed below the named one; the tier makes two."""
 LAST_STREAM = 2
 """Descriptor of standard error."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file, or a link, which one depends
-_A_FOLDER = frozenset({errno.EISDIR, errno.EPERM})  # what unlinking one says: Linux, POSIX
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file or a link, by system
+_A_FOLDER = frozenset({errno.EISDIR, errno.EPERM})  # from unlinking a folder: Linux, POSIX
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
 
 
 def check_path(path: object) -> Path:
-    """Return the path of a directory that a caller names; TypeError, ValueError if it is none."""
+    """Return the path of a caller's directory; TypeError, ValueError if it is not a path."""
     if not isinstance(path, str | Path) or not str(path):
         raise TypeError(f"path must be the path of a directory, got {describe(path)}")
     if "\0" in str(path):
@@ -46,14 +46,14 @@ def check_path(path: object) -> Path:
 
 
 def make_folders(path: Path, made: list[Path] | None = None) -> None:
-    """Make a directory, and those above it that are missing, each for this user alone.
+    """Make a directory and its missing parents, each accessible only to this user.
 
     Parameters
     ----------
     path : Path
-        The directory; it may be there.
+        The directory; it may exist.
     made : list of Path, optional
-        What is made is added to it, the outermost first, and stays in it where this raises.
+        The new directories are added to it, the outermost first, also if this raises.
     """
     missing = [path]
     while not missing[-1].exists() and missing[-1].parent != missing[-1]:
@@ -66,12 +66,12 @@ def make_folders(path: Path, made: list[Path] | None = None) -> None:
 
 
 class Folder:
-    """An open folder, which is closed with the last reference to it.
+    """An open folder, which is closed when the last reference to it is dropped.
 
     Notes
     -----
-    Names are of single files, without a slash. Every call raises OSError where the system refuses
-    it. Thread-safety: any thread; the threads that work in a folder hold it open.
+    A name is that of a single file, without a slash. Every call raises OSError if the system
+    refuses it. Thread-safety: any thread; the threads that work in a folder keep it open.
     """
 
     __slots__ = ("fd",)
@@ -87,11 +87,11 @@ class Folder:
 
     @classmethod
     def at(cls, path: str | Path) -> Folder:
-        """Open a folder by its path; links on the way are of who gave the path."""
+        """Open a folder by its path, following links: the caller chose the path."""
         return cls(os.open(path, _FOLDER_FLAGS))
 
     def below(self, name: str) -> Folder:
-        """Open a folder in this one; NotADirectoryError if something else is there, as a link."""
+        """Open a folder in this one; NotADirectoryError if it is something else, such as a link."""
         try:
             return Folder(os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self.fd))
         except OSError as error:
@@ -100,7 +100,7 @@ class Folder:
             raise
 
     def make(self, name: str, mode: int = 0o700) -> Folder:
-        """Open a folder in this one, made if there is none; NotADirectoryError as in `below`."""
+        """Open a folder in this one, and make it if needed; NotADirectoryError as in `below`."""
         try:
             return self.below(name)
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class Folder:
             return self.below(name)
 
     def make_in_place(self, name: str) -> Folder:
-        """Open a folder in this one, made in place of whatever else is there."""
+        """Open a folder in this one; anything else with its name is replaced."""
         try:
             return self.make(name)
         except NotADirectoryError:
@@ -119,25 +119,25 @@ class Folder:
     # -- single files ------------------------------------------------------------------------
 
     def stat(self, name: str) -> os.stat_result:
-        """Return what is known about a file, or a link itself."""
+        """Return the status of a file, or of a link itself."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def open(self, name: str, flags: int = _READ_FLAGS) -> int:
-        """Return a descriptor of what has the name, no link; a pipe is not waited for."""
+        """Return a descriptor of a file, without following a link or waiting for a pipe."""
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return above_streams(os.open(name, flags, 0o600, dir_fd=self.fd))
 
     def create(self, name: str) -> int:
-        """Return a descriptor to write to, of a new file; FileExistsError if it is not new."""
+        """Return a descriptor to write to a new file; FileExistsError if the name is taken."""
         return above_streams(os.open(name, _NEW_FLAGS, 0o600, dir_fd=self.fd))
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, `most` and one more at most, which is too many.
+        """Return a small file's bytes; `most` + 1 bytes mean that it is too large.
 
         Returns
         -------
         bytes or None
-            None where there is nothing; no bytes where it is no plain file.
+            None if the name is free; no bytes if it is not a plain file.
         """
         try:
             fd = self.open(name)
@@ -158,45 +158,45 @@ class Folder:
             os.close(fd)
 
     def write(self, name: str, data: bytes, check: Callable[[], None] = lambda: None) -> None:
-        """Write a small file whole and durably, in place of whatever has its name.
+        """Write a small file atomically and durably, replacing anything with its name.
 
         Parameters
         ----------
         name : str
             Its name.
         data : bytes
-            What it is to have.
+            Its new contents.
         check : callable
-            Is called when all is on the disk but the name; what it raises leaves the old file.
+            Called when everything except the name is on the disk; if it raises, the old file stays.
         """
         temporary = temporary_name(name)
         fd = self.create(temporary)
         try:
             try:
                 if os.write(fd, data) != len(data):
-                    raise OSError(errno.EIO, "a part was written")
+                    raise OSError(errno.EIO, "only a part was written")
                 os.fsync(fd)
             finally:
                 os.close(fd)
             check()
             self.replace(temporary, name)
         finally:
-            with contextlib.suppress(OSError):  # renamed, it is gone
+            with contextlib.suppress(OSError):  # it is gone if it was renamed
                 self.unlink(temporary)
         os.fsync(self.fd)
 
     def link(self, temporary: str, name: str) -> None:
-        """Give a complete file its name, and remove the former one; or FileExistsError."""
+        """Give a complete file its name and remove the temporary one; or FileExistsError."""
         fd = self.fd
         try:
             try:
                 os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
             except OSError as error:
                 if error.errno in _NO_LINKS:
-                    # Of equal bytes the last writer's stay.
+                    # Bytes are equal, so the last writer's may stay.
                     os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
                     return
-                # The answer of a server may have been lost, and the link be there.
+                # A server's answer may have been lost although the link exists.
                 if isinstance(error, FileExistsError) or self.stat(temporary).st_nlink != 2:
                     raise
         finally:
@@ -204,7 +204,7 @@ class Folder:
                 os.unlink(temporary, dir_fd=fd)
 
     def replace(self, old: str, new: str) -> None:
-        """Rename a file, in place of whatever has the new name."""
+        """Rename a file, replacing anything with the new name."""
         try:
             os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except IsADirectoryError:
@@ -214,12 +214,12 @@ class Folder:
     # -- removal -----------------------------------------------------------------------------
 
     def unlink(self, name: str) -> None:
-        """Remove a file, or a link itself; that there is none is no error."""
+        """Remove a file, or a link itself, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
     def take_away(self, name: str) -> None:
-        """Free a name: remove what has it, or rename a folder to a temporary name."""
+        """Free a name: remove its file, or rename its folder to a temporary name."""
         try:
             self.unlink(name)
         except OSError as error:
@@ -230,24 +230,24 @@ class Folder:
     def remove_tree(
         self, name: str, each: Callable[[], None] = lambda: None, depth: int = MAX_DEPTH
     ) -> OSError | None:
-        """Remove a folder and what is in it, as far as it can be removed.
+        """Remove a folder and its contents, as far as possible.
 
-        Links are removed, not followed. What is on another file system stays, and so does what is
-        nested deeper than the tier nests folders.
+        Links are removed, not followed. Folders on another file system stay, and so do those nested
+        deeper than the tier nests folders.
 
         Parameters
         ----------
         name : str
             The folder's, or a file's.
         each : callable
-            Is called before each removal; what it raises ends the removal.
+            Called before each removal; an exception ends the removal.
         depth : int
-            Levels that may be below.
+            Most levels below it.
 
         Returns
         -------
         OSError or None
-            Why something is left, the first reason; None where nothing is.
+            The first reason why something is left; None if nothing is.
         """
         each()
         try:
@@ -287,18 +287,18 @@ class Folder:
 
 
 def temporary_name(name: str) -> str:
-    """Return an unpredictable name that begins with `name`; a sweep removes it when old."""
+    """Return an unpredictable name that begins with `name`; a sweep removes old ones."""
     return f"{name}.{os.urandom(8).hex()}.tmp"
 
 
 def above_streams(fd: int) -> int:
     """Return a descriptor of the same file, above those of the standard streams.
 
-    In a daemon whose standard streams are closed, the next files that are opened get the
-    descriptors 0 to 2. A process that it starts has other files there, and a library that writes to
-    standard error writes to the file that has descriptor 2.
+    In a daemon whose standard streams are closed, the next open files get the descriptors 0 to 2. A
+    child process has other files there, and a library that writes to standard error writes to the
+    file with descriptor 2.
 
-    A lower descriptor is closed, also where this raises. Children inherit neither.
+    A lower descriptor is closed, also if this raises. Children inherit neither.
     """
     if fd > LAST_STREAM:
         return fd

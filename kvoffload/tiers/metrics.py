@@ -1,4 +1,4 @@
-"""The reports of a tier: counters, their samples for exporters, events and lines of log."""
+"""The reports of a tier: counters, their samples for exporters, events and log lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["LOSSES", "LOWER", "MISSING", "Events", "TierMetrics", "write_line"]
 log = logging.getLogger("kvoffload.tiers")
 
 LOSSES = MISSING, LOWER = "missing", "lower"
-"""Why a shared medium makes a process forget: it has no epoch that can be read, or a lower one."""
+"""Why a shared medium makes a process forget: its epoch is missing, unreadable or lower."""
 
 
 class TierMetrics:
     """The counters of one tier."""
 
     def __init__(self) -> None:
-        self.hits = 0  # keys that were looked up, and are there
+        self.hits = 0  # keys that were looked up and found
         self.misses = 0
         self.unknown = 0
-        self.dropped = 0  # blocks of puts that were not stored: everything was forgotten since
-        self.lost: Counter[str] = Counter()  # everything was forgotten, by cause: see `LOSSES`
-        # By operation and `Status`: "put" as callers were told, "store" as they were written.
+        self.dropped = 0  # blocks of puts not stored because everything was forgotten since
+        self.lost: Counter[str] = Counter()  # losses of everything, by cause: see `LOSSES`
+        # By operation and `Status`: "put" as reported to callers, "store" as written.
         self.blocks: Counter[tuple[str, int]] = Counter()
-        self.nbytes: Counter[str] = Counter()  # that were moved, by operation
+        self.nbytes: Counter[str] = Counter()  # moved, by operation
         self.evicted: Counter[str] = Counter()  # blocks that left, by reason
         self._buckets = {op: [0] * (len(SECONDS_BOUNDS) + 1) for op in ("query", "put", "get")}
         self._seconds: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class TierMetrics:
         self._seconds[op] += seconds  # type: ignore[assignment] # a float
 
     def count(self, op: str, counts: Sequence[int]) -> None:
-        """Count the blocks of a job: `counts` of each `Status`."""
+        """Count the blocks of a job; `counts` has the number of each `Status`."""
         for status, count in enumerate(counts):
             if count:
                 self.blocks[op, status] += count
@@ -68,9 +68,9 @@ class TierMetrics:
         Parameters
         ----------
         gauges : mapping of str to int
-            Present sizes by name; one that is missing is left out.
+            Present sizes by name; missing ones are omitted.
         breakers : mapping of str to int
-            ``{"get": 0, "put": 1}``: whether calls are answered at once.
+            ``{"get": 0, "put": 1}``: whether the breaker refuses calls.
         """
         values: dict[str, Iterable[tuple[dict[str, str], float | Histogram]]] = {
             "hits": [({}, self.hits)],
@@ -101,19 +101,19 @@ class TierMetrics:
 
 
 class Events:
-    """The events of a tier, which are counted, and kept for `take` where `are_kept`."""
+    """The events of a tier, which are counted and, with `are_kept`, kept for `take`."""
 
     def __init__(self, metrics: TierMetrics, *, are_kept: bool) -> None:
         self._metrics = metrics
         self._events: list[TierEvent] | None = [] if are_kept else None
 
     def stored(self, keys: list[bytes]) -> None:
-        """Record blocks that can be read from now on."""
+        """Record blocks that have become readable."""
         if self._events is not None and keys:
             self._events.append(TierEvent(list(keys), removed=False))
 
     def removed(self, keys: list[bytes], reason: str) -> None:
-        """Record blocks that left; none and ``"forgotten"`` stand for all."""
+        """Record blocks that left; no keys with ``"forgotten"`` mean all blocks."""
         self._metrics.evicted[reason] += len(keys)
         if self._events is not None and (keys or reason == "forgotten"):
             self._events.append(TierEvent(list(keys), reason, removed=True))
@@ -127,10 +127,10 @@ class Events:
 
 
 def write_line(level: int, message: str, *arguments: object) -> None:
-    """Log a line as `logging.Logger.log` does, and drop what a handler of the application raises.
+    """Log a line like `logging.Logger.log`, and drop exceptions of the application's handlers.
 
-    Tiers log in threads that have jobs, and between two steps of a `forget`: the exception would
-    end the thread or keep the second step from being taken.
+    Tiers log in threads that have jobs, and between two steps of a `forget`: an exception would end
+    the thread or prevent the second step.
     """
     with contextlib.suppress(Exception):
         log.log(level, message, *arguments, stacklevel=2)

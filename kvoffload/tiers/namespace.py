@@ -1,8 +1,9 @@
-"""The namespace of stored blocks: all that their bytes depend on besides their keys.
+"""The namespace of stored blocks: everything that their bytes depend on besides their keys.
 
-Equal keys mean equal bytes only within a namespace: one engine's bytes of one model with one set of
-weights, one data type and one layout. Its *fingerprint* is the BLAKE2b-16 of its canonical JSON.
-Each tier keeps every namespace apart, by a directory or a prefix, and the JSON beside the data.
+Equal keys mean equal bytes only within a namespace: the bytes of one engine for one model with one
+set of weights, one data type and one layout. Its *fingerprint* is the BLAKE2b-16 of its canonical
+JSON. Each tier separates namespaces with a directory or a prefix, and keeps the JSON beside the
+data.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ __all__ = ["FINGERPRINT_BYTES", "Namespace", "check_namespace", "weights_identit
 
 FINGERPRINT_BYTES = 16
 FORMAT = 1
-"""Version of what a fingerprint is made of; part of it."""
+"""Version of the fingerprint's inputs, and part of it."""
 _MAX_DEPTH = 8
 _MAX_BITS = 4096
-"""Of a number; Python refuses to write out much larger ones."""
+"""Most bits of a number; Python refuses to format much larger ones."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".index.json")
 _END_BYTES = 2**16
 _PAGES, _PAGE_BYTES = 64, 2**12
 _MAX_ROWS = 1000
 _MAX_ENTRIES = 100_000
-"""Files and folders of a model's directory that are looked at, at most."""
+"""Most files and folders of a model's directory that are examined."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Namespace:
-    """All that the bytes of a block depend on, besides its key.
+    """Everything that the bytes of a block depend on, besides its key.
 
     Every field takes part in the fingerprint. A field may hold text, numbers, booleans, None, and
     lists, tuples and dicts with text as keys of those.
@@ -51,7 +52,7 @@ class Namespace:
     block_bytes : int
         Bytes per block, ``1 ... 2**32 - 1``.
     engine : str
-        Name of the engine, and its version where that changes the bytes.
+        Name of the engine, and its version if that changes the bytes.
     weights : Any
         Identity of the weights; see `weights_identity`.
     kv_dtype : str
@@ -67,7 +68,7 @@ class Namespace:
     tokens_per_hash, tokens_per_block : int
         Tokens per key of the engine, and per block.
     parallel : Any
-        Sizes and rank of the parallel groups that cut a block's bytes; None where the bytes do not
+        Sizes and rank of the parallel groups that split a block's bytes; None if the bytes do not
         depend on them.
     salt : str
         Anything else that keeps namespaces apart.
@@ -113,18 +114,18 @@ class Namespace:
         return blake2b(self._json.encode("ascii"), digest_size=FINGERPRINT_BYTES).digest()
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two are the same on media: ``1``, ``1.0`` and ``True`` differ there."""
+        """Return whether two have the same JSON: ``1``, ``1.0`` and ``True`` differ there."""
         if not isinstance(other, Namespace):
             return NotImplemented
         return self._json == other._json
 
     def __hash__(self) -> int:
-        """Return the hash of the JSON: fields may be lists."""
+        """Return the hash of the JSON, since fields may be lists."""
         return hash(self._json)
 
 
 def check_namespace(namespace: Any) -> Namespace:
-    """Return a namespace; TypeError if it is none."""
+    """Return a namespace; TypeError if it is not a `Namespace`."""
     if not isinstance(namespace, Namespace):
         raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
     return namespace
@@ -156,35 +157,35 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
 
 
 def weights_identity(source: str | Path, revision: str | None = None) -> Any:
-    """Return what tells one set of weights from another, for `Namespace.weights`.
+    """Return an identity of a set of weights, for `Namespace.weights`.
 
     Parameters
     ----------
     source : str or Path
-        Where the model was loaded from: a directory, a file, or a name.
+        Source of the model: a directory, a file, or a name.
     revision : str, optional
-        The revision that was asked for.
+        The requested revision.
 
     Returns
     -------
     list or str
-        Of a directory with weights, ``[name, bytes, digest]`` of each file of weights
+        For a directory with weights, ``[name, bytes, digest]`` of each file of weights
         (``*.safetensors *.bin *.pt *.pth *.gguf *.h5``), index (``*.index.json``) and
-        ``config.json`` in it and its folders, but for hidden ones; of a file, its own. More than
-        1,000 files are one row. Of anything else, `source` and `revision`.
+        ``config.json`` in it and its folders, except hidden ones; for a file, its own. More than
+        1,000 files are summed in one row. For anything else, `source` and `revision`.
 
     Raises
     ------
     OSError
         If a file cannot be read.
     TypeError, ValueError
-        If `source` is neither text nor a path, or a directory of too many files to be a model's.
+        If `source` is neither text nor a path, or a directory with too many files for a model.
 
     Notes
     -----
     Equal copies have equal identities, whatever their times. A digest is the BLAKE2b-16 of a file
     of up to 384 KiB, or of the first and last 64 KiB of a longer one and 64 pages of 4 KiB at fixed
-    fractions between them: a change within a 60th of a file may escape it.
+    fractions between them: it may miss a change within a 60th of a file.
 
     Complexity: O(files), some 400 KB read of each.
     """
@@ -204,7 +205,7 @@ def weights_identity(source: str | Path, revision: str | None = None) -> Any:
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
-    """Return the regular files that say what the weights are, by their names below a folder."""
+    """Return the regular files that identify the weights, by their names below a folder."""
     found = {}
     left = _MAX_ENTRIES
     for parent, folders, names in os.walk(folder, onerror=_raise):
@@ -238,7 +239,7 @@ def _file_identity(path: Path, name: str) -> list[Any]:
 
 
 def _samples(size: int) -> list[tuple[int, int]]:
-    """Return which pieces of a file are read, ``(offset, bytes)``."""
+    """Return the pieces of a file to read, ``(offset, bytes)`` each."""
     if size <= 2 * _END_BYTES + _PAGES * _PAGE_BYTES:
         return [(0, size)]
     between = size - 2 * _END_BYTES - _PAGE_BYTES

@@ -1,9 +1,9 @@
 """The options that every tier takes: as arguments, as text, and in an address.
 
-An address is one line, ``slab:/nvme/kv?capacity=2TB&policy=hit-density``: a kind, what that kind
-calls its place, and options. More kinds come from installed packages, by entry points of the group
-``kvoffload.tiers``: each a callable with the place, the namespace and the options as keywords, all
-text, that returns a `Tier`.
+An address is one line, ``slab:/nvme/kv?capacity=2TB&policy=hit-density``: a kind, its place, and
+options. Installed packages add kinds with entry points of the group ``kvoffload.tiers``: each is a
+callable that takes the place, the namespace and the options as keywords, all text, and returns a
+`Tier`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 
 ENTRY_POINTS = "kvoffload.tiers"
 STAGING_BYTES = 128 * 2**20
-"""Bytes of staging buffers that a tier has by default."""
+"""Default bytes of a tier's staging buffers."""
 MAX_QUEUED_BYTES = 8 * 2**30
-"""Bytes of blocks of jobs that have not ended, beyond which blocks are `Status.FULL`."""
+"""Default of the most bytes in jobs that have not ended; further blocks are `Status.FULL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class TierOptions:
     Attributes
     ----------
     threads : int
-        Number of threads that read and write, 1 to 1024. Two of them never write, if there are more
-        than two.
+        Number of threads that read and write, 1 to 1024. If there are more than two, two never
+        write.
     name : str
         Label in metrics, events and logs.
     staging_bytes : int
-        Bytes of the tier's own buffers, >= 0; two are made at least.
+        Bytes of the tier's own buffers, >= 0; there are at least two buffers.
     ack : str
         When a staged put ends: ``"copied"`` (to a buffer) or ``"stored"``.
     enable_events : bool
-        Whether `Tier.take_events` has something to give.
+        Whether `Tier.take_events` returns events.
     max_queued_bytes : int
-        Bytes of blocks of jobs that have not ended; what is beyond it is `Status.FULL`.
+        Most bytes in jobs that have not ended; further blocks are `Status.FULL`.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class TierOptions:
         *,
         enable_events: bool = False,
     ) -> TierOptions:
-        """Return options whose sizes may be text, as the constructors of tiers take them."""
+        """Return options for a tier's constructor, whose sizes may be text."""
         staging = check_size("staging_bytes", staging_bytes)
         queued = check_size("max_queued_bytes", max_queued_bytes)
         return cls(
@@ -110,11 +110,11 @@ class TierOptions:
 # -- as text -------------------------------------------------------------------------------------
 
 Readers: TypeAlias = dict[str, tuple[str, Callable[[str], Any]]]
-"""By option: the keyword of a tier's class, and what reads the text."""
+"""By option: the keyword of a tier's class, and the parser of the text."""
 
 
 def flag(text: str) -> bool:
-    """Return a truth value; ValueError if the text is none."""
+    """Return a truth value; ValueError if the text is not one."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in known:
         raise ValueError(f"must be true or false, got {describe(text)}")
@@ -122,7 +122,7 @@ def flag(text: str) -> bool:
 
 
 def whole_number(text: str) -> int:
-    """Return a whole number of up to 9 digits; ValueError if the text is none."""
+    """Return a whole number of up to 9 digits; ValueError if the text is not one."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ValueError(f"must be a whole number, got {describe(text)}")
     return int(text)
@@ -138,23 +138,23 @@ STAGED: Readers = {**LOCAL, "staging": ("staging_bytes", parse_size), "ack": ("a
 
 
 def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[str, Any]:
-    """Return the keyword arguments that options in text stand for.
+    """Convert options in text to keyword arguments.
 
     Parameters
     ----------
     options : mapping of str to str
-        As `open_tier` gives them to the entry points of other packages.
+        As `open_tier` passes them to the entry points of other packages.
     known : dict, optional
-        By option, the keyword and a callable that reads the text, or raises ValueError with what
-        the text must be. By default the options of `RemoteTier`: ``threads``, ``queue``, ``name``,
-        ``events``, ``staging`` and ``ack``.
+        By option, the keyword and a callable that parses the text or raises ValueError with its
+        rule. By default the options of `RemoteTier`: ``threads``, ``queue``, ``name``, ``events``,
+        ``staging`` and ``ack``.
 
     Raises
     ------
     TypeError
-        If `options` is no mapping, or an option no text.
+        If `options` is not a mapping, or an option is not text.
     ValueError
-        If an option is not known, or its text is wrong; the message names it.
+        If an option is unknown, or its text is wrong; the message names it.
     """
     if not isinstance(options, Mapping):
         raise TypeError(f"options must be a mapping, got {describe(options)}")
@@ -190,11 +190,11 @@ _BUILT_IN = {
         "slab": "local.slab.tier:open_slab",
     }.items()
 }
-"""Not in the package's metadata: they are there where the package is not installed, too."""
+"""Built in rather than entry points, so that they work if the package is not installed."""
 
 
 def open_tier(url: str, namespace: Namespace) -> Tier:
-    """Open the tier that a line of text names.
+    """Open the tier at an address.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
         memory ``staging`` (a size) and ``ack``; a slab, memory and a directory ``capacity`` (a
         size, needed); a slab and memory ``policy``; a slab ``staged``; a directory ``sweep``
         (seconds); Redis ``prefix``, ``cluster`` and ``ca`` (a file of certificates); object stores
-        ``endpoint``, ``region`` and ``http`` (allow it); Mooncake ``metadata`` (needed),
+        ``endpoint``, ``region`` and ``http`` (allow plain HTTP); Mooncake ``metadata`` (needed),
         ``hostname``, ``protocol``, ``devices``, ``segment`` (a size) and ``prefix``. They are the
         arguments of the tiers' classes. Values are percent-decoded; the place is not. Credentials
         of object stores come from the environment.
@@ -217,7 +217,7 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     Returns
     -------
     Tier
-        To be given a region, and closed.
+        The tier; the caller attaches a region and closes it.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     TierError
         If the tier cannot be opened.
     ImportError
-        If a package is missing that the kind needs; the message names the extra.
+        If the kind needs a package that is missing; the message names the extra.
 
     Examples
     --------
@@ -252,9 +252,9 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
 
 
 def split_url(url: str) -> tuple[str, str, dict[str, str]]:
-    """Return the kind, the place and the options of a line of text that names a tier.
+    """Split the address of a tier into its kind, place and options.
 
-    The kind is empty where there is no colon. TypeError or ValueError as of `open_tier`.
+    The kind is empty if there is no colon. Raises TypeError or ValueError like `open_tier`.
     """
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {describe(url)}")
@@ -264,7 +264,7 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise ValueError("url: options must read option=value, with & between") from None
-    if "@" in query:  # or a part of a password would be shown as an option
+    if "@" in query:  # else a part of a password could be shown as an option
         raise ValueError("url: options must have %40 for @; so must a password, and %3F for ?")
     options: dict[str, str] = {}
     for option, text in pairs:
@@ -275,7 +275,7 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _kinds(kind: str) -> dict[str, EntryPoint]:
-    """Return what opens tiers, by kind; plug-ins are looked for where the kind is not built in."""
+    """Return the entry points by kind; look for plug-ins if the kind is not built in."""
     if kind in _BUILT_IN:
         return _BUILT_IN
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | _BUILT_IN

@@ -1,4 +1,4 @@
-"""Tiers as a collector of prometheus_client; needs the extra ``watch``."""
+"""A collector of tiers for prometheus_client; needs the extra ``watch``."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ __all__ = ["TierCollector"]
 
 
 class TierCollector(TableCollector):
-    """A collector of the metrics of tiers, looked up at each scrape.
+    """A collector of the metrics of tiers, read at each scrape.
 
-    A registry takes one `TierCollector`, since a metric may be registered once: give it all tiers
-    of the process. Each series has the label ``tier``, the tier's name.
+    A registry accepts one `TierCollector`, since a metric can be registered only once: pass all
+    tiers of the process. Each series has the label ``tier``, the tier's name.
 
     Parameters
     ----------
     tiers : Tier or iterable of Tier
-        One of the tiers of this package or several, with names of their own.
+        One or several tiers of this package, with distinct names.
     labels : mapping of str to str, optional
         Labels of every series.
 
     Raises
     ------
     TypeError
-        If `tiers` holds anything else, or `labels` is no mapping of names to text.
+        If `tiers` holds anything else, or `labels` is not a mapping of names to text.
     ValueError
-        If `tiers` is empty or two have one name, or a label's name is not Prometheus' or that of a
-        metric's own label.
+        If `tiers` is empty or two have the same name, or the name of a label is invalid or already
+        a metric's own label.
 
     Notes
     -----
-    Thread-safety: a scrape reads counters and sizes in its own thread, while another uses the
-    tiers; those of a closed tier are the last.
+    Thread-safety: a scrape reads counters and sizes in its own thread while another uses the tiers;
+    a closed tier reports its last values.
 
     Examples
     --------
@@ -62,11 +62,11 @@ class TierCollector(TableCollector):
             if not isinstance(tier, Tier) or not hasattr(tier, "samples"):
                 raise TypeError(f"tiers must be tiers of kvoffload.tiers, got {describe(tier)}")
         if not found:
-            raise ValueError("tiers must be one tier at least, got none")
+            raise ValueError("tiers must hold at least one tier, got none")
         names = [tier.name for tier in found]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"tiers must have names of their own, got {name!r} twice")
+                raise ValueError(f"tiers must have distinct names, got {name!r} twice")
         super().__init__(TIER_PREFIX, TIER_METRICS, labels, "tier")
         self.tiers = tuple(found)
 

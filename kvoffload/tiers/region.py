@@ -1,10 +1,10 @@
-"""Host memory in equal blocks, which tiers move from and to.
+"""Regions: host memory in equal blocks, which tiers move.
 
-A block is one piece of memory, or several *parts* a stride apart, such as one for each layer of a
-model: block ``i`` of ``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes
-``offset + i * stride ... + nbytes`` of every part, in the order of the parts. Memory whose
-allocator hands out pieces of several sizes is a region of *windows* for each size, which overlap:
-block ``i`` of ``Region.windows(buffer, block_bytes, step)`` starts at ``i * step``.
+A block is one piece of memory, or several *parts*, such as one per layer of a model: block ``i`` of
+``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes ``offset + i * stride ...
++ nbytes`` of every part, in the order of the parts. Memory whose allocator returns pieces of
+several sizes has a region of overlapping *windows* per size: block ``i`` of
+``Region.windows(buffer, block_bytes, step)`` starts at ``i * step``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIGNMENT = 4096
 """Addresses and sizes that are multiples of this can be read and written without a copy."""
 
 MAX_BLOCK_BYTES = 2**32 - 1
-"""The size of a block is stored in 32 bits."""
+"""Limit of a block's size, which is stored in 32 bits."""
 
 
 Part = tuple[int, int, int]
@@ -45,7 +45,7 @@ class Region:
     ----------
     buffer : buffer
         Writable, C-contiguous memory: a ``memoryview``, an array, an ``mmap``. It is kept alive and
-        its size must not change. A remainder that is no whole block is not used.
+        its size must not change. A remainder smaller than a block is not used.
     block_bytes : int
         Bytes per block, ``1 ... 2**32 - 1``.
 
@@ -65,7 +65,7 @@ class Region:
     Raises
     ------
     TypeError, ValueError
-        If the buffer is not such memory, or a size is out of bounds.
+        If the buffer is not writable, C-contiguous memory, or a size is out of bounds.
     """
 
     __slots__ = ("_array", "_buffer", "address", "block_bytes", "nbytes", "num_blocks", "parts")
@@ -76,9 +76,9 @@ class Region:
 
     @classmethod
     def allocate(cls, num_blocks: int, block_bytes: int) -> Region:
-        """Make a region of new, zeroed memory whose blocks lie back to back.
+        """Make a region of new, zeroed memory with adjacent blocks.
 
-        The memory is aligned to a page; blocks are too where `block_bytes` is a multiple of 4096.
+        The memory is aligned to a page, and so are blocks if `block_bytes` is a multiple of 4096.
 
         Raises
         ------
@@ -129,8 +129,8 @@ class Region:
     def windows(cls, buffer: Any, block_bytes: int, step: int) -> Region:
         """Make a region whose blocks start at every multiple of a step, and may overlap.
 
-        The caller keeps blocks apart that are under way at once: of two that overlap, neither is
-        submitted while a job owns the other, unless both jobs only read them.
+        The caller must not submit a block while a job owns one that overlaps it, unless both jobs
+        only read the blocks.
 
         Parameters
         ----------
@@ -139,13 +139,13 @@ class Region:
         block_bytes : int
             Bytes per block, ``1 ... 2**32 - 1``.
         step : int
-            Bytes from the start of a block to that of the next, >= 1: block ``i`` has the
-            `block_bytes` bytes from ``i * step`` on. There are as many blocks as the buffer holds.
+            Bytes from the start of a block to the start of the next, >= 1: block ``i`` has the
+            `block_bytes` bytes from ``i * step`` on. The buffer is filled with blocks.
 
         Raises
         ------
         TypeError, ValueError
-            If the buffer is not such memory, or a size is out of bounds.
+            If the buffer is not writable, C-contiguous memory, or a size is out of bounds.
         """
         block_bytes = check_int("block_bytes", block_bytes, 1, MAX_BLOCK_BYTES)
         step = check_int("step", step, 1)
@@ -210,7 +210,7 @@ class Region:
         )
 
     def views(self, block_id: int) -> list[memoryview]:
-        """Return the memory of a block, a view for each part.
+        """Return the memory of a block, one view per part.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class Region:
         return self.views_unchecked(block_id)
 
     def views_unchecked(self, block_id: int) -> list[memoryview]:
-        """Return the memory of a block that exists, a view for each part."""
+        """Return the memory of a block that exists, one view per part."""
         buffer = self._buffer
         return [
             buffer[offset + block_id * stride : offset + block_id * stride + nbytes]
@@ -238,7 +238,7 @@ class Region:
         Raises
         ------
         TypeError, ValueError
-            If there is no such block, or `data` is not of its size.
+            If there is no such block, or `data` does not have its size.
         """
         views = self.views(block_id)
         source = _view("data", data).cast("B")
@@ -267,7 +267,7 @@ def _view(name: str, value: Any) -> memoryview:
 
 
 def _elements(name: str, value: Any, count: int | None = None) -> list[Any]:
-    """Return the elements of an iterable; TypeError, ValueError if it is none, or of others."""
+    """Return the elements of an iterable; TypeError, ValueError if it or its length is wrong."""
     try:
         elements = list(value)
     except TypeError:
@@ -285,7 +285,7 @@ def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
         offset + last * stride + nbytes <= other_offset
         or other_offset + last * other_stride + other_nbytes <= offset
     ):
-        return False  # one lies whole behind the other
+        return False  # one is entirely after the other
     starts = offset + stride * np.arange(num_blocks)
     other_starts = other_offset + other_stride * np.arange(num_blocks)
     following = np.searchsorted(other_starts, starts)
@@ -296,7 +296,7 @@ def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
 
 
 def allocate(nbytes: int) -> memoryview:
-    """Return new, zeroed memory, aligned to a page, in huge pages where there are some."""
+    """Return new, zeroed memory, aligned to a page, with huge pages if possible."""
     try:
         if hasattr(mmap, "MAP_ANONYMOUS"):
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

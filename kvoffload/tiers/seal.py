@@ -12,10 +12,9 @@ offset bytes meaning, little-endian
 56     8     XXH3-64 of the 56 bytes before, seeded by the epoch
 ====== ===== ==============================================================================
 
-The seed makes the sum of the same bytes another one under every other key and in every other
-namespace: bytes that lie in the wrong slot, or were written by another model, do not match. A new
-epoch makes every seal of the ones before invalid at once. The sums guard against accidents, not
-against forgers.
+The seed makes the sum of the same bytes different under every other key and in every other
+namespace: bytes in the wrong slot, or written by another model, do not match. A new epoch
+invalidates every earlier seal at once. The sums protect against accidents, not against forgery.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ MAGIC = b"KV"
 VERSION = 1
 MAX_KEY_BYTES = 40
 DIGEST_BYTES = 32
-# A digest is told apart from keys that are stored as they are by its length.
+# Its length distinguishes a digest from keys that are stored unchanged.
 DIGESTED_BYTES = MAX_KEY_BYTES + 1
 _PADDING = bytes(DIGESTED_BYTES - DIGEST_BYTES)
 _LAYOUT = struct.Struct("<2sBBI40sQ")
@@ -56,7 +55,7 @@ else:
 
 
 def stored_key(key: bytes) -> bytes:
-    """Return the form in which tiers store a key: itself, or its BLAKE2b-32, 41 bytes with zeros.
+    """Return the stored form of a key: itself, or its BLAKE2b-32 padded with zeros to 41 bytes.
 
     Raises
     ------
@@ -71,10 +70,10 @@ def stored_key(key: bytes) -> bytes:
 
 
 def stored_keys(keys: Iterable[bytes]) -> list[bytes]:
-    """Consume keys whole and return the forms in which tiers store them.
+    """Consume an iterable of keys and return their stored forms.
 
-    A list of keys that are stored as they are is returned as it is, not copied. Raises TypeError,
-    with the position, if an element is not exactly ``bytes``.
+    A list of keys that are stored unchanged is returned without a copy. Raises TypeError, with the
+    position, if an element is not exactly ``bytes``.
     """
     if type(keys) is not list:
         try:
@@ -119,7 +118,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes | memoryview, epoch: int) -> Seal | None:
-        """Read 64 bytes; None if they are no seal of this epoch."""
+        """Read 64 bytes; None if they are not a seal of this epoch."""
         if len(data) != SEAL_BYTES or data[:2] != MAGIC:
             return None
         fields = data[: _LAYOUT.size]

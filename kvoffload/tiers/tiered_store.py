@@ -1,16 +1,16 @@
-"""Host memory with tiers behind it, for an engine of one's own: a manager's verbs, with bytes.
+"""Host memory backed by tiers, for a custom engine: a manager's verbs that also move bytes.
 
 Structure
     The manager decides which blocks are in host memory, a `Region`; the tiers, nearest first, have
-    the others. Blocks of the region that the manager has no use for are buffers: in the mode
-    ``"demote"`` the bytes of blocks that leave are copied there and written from there.
+    the others. Blocks of the region beyond the manager's are buffers: in the mode ``"demote"`` the
+    bytes of blocks that leave are copied to them and written from them.
 Invariants
     A block that a tier reads from is pinned in the manager, or is a buffer. A block that a tier
     writes to is pending in the manager. After `forget` neither holds for the jobs from before it:
-    until they have ended no block is given out. `_owner[id]` is the key whose bytes block `id` has,
-    or had last.
+    until they have ended no block is handed out. `_owner[id]` is the key whose bytes block `id`
+    has, or had last.
 Cost
-    O(1) per block and tier besides theirs; a copy per block that is demoted.
+    O(1) per block and tier besides theirs; one copy per demoted block.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Fetched:
     job : int
         The number that `TieredRequest.fetch` or `TieredStore.fetch` returned.
     num_blocks : int
-        How many leading blocks are in host memory, pinned until `complete_load`.
+        Number of leading blocks in host memory, pinned until `complete_load`.
     block_ids : numpy.ndarray
-        ``(num_blocks,)`` int64: where.
+        ``(num_blocks,)`` int64: their block ids.
     """
 
     job: int
@@ -86,7 +86,7 @@ class _Fetch:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A block on its way from a tier: for which fetches, and until when."""
+    """A block being loaded from a tier, with its fetches and its deadline."""
 
     block_id: int
     deadline: float
@@ -102,7 +102,7 @@ class _Storing:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of a tier: what it moves, for which purpose, and whether that was forgotten since."""
+    """A job of a tier: its blocks, its purpose, and whether they were forgotten since."""
 
     kind: Literal["load", "write", "promote", "demote"]
     keys: list[BlockHash]
@@ -111,19 +111,19 @@ class _Job:
 
 
 class TieredRequest:
-    """One prompt on its way through a `TieredStore`: a manager's `Request`, and `fetch`.
+    """A prompt in a `TieredStore`: a manager's `Request` with `fetch`.
 
-    ``store.begin(hashes)`` returns one. A part is given by positions: `start` is the first block of
-    it, `stop` the first one behind it, ``0 <= start <= stop <= len(request)``, else ValueError.
+    ``store.begin(hashes)`` returns one. A part is a half-open slice of its blocks, from `start` to
+    `stop`, ``0 <= start <= stop <= len(request)``, else ValueError.
 
-    Any number of requests may be open, in any order, and the same blocks may be in several. After
-    the store's `forget` a request goes on and finds nothing.
+    Any number of requests may be open, in any order, and several may have the same blocks. After
+    the store's `forget` a request stays open and finds nothing.
 
-    As a context manager, a request finishes at the end of the block, whatever ends it.
+    As a context manager, a request finishes at the end of the ``with`` block, also on an exception.
 
-    After `finish`, all but `complete_load`, `complete_store`, ``len`` and what reads raises
-    RequestFinishedError. After the store's `close`, all but `finish` and what reads raises
-    RuntimeError.
+    After `finish`, everything except `complete_load`, `complete_store`, ``len`` and the properties
+    raises RequestFinishedError. After the store's `close`, everything except `finish`, ``len`` and
+    the properties raises RuntimeError.
 
     Notes
     -----
@@ -141,15 +141,15 @@ class TieredRequest:
         self._store = store
         self._request = request
         self._hints = hints
-        self._storing: dict[BlockHash, _Storing] = {}  # what it stored and has not ended
+        self._storing: dict[BlockHash, _Storing] = {}  # its stores that have not ended
 
     def lookup(self, start: int = 0) -> tuple[int, int]:
-        """Count the blocks from `start` on that are ready, and those that are somewhere.
+        """Count the blocks from `start` on that are ready, and those that are reachable.
 
         Parameters
         ----------
         start : int
-            Number of leading blocks that the accelerator has.
+            Number of leading blocks that the accelerator already has.
 
         Returns
         -------
@@ -163,12 +163,12 @@ class TieredRequest:
     def fetch(
         self, start: int = 0, stop: int | None = None, *, deadline_s: float | None = None
     ) -> int:
-        """Bring the leading blocks of a part into host memory, and pin all that are there.
+        """Load the leading blocks of a part into host memory and pin those that arrive.
 
         Parameters
         ----------
         start, stop : int
-            The part; None is the end of the request.
+            The part; None means the end of the request.
         deadline_s : float, optional
             Seconds from now, > 0; by default 1 s and 50 MB/s.
 
@@ -182,7 +182,7 @@ class TieredRequest:
         return self._store._fetch(self._part(start, stop), deadline_s)
 
     def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:
-        """Pin the blocks of a part, which are ready, and return where they lie."""
+        """Pin the blocks of a part, which must be ready, and return their block ids."""
         self._require_open("prepare_load")
         return self._request.prepare_load(start, stop)
 
@@ -196,7 +196,7 @@ class TieredRequest:
     ) -> PrepareStoreOutput[BlockIDsLoadStoreSpec] | None:
         """Make room for the blocks of a part that are not resident, and make them pending.
 
-        It may come several times, as a prompt is computed in steps.
+        It may be called several times if a prompt is computed in steps.
 
         Returns
         -------
@@ -213,9 +213,9 @@ class TieredRequest:
         return output
 
     def complete_store(self, success: bool = True) -> None:
-        """Make readable, or drop, what this request stores; also after `finish`.
+        """Make the blocks of this request's stores readable, or drop them; also after `finish`.
 
-        It ends every store of this request that has not ended, as `TieredStore.complete_store`.
+        It ends every open store of this request, like `TieredStore.complete_store`.
         """
         self._store._refuse()
         under_way = self._store._storing
@@ -225,7 +225,7 @@ class TieredRequest:
         self._storing.clear()
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Use more blocks, those of an answer, and append them to the request."""
+        """Use further blocks, those of an answer, and append them to the request."""
         self._require_open("extend")
         num_blocks = len(self)
         self._request.extend(hashes)
@@ -234,13 +234,14 @@ class TieredRequest:
     def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
         """Use all blocks once more in host memory, last hash first, and end the request.
 
-        To a policy that counts uses, this is no further one. A second call does nothing.
+        A policy that counts uses does not count this one. A second call does nothing.
 
         Parameters
         ----------
         hints : Hints, optional
-            What the client says of its session; they replace those of `TieredStore.begin`. Where it
-            ends, the blocks are released, in host memory and in every tier that decides who leaves.
+            The client's hints about its session, which replace those of `TieredStore.begin`. If the
+            session ends, the blocks are released in host memory and in every tier that decides
+            which blocks leave.
         now : float, optional
             Seconds on the clock of `TieredStore.begin`, finite.
         """
@@ -278,7 +279,7 @@ class TieredRequest:
         self.finish()
 
     def _require_open(self, call: str) -> None:
-        """Raise RequestFinishedError after `finish`, RuntimeError where the store refuses."""
+        """Raise RequestFinishedError after `finish`, RuntimeError if the store refuses calls."""
         self._store._refuse()
         if self.is_finished:
             raise request_finished(call)
@@ -292,33 +293,34 @@ class TieredRequest:
 class TieredStore:
     """Blocks in host memory and in tiers, nearest first.
 
-    A scheduler drives it as it drives a manager: it begins a `TieredRequest` for each prompt, has
-    it `fetch` what is somewhere, calls `complete_load` after the engine's reads, and
-    `prepare_store` and `complete_store` around its writes; and `step` now and then, which returns
-    the fetches that ended. What tiers do goes on in their threads. The calls of the store that take
-    hashes define what those of a request do.
+    A scheduler uses it like a manager. It begins a `TieredRequest` per prompt, calls `fetch` for
+    the reachable blocks, `complete_load` after the engine's reads, and `prepare_store` and
+    `complete_store` around its writes. It regularly calls `step`, which returns the fetches that
+    ended. Tiers work in their own threads. The store's calls that take hashes define those of a
+    request.
 
-    **The worst is a shorter prefix, never an error**: a block that a tier does not give is asked of
-    the next that may have it, within the fetch's deadline, and is a miss after that.
+    **A failure shortens the prefix and is never an error**: if a tier does not return a block, the
+    next tier that may have it is asked, within the fetch's deadline; after that it is a miss.
 
     **With a tier, host memory declines nothing** while a block may leave, whatever its policy: the
-    tiers are offered only what host memory stores, and are read through its slots. What a tier
-    keeps is decided by the tier's own policy. After `close` the manager's policy declines again.
+    tiers are offered only blocks that host memory stores, and are read through its slots. Each
+    tier's own policy decides which blocks it keeps. After `close` the manager's policy declines
+    again.
 
     Parameters
     ----------
     region : Region
         Host memory. The blocks ``0 ... n - 1`` are the manager's; those beyond are buffers for
-        ``write="demote"``, which needs one at least.
+        ``write="demote"``, which needs at least one.
     manager : OffloadingManager
-        A manager of ``n`` blocks, such as a `CPUOffloadingManager`, which nobody else changes.
+        A manager of ``n`` blocks, such as a `CPUOffloadingManager`, which only this store changes.
     tiers : sequence of Tier
-        Nearest first. Each gets this region, if it does not have it already.
+        The tiers, nearest first. This region is attached to each that does not have it already.
     write : str
-        ``"through"``: a block is put to every tier when its store completes. ``"demote"``: when it
-        leaves host memory, to the nearest tier that takes it.
+        ``"through"``: a block is put to every tier when its store completes. ``"demote"``: a block
+        is put to the nearest tier that accepts it when it leaves host memory.
     promote : bool
-        Whether a block that was found in a tier is put to the nearer ones.
+        Whether a block found in a tier is put to the nearer ones.
 
     Raises
     ------
@@ -328,8 +330,8 @@ class TieredStore:
     Notes
     -----
     Thread-safety: callers serialise; there are no locks. It belongs to the process that made it: in
-    a forked child, whose memory may be the parent's, every method raises RuntimeError, but for
-    `stats`, and `close`, which does nothing there.
+    a forked child, which may share memory with the parent, every method raises RuntimeError except
+    `stats`, and `close`, which does nothing.
     """
 
     def __init__(
@@ -361,7 +363,7 @@ class TieredStore:
         self._closed = False
         self.region = region
         self.manager = manager
-        self._resident: Any = manager  # for what the contract of managers leaves out
+        self._resident: Any = manager  # for calls outside the contract of managers
         self.tiers = tiers
         self.write = write
         self.promote = promote
@@ -370,10 +372,10 @@ class TieredStore:
         self._set_declining(allowed=not self.tiers)
         self._owner: list[BlockHash | None] = [None] * num_blocks
         self._buffers = list(range(num_blocks, region.num_blocks))
-        self._storing: dict[BlockHash, _Storing] = {}  # of `prepare_store`, not completed
-        self._loads: dict[BlockHash, _Load] = {}  # keys on their way from a tier
+        self._storing: dict[BlockHash, _Storing] = {}  # prepared and not completed
+        self._loads: dict[BlockHash, _Load] = {}  # keys being loaded from a tier
         self._jobs: list[dict[int, _Job]] = [{} for _ in self.tiers]
-        self._forgotten_jobs = 0  # that still use blocks of the manager
+        self._forgotten_jobs = 0  # forgotten jobs that still use blocks of the manager
         self._fetches: dict[int, _Fetch] = {}
         self._ended: deque[Fetched] = deque()
         self._next_job = 0
@@ -390,7 +392,7 @@ class TieredStore:
             policy._set_declining(allowed)
 
     def _refuse(self) -> None:
-        """Raise in a forked child, and after `close`."""
+        """Raise RuntimeError in a forked child and after `close`."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"this TieredStore belongs to process {self._pid}")
         if self._closed:
@@ -399,16 +401,16 @@ class TieredStore:
     def begin(
         self, hashes: Iterable[bytes], *, hints: Hints | None = None, now: float | None = None
     ) -> TieredRequest:
-        """Begin a request: the first use of its blocks, as by `touch`.
+        """Begin a request, which uses its blocks for the first time, like `touch`.
 
         Parameters
         ----------
         hashes : iterable of bytes
             The blocks of a prompt, in the order of its tokens; checked and copied.
         hints : Hints, optional
-            What the client says of its session. The policy of host memory hears them.
+            The client's hints about its session, passed to the policy of host memory.
         now : float, optional
-            Seconds on the caller's clock, finite, as `OffloadingManager.begin` takes them.
+            Seconds on the caller's clock, finite, as for `OffloadingManager.begin`.
 
         Returns
         -------
@@ -417,11 +419,12 @@ class TieredStore:
         Raises
         ------
         TypeError, ValueError
-            If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
+            If an element is not a block hash, `hints` is not a ``Hints`` or `now` is not a finite
+            number.
         """
         self._refuse()
-        # Blocks of tiers are read through slots of host memory, so an end keeps none from being
-        # stored: host memory hears of it when the request finishes.
+        # Blocks of tiers are read through slots of host memory, so an ending session must not
+        # prevent their stores: host memory gets this hint when the request finishes.
         at_begin = check_hints(hints)
         if self.tiers and at_begin is not None:
             at_begin = replace(at_begin, ends=False)
@@ -429,17 +432,17 @@ class TieredStore:
         self._touch_tiers(request.hashes)
         return request
 
-    # -- what is where -----------------------------------------------------------------------
+    # -- lookups -----------------------------------------------------------------------------
 
     def lookup(self, hashes: Iterable[bytes]) -> tuple[int, int]:
-        """Count the leading blocks that are ready, and those that are somewhere.
+        """Count the leading blocks that are ready, and those that are reachable.
 
         Returns
         -------
         ready : int
             Leading blocks in host memory.
         reachable : int
-            Leading blocks in host memory or in a tier, as far as that is known without asking.
+            Leading blocks in host memory or in a tier, as far as known without I/O.
         """
         self._refuse()
         batch = as_batch(hashes)
@@ -447,7 +450,7 @@ class TieredStore:
         return ready, self._reachable(batch, ready)
 
     def _reachable(self, batch: Sequence[BlockHash], ready: int) -> int:
-        """Count the leading blocks that are somewhere, of which so many are ready."""
+        """Count the leading blocks that are reachable, given the number of ready ones."""
         reachable = ready
         while reachable < len(batch) and self._is_somewhere(batch[reachable]):
             reachable += 1
@@ -463,7 +466,7 @@ class TieredStore:
         return key not in self._storing and self._find(key, 0) is not None
 
     def _find(self, key: BlockHash, first: int, *, maybe: bool = False) -> int | None:
-        """Return the nearest tier from `first` on that has a key, or may have it."""
+        """Return the nearest tier from `first` on that has a key or, with `maybe`, may have it."""
         for index in range(first, len(self.tiers)):
             state = self.tiers[index].state(key)
             if state == State.HIT or (maybe and state == State.UNKNOWN):
@@ -473,7 +476,7 @@ class TieredStore:
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first, in host memory and in every tier.
 
-        Policies that count uses count each call, so a request makes one, before it reads.
+        Policies that count uses count each call, so call it once per request, before the reads.
         """
         self._refuse()
         batch = as_batch(hashes)
@@ -481,7 +484,7 @@ class TieredStore:
         self._touch_tiers(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        """Let blocks leave before all others, as `OffloadingManager.release`, and so in tiers."""
+        """Let blocks leave before all others, like `OffloadingManager.release`, also in tiers."""
         self._refuse()
         batch = as_batch(hashes)
         self.manager.release(batch)
@@ -498,7 +501,7 @@ class TieredStore:
     # -- from the tiers ----------------------------------------------------------------------
 
     def fetch(self, hashes: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Bring the leading blocks that tiers have into host memory, and pin all that are there.
+        """Load the leading blocks that tiers have into host memory and pin those that arrive.
 
         Parameters
         ----------
@@ -536,7 +539,7 @@ class TieredStore:
         return fetch.job
 
     def _wanted(self, batch: Sequence[BlockHash]) -> list[BlockHash]:
-        """Return the distinct leading keys that are somewhere, or may be."""
+        """Return the distinct leading keys that are, or may be, reachable."""
         wanted: dict[BlockHash, None] = {}
         for key in batch:
             if key in self._storing:
@@ -552,11 +555,11 @@ class TieredStore:
         fetch.pinned.update(keys)
 
     def _start_loads(self, fetch: _Fetch, keys: list[BlockHash]) -> None:
-        """Pin what is in host memory, make room for the others, ask the nearest tiers for them."""
+        """Pin the blocks in host memory, make room for the others, and ask the nearest tiers."""
         while True:
             ready = [key for key in keys if self._is_ready(key)]
             missing = [key for key in keys if key not in self._resident]
-            self._pin(fetch, ready)  # or room would be made of them
+            self._pin(fetch, ready)  # else they could be evicted for the others
             output = self.manager.prepare_store(missing)
             if output is not None:
                 break
@@ -564,7 +567,7 @@ class TieredStore:
             fetch.pinned.clear()
             keys = keys[: len(keys) // 2]  # a shorter prefix is better than none
         for key in keys:
-            if key in self._loads:  # it is on its way for another fetch
+            if key in self._loads:  # another fetch is loading it
                 self._loads[key].fetches.append(fetch)
                 fetch.awaited.add(key)
         ids = self._take_over(output)
@@ -574,7 +577,7 @@ class TieredStore:
         self._ask(output.block_hashes_to_store, 0)
 
     def _ask(self, keys: Collection[BlockHash], first: int) -> None:
-        """Ask the tiers from `first` on for keys; those that none may have are lost."""
+        """Ask the tiers from `first` on for keys; keys that no tier may have are lost."""
         by_tier: dict[int, list[BlockHash]] = {}
         lost = []
         now = time.monotonic()
@@ -588,24 +591,24 @@ class TieredStore:
             ids = np.array([self._loads[key].block_id for key in some], np.int64)
             seconds = min(self._loads[key].deadline for key in some) - now
             if any(self._find(key, index + 1, maybe=True) is not None for key in some):
-                seconds /= 2  # leave the next tier as much
+                seconds /= 2  # leave the next tier the other half
             job = self.tiers[index].get(some, ids, seconds)
             self._jobs[index][job] = _Job("load", some, ids)
         if lost:
             self._lose(lost)
 
     def _lose(self, keys: list[BlockHash]) -> None:
-        """Give the room of blocks that no tier gave back."""
+        """Free the slots of blocks that no tier returned."""
         self._counters["fetch_failed_blocks"] += len(keys)
         self.manager.complete_store(keys, success=False)
         for key in keys:
             load = self._loads.pop(key)
-            self._owner[load.block_id] = None  # its bytes are nobody's
+            self._owner[load.block_id] = None  # its contents are undefined
             for fetch in load.fetches:
                 fetch.awaited.discard(key)
 
     def _loaded(self, index: int, job: _Job, done: Done) -> None:
-        """Accept the blocks that a tier gave, and ask the next for the others."""
+        """Accept the blocks that a tier returned, and ask the next for the others."""
         is_ok = (done.status == Status.OK).tolist()
         found = [key for key, ok in zip(job.keys, is_ok, strict=True) if ok]
         others = [key for key, ok in zip(job.keys, is_ok, strict=True) if not ok]
@@ -632,18 +635,18 @@ class TieredStore:
         spec = self.manager.prepare_load(fetch.hashes[:count])
         self.manager.complete_load(list(fetch.pinned))
         fetch.pinned.clear()
-        fetch.awaited.clear()  # what comes late is for others
+        fetch.awaited.clear()  # later blocks are for other fetches
         self._ended.append(Fetched(fetch.job, count, spec.block_ids))
 
     # -- the engine's reads and writes -------------------------------------------------------
 
     def prepare_load(self, hashes: Iterable[bytes]) -> BlockIDsLoadStoreSpec:
-        """Pin blocks that are ready, and say where they lie."""
+        """Pin blocks that are ready, and return their block ids."""
         self._refuse()
         return self.manager.prepare_load(hashes)
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
-        """Release one pin for each occurrence of each block."""
+        """Release one pin per occurrence of each block."""
         self._refuse()
         self.manager.complete_load(hashes)
 
@@ -653,7 +656,7 @@ class TieredStore:
         """Make room for the blocks that are not resident; see `OffloadingManager.prepare_store`.
 
         In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns. It
-        is None, too, while jobs from before a `forget` use blocks.
+        also returns None while jobs from before a `forget` use blocks.
         """
         self._refuse()
         if self._forgotten_jobs:
@@ -667,7 +670,7 @@ class TieredStore:
     def _begin_stores(
         self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
     ) -> dict[BlockHash, _Storing]:
-        """Note the blocks that the engine is about to write, and return them."""
+        """Record and return the blocks that the engine is about to write."""
         ids = map(_Storing, self._take_over(output).tolist())
         begun = dict(zip(output.block_hashes_to_store, ids, strict=True))
         self._storing |= begun
@@ -676,7 +679,7 @@ class TieredStore:
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make blocks readable whose bytes are in place, or drop them.
 
-        In the mode ``"through"`` they are put to every tier, and stay pinned until each has them.
+        In the mode ``"through"`` they are put to every tier and stay pinned until each has them.
         """
         self._refuse()
         stored = [key for key in dict.fromkeys(as_batch(hashes)) if key in self._storing]
@@ -687,7 +690,7 @@ class TieredStore:
         for key in stored:
             block_id = self._storing.pop(key).block_id
             if not success:
-                self._owner[block_id] = None  # its bytes are nobody's
+                self._owner[block_id] = None  # its contents are undefined
         if success and self.write == "through":
             for index in range(len(self.tiers)):
                 self._put(index, "write", stored)
@@ -695,7 +698,7 @@ class TieredStore:
     def _take_over(
         self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
     ) -> npt.NDArray[np.int64]:
-        """Note who owns the blocks of a store now, after saving those who left."""
+        """Record the new owners of a store's blocks, after saving those that left."""
         ids = output.store_spec.block_ids
         if self.write == "demote" and output.block_hashes_evicted:
             self._demote(set(output.block_hashes_evicted), ids)
@@ -706,7 +709,7 @@ class TieredStore:
     def _demote(self, evicted: set[BlockHash], ids: npt.NDArray[np.int64]) -> None:
         """Copy the bytes of blocks that left to buffers, and put them to the nearest tier.
 
-        Their slots are among the new ones: a manager that evicts has no other free.
+        Their slots are among the new ones: a manager that evicts has no other free slots.
         """
         keys, buffers = [], []
         for block_id in ids.tolist():
@@ -729,7 +732,7 @@ class TieredStore:
             self._offer(0, keys, np.array(buffers, np.int64))
 
     def _offer(self, index: int, keys: list[BlockHash], buffers: npt.NDArray[np.int64]) -> None:
-        """Put blocks from buffers to a tier, the nearest that may take them."""
+        """Put blocks from buffers to the nearest tier that may accept them."""
         if index == len(self.tiers):
             self._counters["demote_dropped_blocks"] += len(keys)
             self._buffers.extend(buffers.tolist())
@@ -738,17 +741,17 @@ class TieredStore:
         self._jobs[index][job] = _Job("demote", keys, buffers)
 
     def _put(self, index: int, kind: Literal["write", "promote"], keys: list[BlockHash]) -> None:
-        """Put blocks of host memory to a tier; they are pinned meanwhile."""
+        """Put blocks of host memory, pinned meanwhile, to a tier."""
         tier = self.tiers[index]
         absent = [key for key in keys if tier.state(key) != State.HIT]
         if absent:
             ids = self.manager.prepare_load(absent).block_ids
             self._jobs[index][tier.put(absent, ids)] = _Job(kind, absent, ids)
 
-    # -- going on ----------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------
 
     def step(self) -> list[Fetched]:
-        """Take in what the tiers have done, and return the fetches that ended."""
+        """Process the results of the tiers and return the fetches that ended."""
         self._refuse()
         self._go_on()
         ended = list(self._ended)
@@ -759,7 +762,7 @@ class TieredStore:
         for index, tier in enumerate(self.tiers):
             for done in tier.poll():
                 job = self._jobs[index].pop(done.job, None)
-                if job is not None:  # else a query of someone else's
+                if job is not None:  # else another caller's query
                     self._take_in(index, job, done)
         for fetch in list(self._fetches.values()):
             self._end_if_done(fetch)
@@ -788,7 +791,7 @@ class TieredStore:
         self.manager.complete_load(job.keys)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `step` has something to do, for as many seconds at most."""
+        """Wait at most `timeout_s` seconds until `step` has something to do."""
         self._refuse()
         until = time.monotonic() + check_timeout(timeout_s)
         return bool(self._ended) or self._wait(until)
@@ -809,36 +812,36 @@ class TieredStore:
         return bool(self._fetches or self._ended or any(self._jobs))
 
     def stats(self) -> dict[str, int]:
-        """Return the counters since construction; those of manager and tiers are their own.
+        """Return the counters since construction, without those of the manager and the tiers.
 
         Returns
         -------
         dict of str to int
-            ``fetches`` (calls), ``fetched_blocks`` (that tiers gave), ``fetch_failed_blocks`` (that
-            none gave), ``written_blocks``, ``promoted_blocks`` and ``demoted_blocks`` (that a tier
-            took), ``demote_dropped_blocks`` (that no buffer or no tier took); and now
-            ``free_buffers``.
+            ``fetches`` (calls), ``fetched_blocks`` (returned by tiers), ``fetch_failed_blocks``
+            (returned by no tier), ``written_blocks``, ``promoted_blocks`` and ``demoted_blocks``
+            (accepted by a tier), ``demote_dropped_blocks`` (without a buffer or a tier); and the
+            present ``free_buffers``.
         """
         return {**self._counters, "free_buffers": len(self._buffers)}
 
     def forget(self, timeout_s: float = 5.0) -> bool:
-        """Drop everything, in host memory and in every tier, as after an update of the weights.
+        """Drop all blocks in host memory and in every tier, for example after new weights.
 
-        Host memory comes first: whatever a tier does, nothing is served from it once this call has
-        begun, and the fetches under way end with no block. The engine must hold no block: what it
-        has pinned or pending is gone. Blocks that tiers' jobs still use are given out again when
-        these have ended; until then every store is refused, and every fetch brings nothing.
+        Host memory comes first: whatever a tier does, host memory serves nothing once this call has
+        begun, and the fetches under way end with no block. The engine must hold no block: its pins
+        and pending stores are dropped. Blocks that tiers' jobs still use are handed out again when
+        these have ended; until then every store is refused, and every fetch returns no block.
 
         Parameters
         ----------
         timeout_s : float
-            Seconds to wait at most for these jobs. `step` takes in the end of later ones.
+            Most seconds to wait for these jobs. `step` processes the end of later ones.
 
         Returns
         -------
         bool
-            Whether it is certain even if power fails from now on: whether every tier's
-            `Tier.forget` was.
+            Whether it holds even if power fails from now on, that is, whether every tier's
+            `Tier.forget` returned True.
         """
         self._refuse()
         timeout_s = check_timeout(timeout_s)
@@ -852,7 +855,7 @@ class TieredStore:
         return all(certain)
 
     def _abandon(self) -> None:
-        """End the fetches with nothing, and have jobs under way serve nothing when they end."""
+        """End the fetches with no block, and ignore the results of jobs under way."""
         for fetch in list(self._fetches.values()):
             self._ended.append(Fetched(fetch.job, 0, np.empty(0, np.int64)))
         self._fetches.clear()
@@ -866,9 +869,9 @@ class TieredStore:
                     self._forgotten_jobs += job.kind != "demote"
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Close every tier; tell whether nothing hangs.
+        """Close every tier and return whether no call hangs.
 
-        Every other method but `stats` then raises RuntimeError. Fetches under way do not end.
+        Every other method except `stats` then raises RuntimeError. Fetches under way do not end.
         """
         if os.getpid() != self._pid:
             return True
@@ -887,7 +890,7 @@ class TieredStore:
 
 
 def _check_tiers(tiers: Any) -> tuple[Tier, ...]:
-    """Return tiers, each once; TypeError, ValueError if they are none."""
+    """Return distinct tiers; TypeError, ValueError if they are invalid."""
     found: list[Any] = list(tiers) if isinstance(tiers, Iterable) else [tiers]
     for tier in found:
         if not isinstance(tier, Tier):

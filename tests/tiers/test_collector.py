@@ -162,9 +162,9 @@ def test_what_is_refused(tiers: tuple[Tier, ...]) -> None:
         TierCollector(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"tiers must be tiers of kvoffload\.tiers, got 'near'"):
         TierCollector([tiers[0], "near"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="tiers must be one tier at least, got none"):
+    with pytest.raises(ValueError, match="tiers must hold at least one tier, got none"):
         TierCollector([])
-    with pytest.raises(ValueError, match="tiers must have names of their own, got 'near' twice"):
+    with pytest.raises(ValueError, match="tiers must have distinct names, got 'near' twice"):
         TierCollector([tiers[0], tiers[1], tiers[0]])
     with pytest.raises(ValueError, match="must not have a name that metrics have, got 'tier'"):
         TierCollector(tiers, {"tier": "disk"})
