@@ -1,1 +1,1 @@
-"""Tiers on this machine, with an index of their own: memory and the slab."""
+"""Tiers on this machine with their own index: memory and the slab."""

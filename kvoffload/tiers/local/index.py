@@ -1,16 +1,16 @@
-"""The catalog of local tiers, which decides what they keep: an index with a policy.
+"""The catalog of local tiers, an index whose policy decides which blocks they keep.
 
 Structure
-    The index is a `CPUOffloadingManager` of as many blocks as the medium has slots, so that any
-    policy decides what stays and, with admission, what comes. ``_slot_of[id]`` is the slot of the
-    index's block id, which lets a restart replay what is on the medium in any order. `_hidden` has
-    the keys that the index holds and no caller may read.
+    The index is a `CPUOffloadingManager` with one block per slot of the medium, so that any policy
+    decides which blocks stay and, with admission, which are stored. ``_slot_of[id]`` is the slot of
+    the index's block id, so that a restart can restore the blocks of a medium in any order.
+    `_hidden` has the keys that the index holds and no caller may read.
 Invariants
-    A slot that a thread may write belongs to a key that is pending in the index, or pinned while it
+    A slot that a thread may write belongs to a key that is pending in the index or pinned while it
     is stored again, or is counted in `_busy`: nothing else is written there meanwhile. A slot that
-    a thread reads belongs to a key that is pinned, or is in `_busy`.
+    a thread reads belongs to a pinned key or is in `_busy`.
 Cost
-    O(1) per block: the index's own calls, and a few of Python.
+    O(1) per block: the index's own calls, and a few in Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kvoffload.tiers.metrics import write_line
 __all__ = ["Index", "LocalMedium", "check_num_slots", "make_manager"]
 
 CORRUPT_LOG_S = 60.0
-"""Corrupt blocks are logged at most so often."""
+"""Minimum seconds between log lines about corrupt blocks."""
 
 OK = np.int8(Status.OK)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
@@ -50,7 +50,7 @@ class _Hidden(Enum):
 
     STORING = "its first store is under way"
     DOOMED = "its first store is under way; it was dropped meanwhile"
-    DEAD = "it was dropped; the index keeps its slot until the policy gives it away"
+    DEAD = "it was dropped; the index keeps its slot until the policy evicts it"
     RESTORING = "it was dropped, and is stored again in its slot"
     UNWANTED = "it was dropped, is stored again, and was dropped meanwhile"
 
@@ -60,14 +60,14 @@ _RESTORED = frozenset({_Hidden.RESTORING, _Hidden.UNWANTED})
 
 
 def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
-    """Return how many blocks a capacity holds, at least one; ValueError if they are too many."""
+    """Return the number of blocks in a capacity, at least one; ValueError if it is too large."""
     return check_int(
         "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
     )
 
 
 class LocalMedium(Medium):
-    """A medium with a slot for each block of an index."""
+    """A medium with one slot per block of an index."""
 
     epoch = 0  # of the seals that are written now
     notes_uses = False  # whether `used` does anything
@@ -76,14 +76,14 @@ class LocalMedium(Medium):
         """Record that blocks were used; the last of `slots` is the most recent."""
 
     def clear(self, slots: list[int]) -> None:
-        """Forget what slots hold: their blocks were dropped."""
+        """Forget the contents of slots whose blocks were dropped."""
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
-        """Forget what slots hold that were given away to blocks that were not stored."""
+        """Forget the contents of slots that went to blocks that were then not stored."""
 
 
 class Index(Catalog):
-    """The slots of a medium, given to blocks by a manager, the index, and its policy."""
+    """The slots of a medium, assigned to blocks by a manager, the index, and its policy."""
 
     def __init__(self, jobs: Jobs, medium: LocalMedium, manager: Any, num_slots: int) -> None:
         self._jobs = jobs
@@ -93,12 +93,12 @@ class Index(Catalog):
         self._slot_of = np.arange(num_slots, dtype=np.int64)
         self._hidden: dict[bytes, _Hidden] = {}
         self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
-        self._num_restored = 0  # keys in `_hidden` that are stored again
+        self._num_restored = 0  # keys in `_hidden` that are being stored again
         self._log_corrupt_at = -math.inf
-        self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
+        self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
 
     def restore(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> int:
-        """Take in blocks that lie in slots, the last as the most recent; return how many stay."""
+        """Restore the blocks of slots, the last as the most recent; return how many stay."""
         output = self._index.prepare_store(keys)
         if output is None or not keys:
             return 0
@@ -115,7 +115,7 @@ class Index(Catalog):
         self._slot_of[left] = np.flatnonzero(is_free)
         return len(stored)
 
-    # -- what is there -----------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -131,13 +131,13 @@ class Index(Catalog):
         return [key in index and key not in hidden for key in keys]
 
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys, a `State` each."""
+        """Return the known states of keys, a `State` each."""
         return np.array(self.readable(keys), np.int8) ^ 1  # HIT is 0, MISS 1
 
     # -- put ---------------------------------------------------------------------------------
 
     def wanted(self, keys: list[bytes]) -> list[bytes]:
-        """Return the keys that are not there, then those that were dropped and keep a slot."""
+        """Return the keys that are absent, then those that were dropped and keep a slot."""
         index = self._index
         absent = list(dict.fromkeys([key for key in keys if key not in index]))
         return absent + self._dropped(keys) if self._num_dropped else absent
@@ -145,19 +145,19 @@ class Index(Catalog):
     def take(
         self, keys: list[bytes], room: int, refused: dict[bytes, Status]
     ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-        """Begin to store keys: those that were dropped lie where they lay."""
+        """Begin to store keys; dropped ones reuse their slots."""
         if not self._num_dropped:
             return self._take_slots(keys, room, refused)
         dead = [key for key in keys if key in self._hidden]
         absent = [key for key in keys if key not in self._hidden]
         refused.update(dict.fromkeys(dead[room:], Status.FULL))
         dead = dead[:room]
-        slots = self._pin_dead(dead)  # first: the others' room must not be theirs
+        slots = self._pin_dead(dead)  # first, so that they are not evicted for the others
         taken, more = self._take_slots(absent, room - len(dead), refused)
         return [*taken, *dead], np.concatenate([more, slots])
 
     def _dropped(self, stored: list[bytes]) -> list[bytes]:
-        """Return those of the keys that are dead; doomed ones are wanted again."""
+        """Return the keys that are dead; doomed ones are wanted again."""
         hidden = self._hidden
         dead = []
         for key in dict.fromkeys(stored):
@@ -173,7 +173,7 @@ class Index(Catalog):
         return dead
 
     def _pin_dead(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Pin keys that were dropped, to store them where they lie; return their slots."""
+        """Pin dropped keys, to store them again in their slots; return the slots."""
         if not keys:
             return np.empty(0, np.int64)
         self._hidden.update(dict.fromkeys(keys, _Hidden.RESTORING))
@@ -189,7 +189,7 @@ class Index(Catalog):
         count = min(len(absent), room)
         output = index.prepare_store(absent[:count])
         while output is None:
-            # Part of the blocks is better than none; what is pinned or pending leaves no room.
+            # Some blocks are better than none; pinned and pending blocks leave no room.
             count //= 2
             output = index.prepare_store(absent[:count])
         taken: list[bytes] = output.block_hashes_to_store
@@ -211,7 +211,7 @@ class Index(Catalog):
     def _without_busy(
         self, taken: list[bytes], slots: npt.NDArray[np.int64], refused: dict[bytes, Status]
     ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-        """Leave out the keys whose slots a thread still uses for a job of before a forget."""
+        """Omit the keys whose slots a thread still uses for a job from before a forget."""
         free = np.array([slot not in self._busy for slot in slots.tolist()], bool)
         busy = [key for key, is_free in zip(taken, free, strict=True) if not is_free]
         self._index.complete_store(busy, success=False)
@@ -234,7 +234,7 @@ class Index(Catalog):
         slots: npt.NDArray[np.int64] = self._slot_of[self._index.prepare_load(keys).block_ids]
         return slots
 
-    # -- what became of it -------------------------------------------------------------------
+    # -- settling ----------------------------------------------------------------------------
 
     def is_stale(self, record: Record) -> bool:
         return record.generation != self.generation
@@ -256,7 +256,7 @@ class Index(Catalog):
                 self._kill([record.keys[position] for position in positions], reason)
 
     def _put_ended(self, record: Record, are_ok: list[bool]) -> None:
-        """Make blocks readable that were stored; hide or drop the others."""
+        """Make stored blocks readable; hide or drop the others."""
         keys, hidden, index = record.keys, self._hidden, self._index
         if all(are_ok) and not self._num_dropped and not self._num_restored:
             index.complete_store(keys)
@@ -291,7 +291,7 @@ class Index(Catalog):
             self._hide(key, None)
 
     def _hide(self, key: bytes, why: _Hidden | None) -> None:
-        """Say why a key may not be read; None: it may."""
+        """Set why a key may not be read; None makes it readable."""
         hidden = self._hidden
         before = hidden.get(key)
         if why is None:
@@ -302,9 +302,9 @@ class Index(Catalog):
         self._num_restored += (why in _RESTORED) - (before in _RESTORED)
 
     def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
-        """Drop blocks that the index has ready; it keeps their slots until it gives them away.
+        """Drop blocks that are ready in the index, which keeps their slots until it evicts them.
 
-        Without a reason there is no event: there was none when they came.
+        Without a reason there is no event, as there was none when they were stored.
         """
         index, hidden = self._index, self._hidden
         there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]
@@ -373,7 +373,7 @@ def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int, 
     Raises
     ------
     TypeError, ValueError
-        If the policy is none; by the name that tiers have for it, the manager has another.
+        If the policy is invalid; the message has the name that tiers use for the argument.
     """
     if isinstance(policy, str):
         registry.parse(policy, "policy")

@@ -28,17 +28,17 @@ class MemoryTier(ComposedTier):
     Parameters
     ----------
     capacity_bytes : int or str
-        Bytes of blocks that are kept at most; a remainder that is no whole block is not used.
+        Most bytes of blocks; a remainder smaller than a block is not used.
     policy : str, type or CachePolicy
-        Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`.
+        The policy that decides which blocks stay, as ``cache_policy`` of `CPUOffloadingManager`.
     threads : int
         Number of threads that copy, >= 1.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block.
     memory : Region, optional
-        The second region, with blocks of that size; by default it is allocated.
+        The second region, with blocks of the same size; by default it is allocated.
     name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too.
+        As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
 
@@ -51,7 +51,7 @@ class MemoryTier(ComposedTier):
 
     Notes
     -----
-    It is direct. Nothing outlives it: `forget` is certain at once.
+    The tier is direct. Its blocks do not outlive it, so `forget` is certain at once.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SecondRegion(LocalMedium):
         self.memory = memory
         self._jobs = jobs
         self._twin = twin
-        # A seal of another object's bytes does not fit: sums are seeded by this one's salt.
+        # Bytes of another object do not match: this one's salt seeds the sums.
         fingerprint = namespace.fingerprint + os.urandom(8)
         sums = np.zeros(memory.num_blocks, np.uint64)
         self._store = twin.memory_store(memory, fingerprint, sums)

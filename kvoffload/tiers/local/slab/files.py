@@ -1,8 +1,8 @@
-"""The files of a slab: opened, laid out, read and given back.
+"""The files of a slab: opening, layout, reading and release.
 
-Everything that is read may have been written by a stranger or torn by a power cut: no size is
-believed that the file does not have, no memory is taken for more than the file holds, and what is
-not right is as if it were not there.
+A stranger may have written the files, or a power cut may have torn them. So a size in a file counts
+only up to the file's own size, memory is allocated only for bytes that the file holds, and invalid
+parts are treated as missing.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ __all__ = [
 ]
 
 SEALS_AT_ONCE = 2**12
-"""Seals that `read_seals` reads at once: 256 KiB."""
+"""Number of seals that `read_seals` reads at once: 256 KiB."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read_header(fd: int) -> Header | None:
-    """Read the header of a table; None if there is none that can be right."""
+    """Read the header of a table; None if no copy is valid."""
     return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
 
 
 def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where a stretch of a file holds something: start and end of each piece.
+    """Yield the start and end of each piece of data in a range of a file.
 
-    A file may have a great size that takes nothing on the disk. A file system that does not tell
-    holds everything.
+    A large file may take no space on the disk. If the file system does not report holes, the whole
+    range is data.
     """
     while start < end:
         try:
             start = os.lseek(fd, start, os.SEEK_DATA)
             stop = os.lseek(fd, start, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # there is no more
+            if error.errno == errno.ENXIO:  # no more data
                 return
             stop = end
         if start < end:
@@ -81,9 +81,9 @@ def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
-    """Yield the seals of a table piece by piece, each with its first slot.
+    """Yield the seals of a table in pieces, each with its first slot.
 
-    No more is held at once, nor looked at than the file holds on the disk.
+    Only one piece is in memory at a time, and only data on the disk is read.
     """
     end = record_offset(header.num_slots)
     for piece, stop in data_pieces(fd, record_offset(0), end):
@@ -100,23 +100,23 @@ def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArray[np.int64]]:
-    """Read what a table holds of the first slots.
+    """Read a table's seals and stamps of the first slots.
 
     Parameters
     ----------
     fd : int
         The table.
     most : int
-        Number of slots that are read at most.
+        Most slots to read.
 
     Returns
     -------
     header : Header or None
-        None if there is none that can be right; there is nothing else then.
+        None if no copy is valid; the rest is empty then.
     records : memoryview
-        The seals, 64 bytes each, of as many of them as the header says and the file has.
+        The seals, 64 bytes each, as many as both the header and the file have.
     stamps : numpy.ndarray
-        ``(n,)`` int64, of as many slots; 0 where the file has none.
+        ``(n,)`` int64, of the same slots; 0 if the file has none.
     """
     size = os.fstat(fd).st_size
     header = read_header(fd)
@@ -133,7 +133,7 @@ def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArr
 
 
 def _read(fd: int, nbytes: int, offset: int) -> bytes:
-    """Read as many bytes as there are."""
+    """Read up to `nbytes` bytes, fewer at the end of the file."""
     pieces = []
     while nbytes:
         piece = os.pread(fd, min(nbytes, 2**26), offset)
@@ -154,7 +154,7 @@ def _write(fd: int, data: bytes, offset: int) -> None:
 
 
 def open_direct(folder: OpenFolder) -> int | None:
-    """Open the file of blocks for I/O past the page cache; None where that does not work."""
+    """Open the file of blocks for I/O without the page cache; None if that is not possible."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
@@ -176,31 +176,31 @@ class SlabFiles:
     Parameters
     ----------
     path : Path
-        Folder of all slabs; this one is in a folder named by its fingerprint.
+        Folder of all slabs; this one is in a folder named after its fingerprint.
     namespace : Namespace
-        What the bytes mean.
+        The namespace of the bytes.
     num_slots : int
-        Number of slots to have; blocks in slots beyond it are dropped.
+        Number of slots; blocks in slots beyond it are dropped.
 
     Attributes
     ----------
     folder : Path
         Folder of the slab.
     header : Header
-        What the table's header says.
+        The table's header.
     held : LockedFolder
         The folder and the files, open.
     has_direct : bool
-        Whether `data_fd` goes past the page cache.
+        Whether `data_fd` bypasses the page cache.
     records : memoryview
         The seals that were found; empty for a new slab.
     stamps : numpy.ndarray
-        ``(num_slots,)`` int64: the stamps that were found, 0 where there was none.
+        ``(num_slots,)`` int64: the stamps that were found, 0 for none.
     """
 
     def __init__(self, path: Path, namespace: Namespace, num_slots: int) -> None:
         self.folder = path / namespace.fingerprint.hex()
-        self._made_folders: list[Path] = []  # what to remove if it comes to nothing
+        self._made_folders: list[Path] = []  # to remove if opening fails
         self._made_files: list[str] = []
         self._locked: LockedFolder | None = None
         try:
@@ -218,22 +218,22 @@ class SlabFiles:
 
     @property
     def data_fd(self) -> int:
-        """The blocks; -1 once they are closed."""
+        """Descriptor of the blocks; -1 once they are closed."""
         return self.held.files.get(BLOCKS, -1)
 
     @property
     def table_fd(self) -> int:
-        """The table; -1 once it is closed."""
+        """Descriptor of the table; -1 once it is closed."""
         return self.held.files.get(TABLE, -1)
 
     @property
     def is_closed(self) -> bool:
-        """Whether they are closed, as in a forked child."""
+        """Whether the files are closed, as in a forked child."""
         return self.held.fd < 0
 
     def _open(self, folder: LockedFolder, namespace: Namespace, num_slots: int) -> None:
         block_bytes = namespace.block_bytes
-        for name in (NEW_NAMESPACE, NEW_TABLE):  # a process that was killed here has left one
+        for name in (NEW_NAMESPACE, NEW_TABLE):  # left by a process that was killed here
             folder.unlink(name)
         is_forgotten = folder.has(FORGETTING)
         same_namespace = self._settle_namespace(folder, namespace)
@@ -260,14 +260,14 @@ class SlabFiles:
             try:
                 self._lay_table_out(folder)
             except OSError as error:
-                # A disk that is full can still have less.
+                # A smaller slab still fits on a full disk.
                 if error.errno not in _NO_SPACE or table_bytes < header.table_bytes:
                     raise
                 self._change_table(folder)
         if is_forgotten:
-            os.fsync(folder.fd)  # the table that it guards against must not come back after it
+            os.fsync(folder.fd)  # so that the old table cannot return after this
             folder.unlink(FORGETTING)
-        # A tail that the table no longer names is given back only now.
+        # A tail that the table no longer names is freed only now.
         os.ftruncate(folder.files[BLOCKS], header.data_bytes)
         direct_fd = open_direct(folder)
         self.has_direct = direct_fd is not None
@@ -283,7 +283,7 @@ class SlabFiles:
         return folder.keep(name, os.O_RDWR | os.O_CREAT)
 
     def _settle_namespace(self, folder: OpenFolder, namespace: Namespace) -> bool:
-        """Compare the JSON beside the data, or write it; False where it was another."""
+        """Compare the JSON beside the data, or write it; False if it was different."""
         wanted = namespace.json.encode("ascii")
         found = folder.read(NAMESPACE, len(wanted))
         if found == wanted:
@@ -309,12 +309,12 @@ class SlabFiles:
             raise
 
     def _lay_table_out(self, folder: OpenFolder) -> None:
-        """Write the table anew, with what is kept of the old one, and put it in its place."""
+        """Write a new table with the kept parts of the old one, and replace that."""
         fd = folder.open(NEW_TABLE, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _allocate(fd, self.header.table_bytes)
             self._fill_table(fd)
-            os.fsync(fd)  # a rename that outlives its file's bytes would lose the whole slab
+            os.fsync(fd)  # if only the rename survived a power cut, the whole slab would be lost
             folder.replace(NEW_TABLE, TABLE)
         except BaseException:
             os.close(fd)
@@ -324,9 +324,10 @@ class SlabFiles:
         folder.files[TABLE] = fd
 
     def _change_table(self, folder: OpenFolder) -> None:
-        """Write the table where it is, and give back what it has too much.
+        """Write the table in place, and free its excess.
 
-        Who is killed meanwhile leaves seals that do not match, or stamps in a wrong order.
+        A process that is killed meanwhile leaves seals that do not match, or stamps in the wrong
+        order.
         """
         fd = folder.files[TABLE]
         self._fill_table(fd)
@@ -341,7 +342,7 @@ class SlabFiles:
         _write(fd, header.pack(), 0)
 
     def write_header(self, epoch: int) -> bytes:
-        """Set the epoch; return the header's page, which the caller has written to the table."""
+        """Set the epoch; return the header's page, which the caller writes to the table."""
         self.header = replace(self.header, epoch=epoch)
         return self.header.pack()
 
@@ -350,11 +351,11 @@ class SlabFiles:
         _write(self.table_fd, data, offset)
 
     def close(self) -> None:
-        """Close the files; the lock goes with them."""
+        """Close the files, which releases the lock."""
         self.held.close()
 
     def _undo(self) -> None:
-        """Remove what was made and close everything."""
+        """Remove the new files and folders, and close everything."""
         folder = self._locked
         if folder is not None:
             for name in reversed(self._made_files):
@@ -371,7 +372,7 @@ class SlabFiles:
             raise _no_space(self.folder, wanted) from error
         path = Path(error.filename or self.folder)
         if self.folder not in (path, *path.parents) and path not in self.folder.parents:
-            path = self.folder / path  # of a call that was given the open folder
+            path = self.folder / path  # from a call in the open folder
         raise TierError(f"{path}: {error.strerror}") from error
 
 
@@ -382,7 +383,7 @@ def _no_space(folder: Path, wanted: int) -> TierSpaceError:
 
 
 def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
-    """Check that there is room for a capacity, before anything is made; else TierSpaceError."""
+    """Check for room before anything is made; raise TierSpaceError if there is too little."""
     folder = path / namespace.fingerprint.hex()
     wanted = num_slots * round_up(namespace.block_bytes)
     held = 0
@@ -398,7 +399,7 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
 
 
 def _allocate(fd: int, nbytes: int) -> None:
-    """Allocate space for so many bytes; OSError if there is not enough."""
+    """Allocate `nbytes` bytes of a file; OSError if there is not enough space."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, nbytes)
     elif os.fstat(fd).st_size < nbytes:

@@ -1,18 +1,18 @@
-"""The folder of a slab: its lock, and the files of it that stay open.
+"""The folder of a slab: its lock and its open files.
 
-Whoever may write to the folder could put a link, a pipe or a device in a file's place, or leave a
-file that they can change later. So what is not an ordinary file is refused, and for the tier itself
-so is what others may have written or may still write. The path *to* the folder is the user's own
-choice, links in it included.
+Anyone who may write to the folder could replace a file with a link, a pipe or a device, or with a
+file that they can change later. So anything but an ordinary file is refused, and the tier itself
+also refuses files that others may have written or may still write. The path *to* the folder is the
+user's own choice, including links in it.
 
-One tier has a slab open, of all processes that may. Its lock is one of ``flock``, which belongs to
-what was opened, not to a process: a forked child has it too. Who closes a folder unlocks it, for
-all of them. For a holder that is killed, a child closes every folder that its parent had open, at
-any stage of its life, as the first thing that it does; and a folder whose lock may be open on both
-sides of a fork without the child's knowing it is opened once more.
+Only one tier in all processes has a slab open. Its lock is that of ``flock``, which belongs to the
+open file description, not to a process: a forked child has it too. Closing a folder unlocks it for
+all of them. In case the holder is killed, a child first closes every folder that its parent had
+open, at any stage of opening; and a folder whose lock a fork may have copied without the child
+knowing is opened once more.
 
-Those who only look take the lock shared, for a moment or to read all blocks. Who wants it alone
-waits for them a little, but not for another who has it alone.
+Readers share the lock, for a moment or to read all blocks. A tier waits briefly for readers, but
+not for another tier.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 __all__ = ["LockedFolder", "OpenFolder", "holder_of", "lock_shared"]
 
 READERS_S = 2.0
-"""Seconds that `LockedFolder` waits for those who only look."""
+"""Seconds that `LockedFolder` waits for readers."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class OpenFolder(Folder):
-    """A folder that is open, and the files of it that are.
+    """An open folder and its open files.
 
     Parameters
     ----------
     path : Path
-        The folder; a link in its place is not followed.
+        The folder; a link with its name is not followed.
     private : bool
         Whether it and its files must belong to the user of this process, be writable by no other
-        user and have one name each; TierError if they do not.
+        user and have one name each; TierError if not.
     """
 
     def __init__(self, path: Path, *, private: bool) -> None:
         self.path = path
         self.private = private
         self.files: dict[str, int] = {}  # open descriptors, by name
-        super().__init__(-1)  # the descriptor where it is closed
+        super().__init__(-1)  # the descriptor while it is closed
         if path.is_symlink():
             raise TierError(f"{path}: is a link, which is not followed")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -70,7 +70,7 @@ class OpenFolder(Folder):
             raise
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor of an ordinary file; TierError if it is not as it must be."""
+        """Return a descriptor of an ordinary file; TierError if it is refused."""
         path = self.path / name
         try:
             fd = super().open(name, flags)
@@ -135,7 +135,7 @@ class OpenFolder(Folder):
 
 
 class LockedFolder(OpenFolder):
-    """A folder that this object alone has open, made if there is none; else TierInUseError."""
+    """A folder that only this object has open, made if needed; TierInUseError if another has it."""
 
     def __init__(self, path: Path, *, private: bool) -> None:
         self._pid = os.getpid()
@@ -156,11 +156,11 @@ class LockedFolder(OpenFolder):
             make_folders(path)
 
     def _lock(self, until: float, fork: object) -> bool:
-        """Take the lock; False if it has to be tried again from the start."""
+        """Take the lock; False if the caller must start over."""
         fd = self.keep(LOCK, os.O_RDWR | os.O_CREAT)
         if _forking or fork is not _last_fork:
             time.sleep(0.001)
-            return False  # a child may share the file, and does not know of it
+            return False  # a child may share the file without knowing it
         _take(fd, self.path, until)
         if not os.path.samestat(os.fstat(fd), self.stat(LOCK)):
             return False  # the lock was removed before it was taken
@@ -169,7 +169,7 @@ class LockedFolder(OpenFolder):
         return True
 
     def close(self) -> None:
-        """Close the folder and its files, and let go of the lock, in forked children too."""
+        """Close the folder and its files, and release the lock, also in forked children."""
         lock = self.files.get(LOCK, -1)
         if lock >= 0 and self._pid == os.getpid():
             with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class LockedFolder(OpenFolder):
 
 
 def _take(fd: int, path: Path, until: float) -> None:
-    """Lock a file for us alone."""
+    """Lock a file exclusively."""
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,7 +191,7 @@ def _take(fd: int, path: Path, until: float) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
         if time.monotonic() > until:
             raise TierInUseError(f"{path} is in use: its blocks are being verified")
-        time.sleep((1 + secrets.randbelow(5)) / 1000)  # two who try do not keep in step
+        time.sleep((1 + secrets.randbelow(5)) / 1000)  # so that two tries do not stay in step
 
 
 def lock_shared(folder: OpenFolder) -> None:
@@ -208,7 +208,7 @@ def lock_shared(folder: OpenFolder) -> None:
 
 
 def holder_of(folder: OpenFolder) -> int | None:
-    """Return the process that has a folder open, 0 if it is not known which; None for none."""
+    """Return the process that has a folder open, 0 if it is unknown; None if no process has."""
     try:
         fd = folder.open(LOCK)
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def _in_use(path: Path, pid: int | None) -> TierInUseError:
 # -- forked children -----------------------------------------------------------------------------
 
 _HELD: set[LockedFolder] = set()
-_forking: list[None] = []  # one for each fork under way
+_forking: list[None] = []  # one per fork under way
 _last_fork: object = None
 
 

@@ -1,16 +1,16 @@
-"""The forgetting of a slab: a new epoch in the header of its table, tried until it is there.
+"""The forgetting of a slab: a new epoch in the header of its table, retried until it is written.
 
-The medium may fail or hang, and the process may be killed, at every step. So there is a thread that
-is the only one to write headers, and these steps:
+The medium may fail or hang, and the process may be killed, at every step. So only one thread writes
+headers, in these steps:
 
-1. The marker is made, an empty file. It is one entry of a folder: a file system that is frozen
-   completes it when it goes on, even for a process that was killed meanwhile, while a write is
-   given up then. Who opens the slab and finds it takes no seal for valid.
-2. The header is written, and synced: what was forgotten is gone for good.
-3. The marker is removed, if nothing was to be forgotten meanwhile.
+1. The marker, an empty file, is made. It is a single entry of a folder: a frozen file system
+completes it when it resumes, even for a process that was killed meanwhile, whose writes it
+abandons. A tier that opens the slab and finds the marker treats no seal as valid.
+2. The header is written and synced: the forgotten blocks are gone permanently.
+3. The marker is removed, unless another `forget` came meanwhile.
 
-Where a step fails, the marker is synced as far as that works, and all are tried again after a
-pause. Of several epochs only the newest is written.
+If a step fails, the marker is synced if possible, and all steps are retried after a pause. Of
+several epochs only the newest is written.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["Forgetter"]
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 GRACE_S = 0.1
-"""Seconds that a last try has at least."""
+"""Least seconds for the last try."""
 
 
 class _Header(NamedTuple):
-    """A header that is wanted, and its id: one higher each time."""
+    """A header to write, and its id, which rises by one each time."""
 
     header_id: int
     page: bytes
 
 
 class Forgetter:
-    """The one writer of a slab's headers, in a thread of its own while there is something to write.
+    """The only writer of a slab's headers, with a thread while there is a header to write.
 
-    It uses the slab's folder, and the table that is open there, and closes neither.
+    It uses the slab's folder and the open table in it, and closes neither.
     """
 
     def __init__(self, folder: OpenFolder, name: str) -> None:
@@ -54,14 +54,14 @@ class Forgetter:
         self._news = threading.Condition()
         self._wanted = _Header(0, b"")
         self._written = 0  # the id of the last header that the medium confirmed
-        self._marked = False  # the marker may be there
-        self._has_failed = False  # a try for the header that is wanted
+        self._marked = False  # the marker may exist
+        self._has_failed = False  # a try to write the wanted header has failed
         self._closing = False
         self._thread: threading.Thread | None = None
 
     @property
     def confirmed(self) -> bool:
-        """Whether the last header that was asked for is on the medium."""
+        """Whether the last wanted header is on the medium."""
         return self._written == self._wanted.header_id
 
     def want(self, page: bytes) -> None:
@@ -74,18 +74,18 @@ class Forgetter:
             self._news.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the last header is on the medium before the time is over."""
+        """Wait until the last header is on the medium; return whether it is."""
         with self._news:
             return self._news.wait_for(lambda: self.confirmed, timeout_s)
 
     def go_on(self) -> None:
-        """Start a thread that tries again, where none could be started."""
+        """Start a thread that retries, if none could be started before."""
         if self._marked and not (self._closing or self._runs()):
             with self._news:
                 self._start()
 
     def close(self, until: float) -> bool:
-        """Try once more what was not written; return whether by then no call is under way."""
+        """Try once more to write the header; return whether no call is under way at the end."""
         with self._news:
             self._closing = True
             if self._marked:
@@ -98,7 +98,7 @@ class Forgetter:
         return not thread.is_alive()
 
     def _start(self) -> None:
-        """Start the thread, if one can be started; the next call tries again."""
+        """Start the thread if possible; otherwise the next call retries."""
         if not self._runs():
             self._thread = threading.Thread(target=self._run, name="kvoffload-forget", daemon=True)
             with contextlib.suppress(RuntimeError):
@@ -126,25 +126,25 @@ class Forgetter:
                     pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _try(self, header_id: int, page: bytes) -> None:
-        """Make the steps for one header, as far as they work."""
+        """Do the steps for one header, as far as they succeed."""
         if self._written < header_id and not self._write(page):
             self._has_failed = True
             return
-        is_marked = self._wanted.header_id != header_id  # a newer one is made with the same marker
+        is_marked = self._wanted.header_id != header_id  # a newer header uses the same marker
         if not is_marked:
             try:
                 self._folder.unlink(FORGETTING)
             except OSError:
-                is_marked = True  # a restart would find nothing: tried again
+                is_marked = True  # a restart would find nothing: retried
         with self._news:
             if self._has_failed and self._wanted.header_id == header_id > self._written:
-                write_line(logging.WARNING, "tier %r has forgotten for good", self._name)
+                write_line(logging.WARNING, "tier %r has forgotten permanently", self._name)
             self._written = header_id
             self._marked = is_marked or self._wanted.header_id != header_id
             self._news.notify_all()
 
     def _write(self, page: bytes) -> bool:
-        with contextlib.suppress(OSError):  # it may be there, or not be possible
+        with contextlib.suppress(OSError):  # it may exist, or not be possible
             os.close(self._folder.create(FORGETTING))
         try:
             write_header(self._folder, page)

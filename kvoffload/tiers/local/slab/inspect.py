@@ -44,17 +44,17 @@ class SlabFolder:
     folder : Path
         The folder.
     namespace : dict
-        Its namespace, as JSON has it; empty if it cannot be read.
+        Its namespace, from the JSON; empty if it cannot be read.
     header : Header or None
         The table's header; None if it is damaged or missing.
     num_blocks : int
         Slots with a valid seal.
     num_stale : int
-        Slots with anything else: of an epoch that was forgotten, or damaged.
+        Slots with anything else: a seal of a forgotten epoch, or damage.
     disk_bytes : int
-        Bytes that the files take on the disk.
+        Bytes of the files on the disk.
     pid : int or None
-        The process that has it open; 0 if that is not known.
+        The process that has it open; 0 if it is unknown, None if no process has.
     """
 
     folder: Path
@@ -83,16 +83,13 @@ class Verdict:
 
 
 def find_slabs(path: str | Path) -> list[SlabFolder]:
-    """Return the slabs in a folder, or the one that it is, by name.
+    """Return the slabs in a folder, or the slab that it is, by name.
 
-    `path` may be a link, or lead through some; of the folders in it those that are links are passed
-    over.
+    `path` may have links; links in the folder are skipped.
 
     Raises
     ------
-    TierError
-        If there is none.
-    OSError
+    TierError If there is no slab. OSError
         If a folder cannot be read.
     """
     path = Path(path)
@@ -132,14 +129,14 @@ def _look(path: Path) -> SlabFolder:
 
 
 def _header_of(folder: OpenFolder) -> Header | None:
-    """Return the header of a table, which is opened; None if none can be right."""
+    """Open a table and return its header; None if no copy is valid."""
     with contextlib.suppress(TierError, OSError):
         return read_header(folder.keep(TABLE))
     return None
 
 
 def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
-    """Return the namespace beside the data; empty if it cannot be one."""
+    """Return the namespace beside the data; empty if it is invalid."""
     with contextlib.suppress(TierError, OSError, ValueError, RecursionError):
         read = json.loads(folder.read(NAMESPACE, _LARGEST_JSON) or b"")
         if isinstance(read, dict) and not _is_deep(read, _DEEPEST_JSON):
@@ -148,7 +145,7 @@ def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
 
 
 def _is_deep(value: Any, most: int) -> bool:
-    """Return whether lists and dicts are nested deeper than that."""
+    """Return whether lists and dicts are nested deeper than `most`."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
@@ -156,25 +153,25 @@ def _is_deep(value: Any, most: int) -> bool:
 
 
 def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
-    """Return what files take on the disk."""
+    """Return the bytes of files on the disk."""
     found = [folder.stat(name) for name in names if folder.has(name)]
     return sum(each.st_blocks * 512 for each in found if stat.S_ISREG(each.st_mode))
 
 
 def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = None) -> Verdict:
-    """Read every block of a slab and compare it with its seal; nothing is changed.
+    """Read every block of a slab and compare it with its seal; change nothing.
 
     Parameters
     ----------
     folder : str or Path
         The slab's folder; no process may have it open.
     progress : callable, optional
-        Called with the number of blocks that are done.
+        Called with the number of blocks read so far.
 
     Raises
     ------
     TierInUseError
-        If someone has it open.
+        If another process has it open.
     TierError
         If the table's header is damaged.
     OSError
@@ -193,7 +190,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
 
 
 def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
-    """Yield slot, key and sum of valid seals, piece by piece, and how many others there are."""
+    """Yield slot, key and sum of valid seals, piece by piece, and the number of other slots."""
     for first, records in read_seals(fd, header):
         slots, keys, sums, others = chosen().valid_records(
             records, header.block_bytes, header.epoch
@@ -218,7 +215,7 @@ def _verify(
 
 
 class _Block:
-    """Memory for one block of a file: no more of it is used than the file holds on the disk."""
+    """Memory for one block of a file, used only for data that the file has on the disk."""
 
     def __init__(self, fd: int, block_bytes: int) -> None:
         self._fd = fd
@@ -228,7 +225,7 @@ class _Block:
         self.memory: mmap.mmap | bytes = b""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the memory."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -236,7 +233,7 @@ class _Block:
         self._drop()
 
     def read(self, start: int) -> bool:
-        """Read a block; return False where the file has none of it, or a hole in its place."""
+        """Read a block; return False if the file ends before it or has only a hole."""
         end = start + self._block_bytes
         if end > self._size:
             return False
@@ -244,16 +241,16 @@ class _Block:
         if not pieces:
             return False
         if not self._is_blank and pieces != [(start, end)]:
-            self._drop()  # what is a hole in the file is zeros, and takes nothing here either
+            self._drop()  # holes of the file read as zeros and take no memory here either
         if not self.memory:
-            # Private: what was not written to is read without taking memory.
+            # Private: pages never written to are read without taking memory.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self.memory = mmap.mmap(-1, self._block_bytes, flags)
         self._is_blank = False
         with memoryview(self.memory) as view:
             for first, last in pieces:
                 with view[first - start : last - start] as piece:
-                    try:  # of 2 GiB and more one call reads a part
+                    try:  # one call reads less than 2 GiB
                         if transfer(os.preadv, self._fd, [piece], first) != len(piece):
                             return False
                     except OSError:
@@ -268,12 +265,12 @@ class _Block:
 
 
 def remove_slab(folder: str | Path) -> int:
-    """Delete a slab and return the bytes that its files took on the disk.
+    """Delete a slab and return the bytes that its files had on the disk.
 
     Raises
     ------
     TierInUseError
-        If someone has it open.
+        If another process has it open.
     OSError
         If a file cannot be deleted.
     """
@@ -281,6 +278,6 @@ def remove_slab(folder: str | Path) -> int:
         freed = _disk_bytes(opened, FILES)
         for name in FILES:
             opened.unlink(name)
-        with contextlib.suppress(OSError):  # someone keeps a file of their own there
+        with contextlib.suppress(OSError):  # the folder may have other files
             opened.path.rmdir()
     return freed

@@ -1,20 +1,20 @@
 r"""The contents of a slab's files.
 
-A slab is a folder, named by the fingerprint of its namespace in hex, with
+A slab is a folder, named after the fingerprint of its namespace in hex, with
 
 ``blocks.dat``
-    Slots of `slot_bytes`, block bytes rounded up to 4096, back to back.
+    Adjacent slots of `slot_bytes`, the bytes of a block rounded up to 4096.
 ``slots.tbl``
-    A header of 4096 bytes; a seal of 64 bytes for each slot (see ``kvoffload.tiers.seal``), zeros
-    for none; from the next multiple of 4096 on, a stamp of 8 bytes for each slot: the larger, the
-    later the block was used. Stamps have no sum: a wrong one costs a wrong order of eviction.
+    A header of 4096 bytes; a seal of 64 bytes per slot (see ``kvoffload.tiers.seal``), zeros for
+    none; from the next multiple of 4096 on, a stamp of 8 bytes per slot, which rises with the last
+    use of the block. Stamps have no sum: a wrong one only costs a wrong order of eviction.
 ``namespace.json``
     The namespace, as its canonical JSON.
 ``lock``
-    Locked by who has the slab open, whose process id it holds.
+    Locked by the process that has the slab open, with its process id.
 ``forgetting``
-    There while a new epoch is on its way to the header: an empty file, made before and removed
-    after. Where it is found, whatever the header says, no seal is valid.
+    An empty file, made before a new epoch is written to the header and removed after it. While it
+    exists no seal is valid, whatever the header has.
 
 ====== ===== ==============================================================================
 offset bytes meaning of the header, little-endian
@@ -31,7 +31,7 @@ offset bytes meaning of the header, little-endian
 72     8     XXH3-64 of the 72 bytes before
 ====== ===== ==============================================================================
 
-The header is there twice, at 0 and at 2048: the first copy with the right sum counts.
+There are two copies of the header, at 0 and at 2048: the first with the right sum counts.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ LOCK = "lock"
 FORGETTING = "forgetting"
 
 NEW_TABLE, NEW_NAMESPACE = f"{TABLE}.new", f"{NAMESPACE}.new"
-"""Files that are being written, each in place of another."""
+"""Files that are being written to replace another each."""
 
 FILES = (TABLE, NEW_TABLE, BLOCKS, NAMESPACE, NEW_NAMESPACE, FORGETTING, LOCK)
-"""All names that a slab's folder may have, in the order in which they can be removed."""
+"""All names in a slab's folder, in an order in which they can be removed."""
 
 HEADER_BYTES = 4096
 STAMP_BYTES = 8
@@ -82,7 +82,7 @@ _SUM = struct.Struct("<Q")
 
 
 def record_offset(slot: int) -> int:
-    """Return where the seal of a slot lies in the table."""
+    """Return the offset of a slot's seal in the table."""
     return HEADER_BYTES + slot * SEAL_BYTES
 
 
@@ -132,7 +132,7 @@ class Header:
 
     @classmethod
     def unpack(cls, page: bytes) -> Header | None:
-        """Read a header; None if no copy of it can be right."""
+        """Read a header; None if no copy is valid."""
         for start in _COPIES:
             fields = page[start : start + _FIELDS.size]
             end = start + _FIELDS.size

@@ -1,14 +1,13 @@
 """The slab tier: blocks in the slots of one large file on a local disk.
 
 Structure
-    ``layout`` says what the files hold, ``files`` opens them, the pool of threads moves blocks and
-    writes their seals, the ``forgetter`` writes new epochs, and the index decides which block is in
-    which slot.
+    ``layout`` describes the files, ``files`` opens them, the pool of threads moves blocks and
+    writes their seals, the ``forgetter`` writes new epochs, and the index assigns slots to blocks.
 Invariants
-    No call of the caller's touches a file, except to open it. A slot's seal is cleared before its
-    bytes are written, and written after them: what a killed process leaves is either whole or has
-    no seal. Nothing but a new epoch is synced: what a power cut leaves of bytes and seals may be of
-    any age, and does not match unless it is right.
+    No method touches a file in the caller's thread, except to open it. A slot's seal is cleared
+    before its bytes are written, and written after them: a killed process leaves blocks that are
+    complete or have no seal. Only a new epoch is synced: after a power cut, bytes and seals may be
+    of any age, and match only if they are right.
 Cost
     Per block: the index's own cost, a share of one system call for the bytes and of one or two for
     the seals, and one pass over the bytes for the sum.
@@ -60,11 +59,11 @@ __all__ = ["FileTier"]
 
 STAMPS_PER_PAGE = 512
 STAMPS_EVERY_S = 1.0
-"""Stamps of use are written at most so often: a killed process forgets the uses since."""
+"""Minimum seconds between writes of stamps: a killed process loses the uses since."""
 LARGEST_STAMP = 2**62
-"""A larger one was not counted, it is damage, and would leave no room to count on from."""
+"""Largest valid stamp; a larger one is damage and would leave no room to count on."""
 STAMP_WRITES = 64
-"""Pieces of stamps that are written at once at most."""
+"""Most pieces of stamps that are written at once."""
 FORGET_S = 1.0
 """Seconds that `FileTier.forget` waits for the medium."""
 
@@ -75,27 +74,26 @@ class FileTier(ComposedTier):
     Parameters
     ----------
     path : str or Path
-        A folder; made if there is none. The slab lies in a folder in it that is named by the
+        A folder, made if it is missing. The slab is a folder in it that is named after the
         namespace's fingerprint.
     capacity_bytes : int or str
         Bytes of ``blocks.dat``, as a number or as text such as ``"2TB"``; they are allocated at
-        once, and a remainder that is no whole block is not used. The table takes 72 bytes per block
-        beside it. A slab that was made with another capacity keeps the blocks that lie within this
-        one.
+        once, and a remainder smaller than a block is not used. The table takes another 72 bytes per
+        block. A slab that was made with another capacity keeps the blocks within the new one.
     policy : str, type or CachePolicy
-        Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`. One with admission may
-        decline blocks.
+        The policy that decides which blocks stay, as ``cache_policy`` of `CPUOffloadingManager`.
+        One with admission may decline blocks.
     threads : int
-        Number of threads that read and write, >= 1. Two of them never write, if there are more than
-        two.
+        Number of threads that read and write, >= 1. If there are more than two, two never write.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block.
     staged : bool
-        Move blocks through buffers of the tier: a disk that hangs then never holds the region's
-        memory, at the price of a copy. The default moves them directly where the file system can do
-        ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of 4096.
+        Whether blocks move through buffers of the tier: a hanging disk then never holds the
+        region's memory, at the cost of a copy. By default they move directly if the file system
+        supports ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of
+        4096.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too.
+        As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
 
@@ -193,12 +191,12 @@ class _Slab(LocalMedium):
         self._stamp_writes = 0  # under way
         self._forgetter = Forgetter(self._files.held, jobs.options.name)
         self._has_threads = False
-        self._to_clear: list[int] = []  # slots of blocks dropped while there are none
+        self._to_clear: list[int] = []  # slots of blocks dropped before there are threads
 
     # -- opening -----------------------------------------------------------------------------
 
     def restore(self, index: Index) -> int:
-        """Fill an index with what is on the disk, in the order of use; return the blocks found."""
+        """Fill an index with the blocks on the disk, in order of use; return their number."""
         slots, keys, sums, _ = self._twin.valid_records(
             self._files.records, self.namespace.block_bytes, self.epoch
         )
@@ -210,7 +208,7 @@ class _Slab(LocalMedium):
         order = np.argsort(stamps, kind="stable")
         if self._stamp_clock > LARGEST_STAMP:
             self._count_stamps_anew(slots[order])
-        # Of two slots with one key, as a power cut may leave them, the one used last counts.
+        # A power cut may leave two slots with one key: the one used last counts.
         latest: dict[bytes, int] = {}
         for position in order.tolist():
             latest.pop(keys[position], None)
@@ -265,7 +263,7 @@ class _Slab(LocalMedium):
         self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
 
     def tend(self) -> None:
-        """Go on with what a disk would not do, and write stamps from time to time."""
+        """Retry the forgetter's thread, and write stamps from time to time."""
         if not self._forgetter.confirmed:
             self._forgetter.go_on()
         if (
@@ -276,7 +274,7 @@ class _Slab(LocalMedium):
             self._write_stamps(STAMP_WRITES)
 
     def _write_stamps(self, most: int | None) -> None:
-        """Queue stamps that changed to be written, in at most so many pieces."""
+        """Queue the write of changed stamps, in at most `most` pieces."""
         pages = sorted(self._stale_stamps)
         starts = [p for i, p in enumerate(pages) if i == 0 or pages[i - 1] != p - 1]
         for start in starts[:most]:
@@ -295,7 +293,7 @@ class _Slab(LocalMedium):
         self._stamp_writes -= 1
 
     def _count_stamps_anew(self, slots: npt.NDArray[np.int64]) -> None:
-        """Give slots the stamps from 1 on, in this order, and queue all stamps to be written."""
+        """Give slots the stamps from 1 on, in this order, and queue the write of all stamps."""
         self._stamps[:] = 0
         self._stamps[slots] = np.arange(1, len(slots) + 1)
         self._stamp_clock = len(slots)
@@ -312,7 +310,7 @@ class _Slab(LocalMedium):
             self._jobs.chore(self._seal_done, record_offset(slot), bytes(SEAL_BYTES))
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
-        """Clear seals: what was evicted for a block that no thread came to write still has its."""
+        """Clear the seals of blocks that were evicted for blocks that were then not written."""
         self.clear(slots[self._written[slots] == 1].tolist())
 
     def _seal_done(self, status: int) -> None:
@@ -328,8 +326,8 @@ class _Slab(LocalMedium):
     def forget(self) -> None:
         """Begin a new epoch, which makes every seal invalid.
 
-        A thread writes it to the header of the table, and goes on trying where that fails: see
-        `Health.forgotten`. Until it is there, a marker in the folder has the slab open empty.
+        A thread writes it to the header of the table, and retries if that fails: see
+        `Health.forgotten`. Until it is written, a marker in the folder makes the slab open empty.
         """
         self._to_clear.clear()
         self._forgetter.want(self._files.write_header(new_epoch(self.epoch)))
@@ -357,9 +355,9 @@ class _Slab(LocalMedium):
     def close(self, until: float, *, has_ended: bool) -> bool:
         """Close the files.
 
-        An epoch that is not on the disk is tried once more. Where that fails, what was forgotten
-        stays so by the marker that is left in the folder, if the disk took that. A second call does
-        what an exception, or a disk that hung, has left of the first one.
+        An epoch that is not on the disk is tried once more. If that fails, the marker left in the
+        folder keeps the blocks forgotten, if the disk accepted it. A second call finishes a first
+        one that an exception or a hanging disk has ended.
         """
         if self._files.is_closed:
             return has_ended
@@ -372,7 +370,7 @@ class _Slab(LocalMedium):
         return has_ended
 
     def _clear_seals(self, until: float) -> None:
-        with contextlib.suppress(OSError):  # the disk is no better for a log at the end
+        with contextlib.suppress(OSError):  # a log line at the end would not help
             for slot in self._to_clear:
                 if time.monotonic() < until:
                     self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
