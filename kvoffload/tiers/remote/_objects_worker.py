@@ -1,16 +1,16 @@
-"""The process that asks an object store, so that no answer of a server harms the engine's process.
+"""The process that calls an object store, so that no server's answer harms the engine's process.
 
-obstore reads the body of an error answer whole, and reserves as much memory as its head announces.
-Nothing outside bounds that; where memory cannot be had, the process ends. It is this one.
+obstore reads the whole body of an error answer and reserves as much memory as the headers announce.
+No option limits that, and a failed allocation ends the process. So obstore runs in this process.
 
 Structure
-    `objects_client` runs this file by its path, with sockets for a control and some connections,
-    each served by a thread with an event loop of its own. A connection begins with a greeting, and
-    then has requests and the answers to each, in any order.
+    `objects_client` runs this file by its path, with sockets for a control and some connections. A
+    thread with its own event loop serves each connection. A connection begins with a greeting,
+    followed by requests and their answers, in any order.
 Invariants
-    No more memory is taken than was granted (Linux). The process ends where the other side of the
-    control is closed, where its parent ends, and where a thread of it fails.
-    Nothing of this package is imported: a start costs the interpreter and obstore.
+    The process takes no more memory than was granted (Linux). It ends if the other side of the
+    control is closed, its parent ends, or one of its threads fails. This file imports nothing of
+    this package, so that a start costs only the interpreter and obstore.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from typing import Any, NamedTuple, TypeAlias
 GREETING = struct.Struct("<H")
 """Bytes of the text that follows: none, or why there is no client."""
 REQUEST = struct.Struct("<BdQQI")
-"""Verb, seconds, bytes of an object that is read at least and at most, number of objects."""
+"""Verb, seconds, least and most bytes of an object to read, number of objects."""
 ITEM = struct.Struct("<HHQ")
-"""Bytes of the path, of the version that is replaced and of the data, which follow."""
+"""Bytes of the path, of the version to replace and of the data, which follow."""
 ANSWER = struct.Struct("<IBHQ")
 """Index of the object in the request, outcome, bytes of the text and of the data, which follow."""
 LENGTH = struct.Struct("<Q")
 """Bytes of the settings, which follow on the control."""
 
 HEAD, GET, CREATE, REPLACE, DELETE = range(5)
-"""Verbs. `CREATE` stores where there is nothing; `REPLACE` where the version is still there, or,
-without a version, in any case."""
+"""Verbs. `CREATE` stores only if there is no object; `REPLACE` only if the version is unchanged or,
+without a version, always."""
 DONE, ABSENT, EXISTS, OTHER_SIZE, LATE, UNREACHED, FAILED = range(7)
-"""Outcomes. `EXISTS`: another object, or version, is there. The text of the last two is the name of
+"""Outcomes. `EXISTS`: there is another object or version. The text of the last two is the name of
 the error's type, that of a `GET` the version."""
 
 PARENT_S = 1.0
-"""Seconds between two looks at whether the parent is there."""
+"""Seconds between two checks that the parent is alive."""
 MAX_TEXT_BYTES = 4096
 VERSION = ("e_tag", "version")
 STACK_BYTES = 2**20
@@ -57,11 +57,11 @@ STACK_BYTES = 2**20
 
 Data: TypeAlias = "bytes | memoryview"
 Outcome: TypeAlias = "tuple[int, bytes, Data]"
-"""An outcome, its text, and what was read."""
+"""An outcome, its text, and the bytes that were read."""
 
 
 class Item(NamedTuple):
-    """An object that is asked for: its path, the version that is replaced, the bytes to store."""
+    """An object of a request: its path, the version to replace, the bytes to store."""
 
     path: str
     version: str = ""
@@ -69,7 +69,7 @@ class Item(NamedTuple):
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
-    """Return settings as JSON; TypeError, whose text shows no value, if one cannot be written."""
+    """Return settings as JSON; TypeError, which shows no value, if one cannot be encoded."""
 
     def plain(value: Any) -> dict[str, Any]:
         if isinstance(value, timedelta):
@@ -82,7 +82,7 @@ def encode_settings(settings: dict[str, Any]) -> bytes:
 
 
 def decode_settings(data: bytes) -> dict[str, Any]:
-    """Return the settings that `encode_settings` was given."""
+    """Return the settings from `encode_settings`."""
 
     def value(found: dict[str, Any]) -> Any:
         if "\0seconds" in found:
@@ -96,9 +96,9 @@ def decode_settings(data: bytes) -> dict[str, Any]:
 
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:
-    """Return so many bytes; EOFError if the other side closed the connection before."""
+    """Return `nbytes` bytes; EOFError if the other side closed the connection before."""
     data = connection.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
-    while len(data) < nbytes:  # a signal came in between
+    while len(data) < nbytes:  # a signal interrupted the call
         piece = connection.recv(nbytes - len(data), socket.MSG_WAITALL)
         if not piece:
             raise EOFError
@@ -107,7 +107,7 @@ def receive(connection: socket.socket, nbytes: int) -> bytes:
 
 
 class _Worker:
-    """Serves connections with one store of obstore."""
+    """A server of connections that uses one store of obstore."""
 
     def __init__(self, client: Any, bucket: Any) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class _Worker:
         size: tuple[int, int],
         items: Sequence[Item],
     ) -> None:
-        """Ask for all at once; answer each as it comes, and what has not come in time."""
+        """Request all objects at once; answer each when it arrives or its time is over."""
         tasks = {
             asyncio.ensure_future(self._outcome(verb, item, size)): index
             for index, item in enumerate(items)
@@ -170,7 +170,7 @@ class _Worker:
         try:
             return await self._ask(verb, item, size)
         except (errors.BaseError, OSError) as error:
-            # Only what the verb expects is an outcome: a server may answer with any status.
+            # Only answers that the verb expects are outcomes: a server may answer with any status.
             if isinstance(error, FileNotFoundError) and verb in (HEAD, GET, DELETE):
                 return ABSENT, b"", b""
             other = isinstance(error, errors.AlreadyExistsError | errors.PreconditionError)
@@ -178,7 +178,7 @@ class _Worker:
                 return EXISTS, b"", b""
             # Not reached, refused, wrong credentials, no such bucket, an error of the server.
             return UNREACHED, type(error).__name__.encode(), b""
-        except Exception as error:  # noqa: BLE001 # the others' answers are sound
+        except Exception as error:  # noqa: BLE001 # the other answers are valid
             return FAILED, type(error).__name__.encode(), b""
 
     async def _ask(self, verb: int, item: Item, size: tuple[int, int]) -> Outcome:
@@ -217,7 +217,7 @@ def _answer(
 
 
 def _take_no_more_than(nbytes: int) -> None:
-    """Limit the growth of the process to so many bytes; beyond that, it ends."""
+    """Limit the growth of the process to `nbytes` bytes; beyond that, it ends."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -230,14 +230,14 @@ def _take_no_more_than(nbytes: int) -> None:
 
 
 def _open(settings: dict[str, Any]) -> _Worker:
-    """Make the client, in the state in which it asks."""
+    """Make the client, ready to send requests."""
     import obstore
     import obstore.exceptions
     import obstore.store
 
     bucket = obstore.store.from_url(settings["url"], **settings["options"])
 
-    async def start() -> None:  # the client's threads, which the limit is counted from
+    async def start() -> None:  # the client's threads, before the limit is set
         await obstore.put_async(obstore.store.MemoryStore(), "start", b"")
 
     asyncio.run(start())
@@ -249,13 +249,13 @@ def _in_thread(work: Callable[[socket.socket], None], connection: socket.socket)
         try:
             work(connection)
         except BaseException:  # noqa: BLE001
-            os._exit(1)  # of one thread the process could not be trusted to be rid
+            os._exit(1)  # ending only this thread could leave the process hanging
 
     threading.Thread(target=run, daemon=True).start()
 
 
 def main(control_fd: int, connection_fds: Sequence[int], parent: int) -> None:
-    """Serve until the parent has had enough."""
+    """Serve until the parent closes the control."""
     control = socket.socket(fileno=control_fd)
     connections = [socket.socket(fileno=fd) for fd in connection_fds]
     (nbytes,) = LENGTH.unpack(receive(control, LENGTH.size))
@@ -275,7 +275,7 @@ def main(control_fd: int, connection_fds: Sequence[int], parent: int) -> None:
     for connection in connections:
         _in_thread(worker.serve, connection)
     while os.getppid() == parent:
-        # Children that the parent forked may hold the other side, too.
+        # Forked children of the parent may also hold the other side.
         if select.select([control], [], [], PARENT_S)[0]:
             return
 

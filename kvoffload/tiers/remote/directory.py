@@ -1,6 +1,6 @@
-"""A directory that many processes and machines share: NFS, Lustre, a volume for many engines.
+"""A directory that processes and machines share: NFS, Lustre, a volume of several engines.
 
-Below the directory lies a folder for each namespace, named by its fingerprint:
+The directory has a folder per namespace, named after its fingerprint:
 
 =========================== ====================================================================
 ``namespace.json``          what the bytes mean
@@ -14,18 +14,18 @@ Below the directory lies a folder for each namespace, named by its fingerprint:
 =========================== ====================================================================
 
 Structure
-    A block is written to a file of this writer alone (``O_EXCL``) and then linked to its name,
-    which is there or not, whole. Where there are no links it is renamed. A thread of the tier
-    sweeps from time to time: it removes the oldest blocks until the others fit, what was forgotten,
-    and what writers that died left behind. A lock lets one process at a time sweep.
+    A block is written to a new file of one writer (``O_EXCL``) and then linked to its name, which
+    so appears with all its bytes. Without support for links it is renamed. A thread of the tier
+    sweeps from time to time: it removes the oldest blocks until the others fit, forgotten blocks,
+    and files of dead writers. A lock ensures that one process at a time sweeps.
 Invariants
-    A name appears with all its bytes written. Nothing is synced: what a server that lost power
-    leaves does not match its seal unless it is right. What strangers put there - links, pipes,
-    files of any size - is opened without waiting, and read no further than a block is long.
+    A name appears with all its bytes written. Nothing is synced: after a server loses power, a
+    block matches its seal only if it is right. Links, pipes and files of any size that strangers
+    put there are opened without waiting, and never read beyond the length of a block.
 Cost
-    A put is a look whether the block is there, and five calls of the file system where it is not; a
-    get is an open, a look at the size, a read and a close. A sweep looks at every file, and holds 8
-    bytes of memory per block.
+    A put checks whether the block exists, and makes five further system calls if it does not; a get
+    is an open, a stat, a read and a close. A sweep examines every file, and takes 8 bytes of memory
+    per block.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ __all__ = ["DirectoryTier"]
 
 PAGE_BYTES = 4096
 RENEW_S = 3600.0
-"""A block that is used has its time of change renewed at most so often."""
+"""Minimum seconds between renewals of a used block's time of change."""
 SWEEP_S = 60.0
 LOCK_S = 0.01
-"""Seconds between two tries to get a lock."""
+"""Seconds between two attempts to take a lock."""
 EPOCH_LEASE_S = 5.0
-"""Seconds for which a process that was stopped keeps others from giving the directory an epoch."""
+"""Seconds for which a stopped process prevents others from writing the epoch."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
@@ -93,9 +93,9 @@ class DirectoryStore(RemoteStore):
         self.folder = path / self.fingerprint.hex()
         self.on_written: Callable[[], None] = lambda: None
         self.sweeper: Sweeper | None = None
-        self._opened: Folder | None = None  # the namespace's, as it was compared last
-        self._blocks: tuple[Folder, int, Folder] | None = None  # in which, an epoch, its folder
-        self._squashed: int | None = None  # to whom files belong that are made here
+        self._opened: Folder | None = None  # the namespace's, since its last comparison
+        self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, epoch, folder)
+        self._squashed: int | None = None  # owner of files that are made here
         self._is_open_to_all = False
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class DirectoryStore(RemoteStore):
             self.sweeper.start()
 
     def stop(self) -> None:
-        """Sweep no more."""
+        """Stop the sweeper."""
         if self.sweeper is not None:
             self.sweeper.stop(STOP_S)
 
@@ -117,17 +117,17 @@ class DirectoryStore(RemoteStore):
     # -- the namespace -----------------------------------------------------------------------
 
     def open_namespace(self, *, make: bool = False) -> Folder | None:
-        """Return the open folder of the namespace, whose JSON is the namespace's; None for none.
+        """Return the open folder of the namespace, whose JSON matches; None if it is missing.
 
-        With `make`, what is missing is made. A JSON that is not whole is missing: its writer, or
-        the file server, came to an end.
+        With `make`, missing parts are made. An incomplete JSON counts as missing: its writer or the
+        file server ended.
 
         Raises
         ------
         ForeignNamespaceError
-            If the JSON is another one.
+            If the JSON is that of another namespace.
         OSError
-            If the folder belongs to somebody else, is none, or cannot be opened.
+            If the folder belongs to another user, is not a folder, or cannot be opened.
         """
         name = self.fingerprint.hex()
         try:
@@ -171,7 +171,7 @@ class DirectoryStore(RemoteStore):
     # -- epochs ------------------------------------------------------------------------------
 
     def read_epoch(self, folder: Folder) -> int | None:
-        """Return the epoch that the namespace's folder has; None where it has none, or nonsense."""
+        """Return the epoch in the namespace's folder; None if it is missing or invalid."""
         return parse_epoch(folder.read("epoch", EPOCH_CHARACTERS))
 
     def ask_epoch(self) -> int | None:
@@ -184,8 +184,9 @@ class DirectoryStore(RemoteStore):
         try:
             found = self.read_epoch(folder)
             if found is None or found <= above:
-                # Who is stopped between this check and the renaming may put a lower epoch in the
-                # place of a higher one; any process that used that one gives a new one.
+                # A process that is stopped between this check and the renaming may replace a higher
+                # epoch with a lower one; any process that used the higher one then writes a new
+                # one.
                 folder.write("epoch", epoch_text(epoch), lease.check)
                 found = self.read_epoch(folder)
             lease.release()
@@ -197,7 +198,7 @@ class DirectoryStore(RemoteStore):
         return cast("Folder", self.open_namespace(make=True))
 
     def _take_lease(self, folder: Folder, name: str) -> Lease:
-        """Take a lock, waiting for it until the deadline; TimeoutError if it is not free then."""
+        """Take a lock, waiting until the deadline; TimeoutError if it is not free by then."""
         while True:
             lease = Lease.take(folder, name, lease_s=EPOCH_LEASE_S)
             if lease is not None:
@@ -278,7 +279,7 @@ class DirectoryStore(RemoteStore):
                 self._store_one(block, epoch)
                 block.status = Status.OK
             except OSError as error:
-                if error.errno in _GONE:  # a folder that a sweep removed meanwhile
+                if error.errno in _GONE:  # a sweep has removed the folder meanwhile
                     block.status = Status.FAILED
                     continue
                 block.status = _status(error)
@@ -301,7 +302,7 @@ class DirectoryStore(RemoteStore):
                 if transfer(os.pwritev, fd, views, 0) < self.content_bytes + PAGE_BYTES:
                     raise OSError(errno.EIO, "the file system wrote nothing")
             finally:
-                os.close(fd)  # NFS says here what went wrong
+                os.close(fd)  # NFS reports errors here
         except OSError:
             with contextlib.suppress(OSError):
                 folder.unlink(temporary)
@@ -338,20 +339,19 @@ class DirectoryTier(RemoteTier):
     Parameters
     ----------
     path : str or Path
-        The directory; made when it is first needed, as are those above it, for this user alone.
+        The directory; it and its parents are made when first needed, accessible only to this user.
     capacity_bytes : int or str
-        Bytes of blocks of this namespace that are kept at most, whoever wrote them, when a sweep
-        has ended; each takes a page of 4096 bytes more. All tiers of a namespace should be given
-        the same.
+        Most bytes of blocks of this namespace, by any writer, that a sweep leaves; each block takes
+        another page of 4096 bytes. All tiers of a namespace should have the same capacity.
     threads : int
         Number of threads that read and write, >= 1.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block.
     sweep_s : float
-        Seconds between two sweeps. A tier that has written a sixteenth of the capacity since it
-        last looked sweeps earlier.
+        Seconds between two sweeps. A tier that has written a sixteenth of the capacity since its
+        last sweep sweeps earlier.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too; this tier is always staged.
+        As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
     ------
@@ -360,9 +360,9 @@ class DirectoryTier(RemoteTier):
 
     Notes
     -----
-    The oldest time of change leaves first; a hit renews it once an hour at most. Events of blocks
-    that left come from the tier whose sweep removed them. `forget` holds for all tiers of the
-    namespace, for those of other processes within a second.
+    The block with the oldest time of change leaves first; a hit renews it at most once an hour.
+    Events of blocks that left come from the tier whose sweep removed them. `forget` affects all
+    tiers of the namespace, those of other processes within a second.
     """
 
     def __init__(
@@ -401,13 +401,13 @@ class DirectoryTier(RemoteTier):
         return self._files.folder
 
     def sweep(self) -> int | None:
-        """Sweep now, in the caller's thread; the tier does so by itself from time to time.
+        """Sweep now, in the caller's thread; the tier also sweeps by itself from time to time.
 
         Returns
         -------
         int or None
-            Blocks that were removed; None where another process sweeps, nothing was stored yet, or
-            the folder belongs to another namespace.
+            Number of removed blocks; None if another process sweeps, nothing was stored yet, or the
+            folder belongs to another namespace.
 
         Raises
         ------
@@ -428,7 +428,7 @@ def _name(key: bytes) -> str:
 
 
 def _owner_of_new(folder: Folder) -> int:
-    """Return to whom a file belongs that this process makes: a server may decide it."""
+    """Return the owner of files that this process makes, which a server may set."""
     name = temporary_name("")
     fd = folder.create(name)
     try:

@@ -1,15 +1,15 @@
-"""A lock in a shared folder that a stopped process cannot keep for ever.
+"""A lock in a shared folder that a stopped process cannot keep forever.
 
-The lock is a file. Who has it holds ``flock`` on it, which ends with the process, and renews its
-time of change as long as it works. A process that is stopped, or whose machine is cut off, renews
-nothing: after `LEASE_S` another one puts a new file in the place of the old one, and has the lock.
-The one that was stopped finds, when it goes on, that its file is not in its place any more.
+The lock is a file. Its holder has an ``flock`` on it, which ends with the process, and renews its
+time of change while it works. A process that is stopped, or whose machine is disconnected, renews
+nothing: after `LEASE_S` another process replaces the file and has the lock. When the stopped
+process resumes, it finds that its file has been replaced.
 
 Invariants
-    At most one process believes for longer than `LEASE_S` that it has the lock. For shorter times
-    two can, so that what they do must do no harm when both do it. Times are compared that one file
-    server gave, not those of two machines. Where the file system has no locks, the file says
-    whether it is held.
+    At most one process acts as the holder for longer than `LEASE_S`. For shorter times two can, so
+    the work under the lock must be safe if both do it. Only times from one file server are
+    compared, never those of two machines. If the file system has no locks, the file records whether
+    it is held.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LEASE_S", "Lease"]
 LEASE_S = 60.0
 """Seconds without a renewal after which another process may take the lock."""
 RENEWALS = 6
-"""Renewals within a lease, if nothing holds the process up."""
+"""Renewals within a lease, if the process is not delayed."""
 _HELD, _DONE = b"0", b"1"
 _FLAGS = os.O_RDWR | os.O_CREAT
 
@@ -35,7 +35,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT
 class Lease:
     """A lock that is held until it is released, given up or lost.
 
-    `take` makes it, of the descriptor of the file, which is locked; the object closes it.
+    `take` makes it from the descriptor of the locked file, which the object closes.
     """
 
     def __init__(self, folder: Folder, name: str, fd: int, lease_s: float) -> None:
@@ -54,18 +54,18 @@ class Lease:
         Parameters
         ----------
         folder : Folder
-            Where the file is, or is to be.
+            Folder of the file, which may be missing.
         name : str
             Name of the file.
         rest_s : float
             Seconds after a release during which it cannot be taken.
         lease_s : float
-            Seconds without a renewal after which it is taken from who has it.
+            Seconds without a renewal after which it is taken from its holder.
 
         Returns
         -------
         Lease or None
-            None where another process has it, or had it within `rest_s`.
+            None if another process has it, or had it within `rest_s`.
         """
         renewed_within_s = lease_s
         fd = _open(folder, name)
@@ -75,7 +75,7 @@ class Lease:
             if free and not resting:
                 return cls._begin(folder, name, fd, lease_s)
             if free is None and os.pread(fd, 1, 0) != _HELD:
-                renewed_within_s = 0.0  # there are no locks, and the file says that it is free
+                renewed_within_s = 0.0  # there are no locks, and the file records that it is free
             os.close(fd)
             if resting:
                 return None
@@ -85,7 +85,7 @@ class Lease:
     def _replace(
         cls, folder: Folder, name: str, renewed_within_s: float, lease_s: float
     ) -> Lease | None:
-        """Put a new file in the place of one that has not been renewed."""
+        """Replace a file that has not been renewed with a new one."""
         new = temporary_name(name)
         fd = folder.create(new)
         try:
@@ -93,7 +93,7 @@ class Lease:
             with contextlib.suppress(FileNotFoundError):
                 found = folder.stat(name)
                 age = os.fstat(fd).st_mtime - found.st_mtime
-                # A time that is yet to come would keep the lock for ever.
+                # A time in the future would keep the lock forever.
                 is_lock = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
                 if is_lock and abs(age) < renewed_within_s:
                     os.close(fd)
@@ -105,7 +105,7 @@ class Lease:
         finally:
             if fd >= 0:
                 os.close(fd)
-            with contextlib.suppress(OSError):  # renamed, it is gone
+            with contextlib.suppress(OSError):  # it is gone if it was renamed
                 folder.unlink(new)
 
     @classmethod
@@ -124,24 +124,24 @@ class Lease:
 
     @property
     def now(self) -> float:
-        """The time of the last renewal by the clock that gives files their times."""
+        """The time of the last renewal, by the clock of the file system."""
         return os.fstat(self._fd).st_mtime
 
     def renew(self) -> bool:
-        """Renew the lock, if it is time to; return False where another process has it."""
+        """Renew the lock if it is due; return False if another process has it."""
         if time.monotonic() - self._renewed_at < self._period_s:
             return True
         try:
             if not self.is_mine():
                 return False
             os.utime(self._fd)
-        except OSError:  # the file is gone, as a file server says it
+        except OSError:  # a file server reports so that the file is gone
             return False
         self._renewed_at = time.monotonic()
         return True
 
     def check(self) -> None:
-        """Raise TimeoutError where another process has taken the lock; I/O."""
+        """Raise TimeoutError if another process has taken the lock; I/O."""
         if not self.is_mine():
             raise TimeoutError
 
@@ -154,16 +154,16 @@ class Lease:
             self.give_up()
 
     def give_up(self) -> None:
-        """Give the lock back as if it had not been taken."""
+        """Release the lock as if it had not been taken."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child also has the descriptor
             os.close(fd)
 
     def is_mine(self) -> bool:
         """Return whether no other process has taken the lock; I/O."""
-        # Opened, since what a file server said about the name may be believed for a minute.
+        # Opened, since the client may cache a file server's answer about the name for a minute.
         fd = _open(self._folder, self._name, 0)
         if fd is None:
             return False
@@ -174,20 +174,20 @@ class Lease:
 
 
 def _open(folder: Folder, name: str, flags: int = _FLAGS) -> int | None:
-    """Return a descriptor of the file; None where there is none that may be written to."""
+    """Return a descriptor of the file; None if no writable file exists."""
     try:
         fd = folder.open(name, flags)
     except OSError:
         return None
     found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # or it has another name elsewhere
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # else it has another name elsewhere
         return fd
     os.close(fd)
     return None
 
 
 def _lock(fd: int) -> bool | None:
-    """Lock a file; return False where another process has, None where there are no locks."""
+    """Lock a file; return False if another process has locked it, None if there are no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

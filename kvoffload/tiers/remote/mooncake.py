@@ -1,16 +1,16 @@
 """Mooncake's store: blocks in the memory of other machines, over RDMA or TCP.
 
-Below a prefix and the namespace's fingerprint lie ``…/namespace``, ``…/epoch`` (16 hex digits) and
+Under a prefix and the namespace's fingerprint are ``…/namespace``, ``…/epoch`` (16 hex digits) and
 ``…/<epoch>/<stored key in hex>``: a block's bytes and its seal.
 
 Structure
     The tier's buffers are registered with the store's client, which reads and writes them itself.
-    The client is set up by the first call, in a thread of the tier.
+    The first call, in a thread of the tier, sets the client up.
 Invariants
-    The client's calls know no deadline: one that hangs ends after 30 s. Its thread and its buffers
-    are held so long, never the region's memory; the job has ended by then. The client's `setup`
-    holds the interpreter's lock for 90 s where no master answers: so it is only called when the
-    master takes connections and its metadata server answers a request.
+    The client's calls have no deadline: a hanging one ends after 30 s. Until then it holds its
+    thread and its buffers, never the region's memory; the job has already ended. The client's
+    `setup` holds the interpreter's lock for 90 s if no master answers, so it is called only when
+    the master accepts connections and its metadata server answers a request.
 Cost
     A put and a get copy a block once, between the region and a buffer.
 """
@@ -128,18 +128,18 @@ class MooncakeStore(RemoteStore):
         return client
 
     def _knock(self) -> None:
-        """Check that the master and its metadata server answer; OSError if one does not."""
+        """Check that the master and its metadata server answer; OSError if not."""
         host, _, port = str(self._settings["master"]).rpartition(":")
         socket.create_connection((host, int(port)), self.seconds_left()).close()
         metadata = str(self._settings["metadata"])
         if metadata.startswith(("http://", "https://")):
-            with contextlib.suppress(HTTPError):  # it answers, whatever
+            with contextlib.suppress(HTTPError):  # any answer will do
                 urlopen(f"{metadata}?key=kvoffload", timeout=self.seconds_left()).close()  # noqa: S310
 
     # -- epochs ------------------------------------------------------------------------------
 
     def _get(self, name: str, most: int) -> bytes | None:
-        """Return a small object's bytes; None where there is none, or a longer one."""
+        """Return a small object's bytes; None if it is missing or longer than `most`."""
         client = self._ready()
         size = client.get_size(name)
         if size < 0 and size != -704:
@@ -153,9 +153,9 @@ class MooncakeStore(RemoteStore):
         return parse_epoch(self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS))
 
     def raise_epoch(self, epoch: int, above: int) -> int | None:
-        # The client knows no condition but "unless there is one". Between the look and the change
-        # another process may have given a higher epoch: that one finds a lower one the next time
-        # it looks, and gives a new one.
+        # The client's only condition is "unless there is one". Between the read and the change
+        # another process may have written a higher epoch: it finds a lower one at its next read,
+        # and writes a new one.
         name = f"{self._folder}/epoch"
         found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
         if found is None or found <= above:
@@ -168,13 +168,13 @@ class MooncakeStore(RemoteStore):
         return True
 
     def _remove(self, name: str) -> None:
-        """Remove an object, whoever holds a lease on it; one that is not there is no error."""
+        """Remove an object even if it is leased; ignore a missing one."""
         code = self._ready().remove(name, True)
         if code < 0 and code != -704:
             raise StoreError(code)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Store an object, in place of another one of its name."""
+        """Store an object, replacing another with its name."""
         code = self._ready().upsert(name, data)
         if code < 0:
             raise StoreError(code)
@@ -192,7 +192,7 @@ class MooncakeStore(RemoteStore):
     def fetch(self, run: Sequence[Block], epoch: int) -> None:
         first = {block.key: block for block in run}
         again = [block for block in run if first[block.key] is not block]
-        if again:  # of a key that is there twice, the client fills one buffer
+        if again:  # of a repeated key, the client fills one buffer
             self.fetch(again, epoch)
             run = list(first.values())
         codes = self._ready().batch_get_into_multi_buffers(*self._arguments(run, epoch))
@@ -236,7 +236,7 @@ class MooncakeStore(RemoteStore):
         return Status.FAILED
 
     def close(self) -> None:
-        """Close the client, which may take long where its master is gone."""
+        """Close the client, which may take long if its master is gone."""
         client, self._client = self._client, None
         memory, self._memory = self._memory, None
 
@@ -263,19 +263,19 @@ class MooncakeTier(RemoteTier):
     threads : int
         Number of threads.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block.
     hostname : str
-        Name or address of this machine, as others reach it.
+        Name or address of this machine for others.
     protocol : str
         ``"tcp"`` or ``"rdma"``.
     devices : str
-        RDMA devices, with commas between.
+        RDMA devices, separated by commas.
     segment_bytes : int or str
-        Memory of this process that the store may use for anybody's objects; 0: none.
+        Memory of this process that the store may use for all clients' objects; 0: none.
     prefix : str
-        What all names begin with.
+        Prefix of all names.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too; this tier is always staged.
+        As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
     ------
@@ -286,12 +286,12 @@ class MooncakeTier(RemoteTier):
 
     Notes
     -----
-    The store evicts, and says for about 10 s after a machine died that its objects are there:
-    loads decide. `forget` holds for all tiers of the namespace, for those of other processes within
-    10 s.
+    The store evicts. For about 10 s after a machine died it still reports its objects as present;
+    only loads are certain. `forget` affects all tiers of the namespace, those of other processes
+    within 10 s.
 
-    Use a metadata server that speaks HTTP: that it answers is what shows, before the client is set
-    up, that it will not hold the interpreter up for 90 s.
+    Use a metadata server with HTTP: its answer shows, before the client is set up, that `setup`
+    will not block the interpreter for 90 s.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ _held: list[Any] = []  # while the process forks
 
 
 def _keep_clients_for_good() -> None:
-    """Keep clients from being destroyed in a forked child, where their threads are missing."""
+    """Prevent the destruction of clients in a forked child, which lacks their threads."""
     for client in _held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     _held.clear()

@@ -1,25 +1,25 @@
-"""Object stores - S3, Google Cloud Storage, Azure - by obstore: one object per block.
+"""Object stores - S3, Google Cloud Storage, Azure - with obstore: one object per block.
 
-Below the prefix and the namespace's fingerprint lie ``namespace.json``, ``epoch`` (16 hex digits)
-and the blocks: ``<epoch>/<hh>/<key>``, with two hex digits of a sum of the key, which spread names
-over the store's partitions, and the stored key in hex. An object is a block's bytes and its seal.
+Under the prefix and the namespace's fingerprint are ``namespace.json``, ``epoch`` (16 hex digits)
+and the blocks, ``<epoch>/<hh>/<key>``: two hex digits of a sum of the key, which spread names over
+the store's partitions, and the stored key in hex. An object is a block's bytes and its seal.
 
 Structure
-    obstore reads the body of an error answer whole and takes as much memory for it as the answer's
-    head announces; where it gets none, its process ends. So it has one of its own, with a limit,
-    and `ObjectsClient` asks that one. A thread makes the requests of its blocks at once, and those
-    are given up that were not answered by the deadline. Blocks are stored where there is no object
-    of the name (``If-None-Match``). A query of a chain of keys, in the order of the chain, asks for
-    `PROBES` of them, evenly spaced, and then for those between the last that is there and the first
-    that is not: two rounds for 4,096 keys.
+    obstore reads the whole body of an error answer and allocates as much memory as the headers
+    announce; a failed allocation ends its process. So obstore runs in a separate process with a
+    limit, which `ObjectsClient` calls. A thread makes the requests of its blocks at once, and
+    abandons those that are not answered by the deadline. Blocks are stored only if no object has
+    the name (``If-None-Match``). A query for a chain of keys, in the order of the chain, asks for
+    `PROBES` of them, evenly spaced, and then for those between the last present and the first
+    absent key: two rounds for 4,096 keys.
 Invariants
-    An object's size is compared before its bytes are read, and no more are. The client makes no
-    retry. Its process has a copy of each block that is stored: a request that was given up cannot
-    send what the buffer has later. Only what a verb expects settles a block: a server may answer
-    with any status.
+    An object's size is compared before its bytes are read, and no more are read. The client makes
+    no retry. Its process copies each block to store, so that an abandoned request cannot send the
+    buffer's later contents. Only an answer that the verb expects settles a block: a server may
+    answer with any status.
 Cost
     A request per block, and one per minute for the epoch; a copy of each block between the
-    processes. The bucket's lifecycle rules remove what is old, and what was forgotten.
+    processes. The bucket's lifecycle rules remove old and forgotten blocks.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ SCHEMES = ("s3", "gs", "az")
 EPOCH_S = 60.0
 PROBES = 64
 ROUNDS = 8
-"""Times that an epoch is given while others keep changing it."""
+"""Attempts to write an epoch while others keep changing it."""
 BLOCKS_PER_CALL = 16
 REQUEST_S = 30.0
-"""Seconds after which the client gives a request up by itself; deadlines are shorter."""
+"""Seconds after which the client itself abandons a request; deadlines are shorter."""
 CONNECT_S = 5.0
 NO_CONDITIONS = ("NotSupportedError", "NotImplementedError")
-"""Errors of stores that put unconditionally or not at all."""
+"""Errors of stores that support only unconditional puts."""
 MEMORY_BYTES = 256 * 2**20
-"""Bytes that the client's process may take besides those of requests."""
+"""Bytes that the client's process may allocate besides those of requests."""
 REQUEST_BYTES = 2 * 2**20
-"""Bytes that it may take for a request, besides twice the block."""
+"""Bytes that it may allocate per request, besides twice the block."""
 
 
 class RequestError(Exception):
-    """Say that a request failed: the name of the client's error, and what it means."""
+    """A failed request: the name of the client's error, and its status."""
 
     def __init__(self, kind: str, status: Status) -> None:
         super().__init__(kind)
@@ -85,7 +85,7 @@ class RequestError(Exception):
 
 
 class ObjectStore(RemoteStore):
-    """Blocks as objects, asked for by a client that is closed with the store."""
+    """Blocks as objects, through a client that is closed with the store."""
 
     blocks_per_call = BLOCKS_PER_CALL
     keys_per_query = PROBES * PROBES
@@ -100,7 +100,7 @@ class ObjectStore(RemoteStore):
         return f"{self._folder}/{epoch:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}"
 
     def use(self, memory: Region) -> None:  # noqa: ARG002
-        """Start the client: the first request need not wait for it."""
+        """Start the client, so that the first request need not wait for it."""
         with contextlib.suppress(OSError):
             self._client.start()
 
@@ -129,7 +129,7 @@ class ObjectStore(RemoteStore):
         return parse_epoch(bytes(answer.data))
 
     def raise_epoch(self, epoch: int, above: int) -> int | None:
-        """Replace the object on the condition that it is still the one that was read."""
+        """Replace the object if it is still the one that was read."""
         path, data = f"{self._folder}/epoch", epoch_text(epoch)
         for _ in range(ROUNDS):
             answer, found = self._read_epoch(path)
@@ -158,7 +158,7 @@ class ObjectStore(RemoteStore):
     def _each(
         self, verb: int, run: Sequence[Block], epoch: int, *, size: tuple[int, int] = (0, 0)
     ) -> list[Answer]:
-        """Make a request for each block; one that fails gives its block what that means.
+        """Make one request per block; a failed one sets its block's status.
 
         Return the other answers.
         """
@@ -183,7 +183,7 @@ class ObjectStore(RemoteStore):
         into = [block.views[0] for block in run] if verb == worker.GET else ()
         try:
             self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
-        except Exception as error:  # noqa: BLE001 # what was answered is sound
+        except Exception as error:  # noqa: BLE001 # the answers so far are valid
             status = self.meaning(error)
             answered = {answer.position for answer in sound}
             for index, block in enumerate(run):
@@ -206,7 +206,7 @@ class ObjectStore(RemoteStore):
         probed = sorted({index * (count - 1) // (PROBES - 1) for index in range(PROBES)})
         ask([run[index] for index in probed])
         if any(run[index].status not in (Status.OK, Status.MISS) for index in probed):
-            # Nothing is known of the others either: the first trouble stands for all.
+            # The others are unknown, too: the first error counts for all.
             trouble = next(run[p].status for p in probed if run[p].status > Status.MISS)
             _fill(run, 0, count, Status(trouble))
             return
@@ -252,7 +252,7 @@ class ObjectStore(RemoteStore):
 
 
 def _error(answer: Answer) -> Exception | None:
-    """Return the error that an answer tells of, None for none."""
+    """Return the error of an answer, or None."""
     if answer.outcome == worker.LATE:
         return TimeoutError()
     if answer.outcome == worker.UNREACHED:
@@ -261,14 +261,14 @@ def _error(answer: Answer) -> Exception | None:
 
 
 def _fill(run: Sequence[Block], start: int, stop: int, status: Status) -> None:
-    """Set the statuses of blocks that were not asked for."""
+    """Set the statuses of blocks that were not requested."""
     for index in range(start, stop):
         if run[index].status == MOVING:
             run[index].status = status
 
 
 class ObjectTier(RemoteTier):
-    """A tier of objects in a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+    """A tier of objects in a bucket of S3 or a compatible store, Google Cloud Storage or Azure.
 
     Parameters
     ----------
@@ -277,14 +277,14 @@ class ObjectTier(RemoteTier):
     threads : int
         Number of threads; each makes 16 requests at once.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block.
     config : mapping, optional
-        Settings of obstore's store, such as ``endpoint``, ``region`` and ``access_key_id``. What is
-        not given comes from the environment (``AWS_ACCESS_KEY_ID`` and the like).
+        Settings of obstore's store, such as ``endpoint``, ``region`` and ``access_key_id``. Missing
+        ones come from the environment (``AWS_ACCESS_KEY_ID`` and the like).
     client_options : mapping, optional
         Settings of obstore's client, such as ``allow_http``.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too; this tier is always staged.
+        As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
     ------
@@ -295,17 +295,17 @@ class ObjectTier(RemoteTier):
 
     Notes
     -----
-    The client, obstore, runs in a process of its own, which `attach` starts with this interpreter,
-    `sys.executable`, and with `sys.path` and the environment as they are then; its memory is
-    limited on Linux, to 256 MiB and about twice what is in flight. Where it ends, requests under
-    way are UNAVAILABLE, and it is started again, once per second at most.
+    The client, obstore, runs in a separate process, which `attach` starts with this interpreter,
+    `sys.executable`, and with the present `sys.path` and environment. On Linux its memory is
+    limited to 256 MiB and about twice the bytes in flight. If it ends, requests under way are
+    UNAVAILABLE, and it is restarted, at most once per second.
 
-    Nothing is asked of the store before a region is attached. Nothing is ever evicted by the tier:
-    give the bucket a lifecycle rule.
+    The store is not called before a region is attached. The tier never evicts: give the bucket a
+    lifecycle rule.
 
-    A query of more than 64 keys takes them for a chain and may presume: keys before one that is
-    there are there, keys after one that is not are not. Loads decide. `forget` holds for all tiers
-    of the namespace, for those of other processes within a minute.
+    A query of more than 64 keys treats them as a chain: it may assume that keys before a present
+    one are present, and keys after an absent one absent. Only loads are certain. `forget` affects
+    all tiers of the namespace, those of other processes within a minute.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class ObjectTier(RemoteTier):
 def _settings(
     url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the client is made with; ValueError, which shows none of it, if it is wrong."""
+    """Return the client's settings; ValueError, which shows none of them, if they are wrong."""
     require("obstore", "ObjectTier", "objects")
     import obstore.exceptions
     import obstore.store
@@ -360,13 +360,13 @@ def _settings(
         worker.encode_settings(settings)
     except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
         raise ValueError(
-            f"url and settings must be such as obstore takes, got {type(error).__name__}"
+            f"url and settings must be valid for obstore, got {type(error).__name__}"
         ) from None
     return settings
 
 
 def _public(url: Any) -> str:
-    """Return an address without user, password and options; TypeError, ValueError if it is none."""
+    """Return an address without user, password and options; TypeError, ValueError if invalid."""
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {type(url).__name__}")
     parts = urlsplit(url)

@@ -1,17 +1,16 @@
-"""A client of object stores in a process of its own.
+"""A client of object stores in a separate process.
 
 Structure
-    `ObjectsClient` starts a process (`_objects_worker`) where it is needed and there is none. Each
-    calling thread has one of its connections while it asks: it sends a request for some objects,
-    and gets an answer for each.
+    `ObjectsClient` starts a process (`_objects_worker`) when it needs one. A calling thread has one
+    of its connections during a request: it sends a request for some objects and gets an answer per
+    object.
 Invariants
-    What the process sends is bounded by what was asked for: this process grows by the data of a
-    small object, nothing else. A block is received in the buffer that it was asked for with.
-    A connection is used again where a request was answered in full. In any other case the process
-    is ended: one that does not answer `GRACE_S` after the deadline hangs.
-    At most one process is started in `RESTART_S`, however often it ends.
+    The request bounds the answers: this process grows only by the data of a small object. A block
+    is received in the buffer of its request. A connection is reused if a request was answered
+    completely. Otherwise the process is ended: one that does not answer within `GRACE_S` after the
+    deadline hangs. At most one process is started per `RESTART_S`, however often it ends.
 Cost
-    A copy into a socket and one out of it per block, each one system call, without the
+    Two copies per block, into a socket and out of it, each in one system call without the
     interpreter's lock.
 """
 
@@ -36,22 +35,22 @@ from . import _objects_worker as worker
 __all__ = ["Answer", "ObjectsClient", "ObjectsClientError"]
 
 GRACE_S = 2.0
-"""Seconds after a request's deadline that the process has to say so."""
+"""Seconds after a request's deadline for the process to report it."""
 START_S = 30.0
-"""Seconds that the process has to start in."""
+"""Seconds for the process to start."""
 RESTART_S = 1.0
-"""Seconds between two starts, at least."""
+"""Minimum seconds between two starts."""
 REAP_S = 5.0
-"""Seconds that a process has to end in that was killed."""
+"""Seconds for a killed process to end."""
 SOCKET_BYTES = 2**22
-"""Bytes that a connection may hold, where the system allows as many."""
+"""Bytes that a connection may buffer, if the system allows it."""
 
-_SEND = getattr(socket, "MSG_NOSIGNAL", 0)  # no SIGPIPE, whatever the engine does with it
+_SEND = getattr(socket, "MSG_NOSIGNAL", 0)  # no SIGPIPE, however the engine handles it
 _TIME = struct.Struct("@ll")
 
 
 class ObjectsClientError(ConnectionError):
-    """Say that the process of the client has ended, or could not be started."""
+    """An error: the process of the client has ended or could not be started."""
 
 
 class Answer(NamedTuple):
@@ -60,11 +59,11 @@ class Answer(NamedTuple):
     position: int  # of the object in the request
     outcome: int  # `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`
     text: str = ""  # the version that was read, or the name of an error's type
-    data: bytes | memoryview = b""  # what was read
+    data: bytes | memoryview = b""  # the bytes that were read
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets; the process that gets one has its own standard streams."""
+    """Return two connected sockets with descriptors above the standard streams."""
     one, other = socket.socketpair()
     with one, other:
         return (
@@ -91,7 +90,7 @@ class _Process:
                         with contextlib.suppress(OSError):  # the default does, too
                             end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
             theirs = [theirs.fileno() for _, theirs in pairs]
-            self._popen = subprocess.Popen(  # noqa: S603 # this interpreter, and a file of ours
+            self._popen = subprocess.Popen(  # noqa: S603 # this interpreter and our file
                 [
                     *(sys.executable, "-I", "-S", worker.__file__, str(theirs[0])),
                     *(str(os.getpid()), ",".join(map(str, theirs[1:]))),
@@ -100,7 +99,7 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=theirs,
-                start_new_session=True,  # Ctrl-C is the engine's
+                start_new_session=True,  # Ctrl-C is for the engine only
             )
         except BaseException:
             for ours in self._sockets:
@@ -137,7 +136,7 @@ class _Process:
         return connection
 
     def _meet(self, connection: socket.socket, until: float) -> None:
-        """Wait for the greeting, which a process that starts has yet to send."""
+        """Wait for the greeting of a process that starts."""
         _set_timeout(connection, until)
         try:
             head = worker.receive(connection, worker.GREETING.size)
@@ -168,7 +167,7 @@ class _Process:
                 self._changed.notify()
 
     def end(self) -> None:
-        """End the process, whatever it does, and wait until it has."""
+        """Kill the process and wait until it has ended."""
         with self._changed:
             if self.ended:
                 return
@@ -177,7 +176,7 @@ class _Process:
             self._popen.kill()
             for ours in self._sockets:
                 with contextlib.suppress(OSError):
-                    ours.shutdown(socket.SHUT_RDWR)  # who waits for an answer waits no longer
+                    ours.shutdown(socket.SHUT_RDWR)  # ends the waits for answers
             self._sockets[0].close()
             for ours in self._free:
                 ours.close()
@@ -187,7 +186,7 @@ class _Process:
     def drop(self, connection: socket.socket) -> None:
         """End the process, and close a connection that was taken.
 
-        Nobody else may: the number of a descriptor that is closed is given to the next file.
+        Only the thread that took it may: the next file gets the number of a closed descriptor.
         """
         self.end()
         with self._changed:
@@ -197,25 +196,25 @@ class _Process:
         """Release the sockets in a forked child; the process is the parent's."""
         for ours in self._sockets:
             ours.close()
-        self._popen.returncode = 0  # or it would be waited for
+        self._popen.returncode = 0  # else it would be waited for
         self.ended = True
 
 
 class ObjectsClient:
-    """Asks an object store, by a process that is started when it is needed.
+    """A client of an object store, in a process that is started when it is needed.
 
     Parameters
     ----------
     settings : mapping
         ``url``, and ``options``, the further arguments of obstore's ``from_url``.
     connections : int
-        Number of threads that ask at once.
+        Number of threads with requests at once.
     memory_bytes : int
-        Bytes that the process may take for what it moves.
+        Bytes that the process may allocate for transfers.
 
     Notes
     -----
-    Thread-safety: `ask` may be called by any number of threads, the others by one.
+    Thread-safety: any number of threads may call `ask`, one thread the other methods.
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int, memory_bytes: int) -> None:
@@ -232,7 +231,7 @@ class ObjectsClient:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process where there is none, as `ask` does; or ObjectsClientError."""
+        """Start the process if it does not run, like `ask`; or raise ObjectsClientError."""
         self._running()
 
     def _running(self) -> _Process:
@@ -262,7 +261,7 @@ class ObjectsClient:
         size: tuple[int, int] = (0, 0),
         into: Sequence[memoryview] = (),
     ) -> None:
-        """Ask for objects, all at once.
+        """Request several objects at once.
 
         Parameters
         ----------
@@ -271,20 +270,20 @@ class ObjectsClient:
         items : sequence of Item
             The objects.
         seconds : float
-            When to give up what was not answered.
+            Seconds after which unanswered requests are abandoned.
         callback : callable
             Called with each answer, in any order.
         size : tuple of int
-            Bytes of an object that is read, at least and at most.
+            Least and most bytes of an object to read.
         into : sequence of memoryview
-            Memory for each object's bytes; without it they are copied to new memory.
+            Memory for each object's bytes; by default they are copied to new memory.
 
         Raises
         ------
         TimeoutError
-            If the process did not take the request, or did not answer it, in time.
+            If the process did not accept or answer the request in time.
         ObjectsClientError
-            If the process ended meanwhile, or there is none.
+            If the process ended meanwhile, or cannot be started.
         """
         until = time.monotonic() + seconds
         process = self._running()
@@ -326,7 +325,7 @@ def _exchange(
     size: tuple[int, int],
     into: Sequence[memoryview],
 ) -> None:
-    """Send a request and receive its answers, on a connection of this thread alone."""
+    """Send a request and receive its answers, on a connection that only this thread uses."""
     _set_timeout(connection, until + GRACE_S)
     left = max(0.0, until - time.monotonic())
     data: bytes | memoryview
@@ -339,7 +338,7 @@ def _exchange(
         head = worker.receive(connection, worker.ANSWER.size)
         index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
         if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or index >= len(items):
-            raise EOFError  # it is no process of ours any more
+            raise EOFError  # the process is no longer this client's
         text = worker.receive(connection, text_bytes).decode()
         if into and nbytes:
             data = into[index][:nbytes]
@@ -366,7 +365,7 @@ def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> Non
 
 
 def _set_timeout(connection: socket.socket, until: float) -> None:
-    """Let system calls wait until then: a wait by the interpreter would be one for each piece."""
+    """Let system calls wait until then, since the interpreter would wait separately per piece."""
     microseconds = max(1, round((until - time.monotonic()) * 1e6))
     value = _TIME.pack(*divmod(microseconds, 10**6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)

@@ -1,20 +1,20 @@
-"""Redis, Valkey and what speaks their protocol: blocks as values of one server or cluster.
+"""Redis, Valkey and compatible servers: blocks as values of one server or cluster.
 
-Below a prefix and the namespace's fingerprint lie ``…:namespace`` (its JSON), ``…:epoch`` (16 hex
-digits), and for each block ``…:<epoch>:<stored key>``: its bytes and its seal.
+Under a prefix and the namespace's fingerprint are ``…:namespace`` (its JSON), ``…:epoch`` (16 hex
+digits), and per block ``…:<epoch>:<stored key>``: its bytes and its seal.
 
 Structure
-    Reads and writes are pipelines of eight blocks at most, each with a look at the epoch; what is
-    there is asked by one call of a script for 1,024 keys, on a cluster by a pipeline. Blocks are
-    stored with ``SET NX`` and expire after `EXPIRE_S`; the epoch does not. So the server decides
-    which blocks it keeps, and a policy ``volatile-…`` evicts blocks only.
+    Reads and writes are pipelines of at most eight blocks, each with a read of the epoch. A query
+    calls a script once per 1,024 keys; on a cluster it is a pipeline. Blocks are stored with ``SET
+    NX`` and expire after `EXPIRE_S`; the epoch does not. So the server decides which blocks it
+    keeps, and a policy ``volatile-…`` evicts only blocks.
 Invariants
-    Every call ends by its deadline: each read and write of the socket is given what is left of it,
-    so that a server that sends byte by byte gains nothing. No reply may be longer than what was
-    asked for: the rest is not read, and the connection is closed. No retry is made, none is hidden.
+    Every call ends by its deadline: each read and write of the socket gets the remaining time, so
+    that a server that sends byte by byte cannot extend it. A reply longer than the request implies
+    is not read to its end, and the connection is closed. Neither the tier nor the client retries.
 Cost
-    A put copies nothing: the client sends the buffer. A get makes one copy more than the bytes'
-    way through the client's buffers.
+    A put makes no copy: the client sends the buffer. A get makes one copy besides those in the
+    client's buffers.
 """
 
 from __future__ import annotations
@@ -50,24 +50,25 @@ from .tier import RemoteTier
 __all__ = ["RedisTier"]
 
 SLACK_BYTES = 2**16
-"""Bytes of replies beyond the blocks: of a handshake, of errors, of numbers."""
+"""Bytes of replies besides the blocks: a handshake, errors, numbers."""
 CLUSTER_BYTES = 2**22
-"""The same on a cluster, which is asked for its commands and its slots."""
+"""The same on a cluster, whose commands and slots are also read."""
 READ_BYTES = 2**18
 """Bytes that are read from a socket at once."""
 TOUCH_S = 60.0
 EXPIRE_S = 30 * 86_400
-"""Seconds until a block expires that was neither stored nor touched since."""
+"""Seconds after the last store or touch until a block expires."""
 
-# 1,024 keys in one call cost a fifth of as many in a pipeline.
+# 1,024 keys in one call cost a fifth of the same keys in a pipeline.
 FIND = """
 local found = {}
 for i = 2, #KEYS do found[i - 1] = redis.call('EXISTS', KEYS[i]) end
 local epoch = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 return {type(epoch) == 'string' and epoch or '', table.concat(found)}
 """
-# Epochs are texts of one length, in the order of their numbers. ARGV: an epoch; one above which
-# another stays; the last that is one. What is none - a list, a word, a later one - is replaced.
+# Epochs are texts of equal length, ordered like their numbers. ARGV: the new epoch; the bound above
+# which a present one stays; the last valid epoch. An invalid value - a list, a word, a later epoch
+# - is replaced.
 RAISE = """
 local found = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 if type(found) == 'string' and #found == 16 and not string.find(found, '[^0-9a-f]')
@@ -76,7 +77,7 @@ redis.call('SET', KEYS[1], ARGV[1])
 return ARGV[1]
 """
 ROUNDS = 8
-"""Times that an epoch is given where scripts may not run, and others keep changing it."""
+"""Attempts to write an epoch without scripts while others keep changing it."""
 
 
 def _client_package() -> Any:
@@ -84,7 +85,7 @@ def _client_package() -> Any:
 
 
 class _BoundedSocket:
-    """A socket whose calls end by the deadline of its thread's call, and read no more than that."""
+    """A socket whose calls respect the deadline and the most bytes of its thread's call."""
 
     def __init__(self, sock: Any, store: RedisStore) -> None:
         self._sock = sock
@@ -98,9 +99,9 @@ class _BoundedSocket:
         return self._timeout
 
     def _limit(self) -> None:
-        """Give the socket's next call the time that is left; TimeoutError if there is none.
+        """Give the socket's next call the remaining time; TimeoutError if none is left.
 
-        Each byte of a slow server would have a bit of time otherwise.
+        Otherwise each byte of a slow server would get the whole time.
         """
         if self._store.is_overdue():
             raise TimeoutError("the call has passed its deadline")
@@ -115,7 +116,7 @@ class _BoundedSocket:
 
     def sendall(self, data: bytes) -> None:
         view = memoryview(data).cast("B")
-        while view:  # TLS gives each piece of its own the whole time
+        while view:  # TLS gives each of its pieces the whole time
             self._limit()
             view = view[self._sock.send(view) :]
 
@@ -129,7 +130,7 @@ def _bounded(connection_class: Any, store: RedisStore) -> Any:
     class BoundedConnection(connection_class):  # type: ignore[misc]
         @property
         def socket_connect_timeout(self) -> float:
-            """The seconds left: each of a name's addresses is tried in turn."""
+            """The seconds left, since each address of a name is tried in turn."""
             return store.seconds_left()
 
         @socket_connect_timeout.setter
@@ -146,10 +147,10 @@ def _bounded(connection_class: Any, store: RedisStore) -> Any:
 class RedisStore(RemoteStore):
     """Blocks as values of a server.
 
-    `settings` is what ``redis.connection.parse_url`` made of an address, and more of its kind.
+    `settings` are those of ``redis.connection.parse_url`` for an address, and further ones.
     """
 
-    epoch_s = math.inf  # every call looks at it
+    epoch_s = math.inf  # every call reads it
     touch_s = TOUCH_S
 
     def __init__(
@@ -169,7 +170,7 @@ class RedisStore(RemoteStore):
         self._cluster = cluster
         self._settings = settings
         self._connections = connections
-        self._is_asked = False  # whether the server evicts
+        self._is_asked = False  # whether the server was asked for its eviction
         self._client: Any = None if cluster else self._make_client()
 
     def _make_client(self) -> Any:
@@ -180,7 +181,7 @@ class RedisStore(RemoteStore):
         encoder = connection.Encoder("utf-8", "strict", False)
         ours = {
             "connection_class": _bounded(kind, self),
-            # The parsers in C take memory for a reply before it has come, and no memoryview.
+            # The parsers in C allocate a reply before it has arrived, and accept no memoryview.
             "parser_class": connection._RESP2Parser,
             "command_packer": connection.PythonRespSerializer(6000, encoder.encode),
         }
@@ -214,21 +215,21 @@ class RedisStore(RemoteStore):
         )
 
     def count_received(self, nbytes: int) -> None:
-        """Count bytes from the server; ConnectionAbortedError if more come than were asked for."""
+        """Count bytes from the server; ConnectionAbortedError if there are too many."""
         call: Any = self._call
         call.budget = getattr(call, "budget", SLACK_BYTES) - nbytes
         if call.budget < 0:
-            raise ConnectionAbortedError("a reply is longer than what was asked for")
+            raise ConnectionAbortedError("a reply is longer than requested")
 
     def _pipeline(self, most_bytes: int) -> Any:
-        """Return a pipeline whose replies may have so many bytes."""
+        """Return a pipeline whose replies may have at most `most_bytes` bytes."""
         return self._ready(most_bytes).pipeline(transaction=False)
 
     def _ready(self, most_bytes: int) -> Any:
-        """Return the client; the replies of the next call may have so many bytes."""
+        """Return the client; the replies of its next call may have at most `most_bytes` bytes."""
         call: Any = self._call
         call.budget = most_bytes + (CLUSTER_BYTES if self._cluster else SLACK_BYTES)
-        if self._client is None:  # a cluster is asked when its client is made
+        if self._client is None:  # making the client of a cluster calls it
             self._client = self._make_client()
         return self._client
 
@@ -246,7 +247,7 @@ class RedisStore(RemoteStore):
         if not self.is_ours(self._text(json)):
             pipeline = self._pipeline(0)
             pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"))
-            pipeline.execute(raise_on_error=False)  # who may not write may read
+            pipeline.execute(raise_on_error=False)  # a reader may lack the right to write
         found = parse_epoch(self._text(epoch))
         self._look_at_limits()
         return found
@@ -267,7 +268,7 @@ class RedisStore(RemoteStore):
         return True
 
     def _raise_epoch_watched(self, epoch: int, above: int) -> int:
-        """Give the server an epoch where no script may run."""
+        """Write an epoch to a server without scripts."""
         for _ in range(ROUNDS):
             with self._ready(0).pipeline(transaction=True) as pipeline:
                 pipeline.watch(self._epoch_name)
@@ -286,7 +287,7 @@ class RedisStore(RemoteStore):
         raise TimeoutError
 
     def _is_forbidden(self, reply: Any) -> bool:
-        """Return whether a reply says that a command may not be used."""
+        """Return whether a reply is that a command is forbidden."""
         if isinstance(reply, self._redis.exceptions.NoPermissionError):
             return True
         return isinstance(reply, self._redis.ResponseError) and _says(reply, "unknown command")
@@ -300,7 +301,7 @@ class RedisStore(RemoteStore):
         return reply if isinstance(reply, bytes) else None
 
     def _same_epoch(self, reply: Any, epoch: int) -> None:
-        """Raise OtherEpochError unless a call used the epoch of the server."""
+        """Raise OtherEpochError unless a reply has the epoch of the call."""
         if parse_epoch(self._text(reply)) != epoch:
             raise OtherEpochError
 
@@ -311,7 +312,7 @@ class RedisStore(RemoteStore):
         self._is_asked = True
         try:
             memory = self._ready(SLACK_BYTES).info("memory")
-        except self._redis.ResponseError:  # it may not be asked
+        except self._redis.ResponseError:  # reading the limits is forbidden
             return
         if not isinstance(memory, Mapping):
             return
@@ -359,7 +360,7 @@ class RedisStore(RemoteStore):
     def fetch(self, run: Sequence[Block], epoch: int) -> None:
         pipeline = self._pipeline(len(run) * (self.block_bytes + 64))
         pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
-        for block in run:  # a byte more than a block has shows that a value is longer
+        for block in run:  # one byte more shows that a value is longer
             pipeline.getrange(self._name(block.key, epoch), 0, self.block_bytes)
         found, *replies = pipeline.execute(raise_on_error=False)
         self._same_epoch(found, epoch)
@@ -382,7 +383,7 @@ class RedisStore(RemoteStore):
         found, *replies = pipeline.execute(raise_on_error=False)
         self._same_epoch(found, epoch)
         for block, reply in zip(run, replies, strict=True):
-            # None: it is there
+            # None: it exists
             is_error = isinstance(reply, Exception)
             block.status = self.meaning(reply) if is_error else Status.OK
 
@@ -407,7 +408,7 @@ class RedisStore(RemoteStore):
         if isinstance(error, errors.ReadOnlyError | errors.NoPermissionError):
             return Status.UNAVAILABLE
         if isinstance(error, errors.ConnectionError | errors.RedisClusterException | OSError):
-            # A name that is not found, refused, reset, loading, wrong credentials, TLS.
+            # Unknown host, refused, reset, loading, wrong credentials, TLS.
             is_late = time.monotonic() >= self.deadline
             return Status.TIMEOUT if is_late else Status.UNAVAILABLE
         return Status.FAILED
@@ -420,7 +421,7 @@ class RedisStore(RemoteStore):
 
 
 def _says(error: Exception, word: str) -> bool:
-    """Return whether an error of the server begins with a word."""
+    """Return whether a server's error begins with a word."""
     return str(error).startswith(word)
 
 
@@ -431,20 +432,20 @@ class RedisTier(RemoteTier):
     ----------
     url : str
         ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` for TLS, or
-        ``unix://path``; as ``redis.from_url`` takes it.
+        ``unix://path``, as for ``redis.from_url``.
     threads : int
         Number of connections, each with a thread.
     namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block, 512 MB at most.
+        The namespace of the bytes; its ``block_bytes`` is the size of a block, at most 512 MB.
     prefix : str
-        What the names of all values begin with.
+        Prefix of the names of all values.
     cluster : bool
-        Whether the server belongs to a cluster, which then is found by it.
+        Whether the server belongs to a cluster, which is discovered through it.
     connection_options : mapping, optional
-        More arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
+        Further arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
         ``ssl_ca_certs``.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `TierOptions`, sizes as text too; this tier is always staged.
+        As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
     ------
@@ -455,14 +456,14 @@ class RedisTier(RemoteTier):
 
     Notes
     -----
-    The server is not asked before a region is attached, and need not be up until then.
+    The server is not called before a region is attached, and need not run until then.
 
     The server evicts. It should have ``maxmemory`` and the ``maxmemory-policy`` ``volatile-lru`` or
-    another one that begins with ``volatile-``: blocks expire 30 days after they were stored or last
-    touched, the epoch does not. A policy ``allkeys-…`` may evict the epoch as well, which makes
-    every tier of the namespace forget everything. Of any other setting a warning is logged, once.
-    `forget` holds for all tiers of the namespace at their next call; what was forgotten stays
-    on the server until it evicts it.
+    another that begins with ``volatile-``: blocks expire 30 days after they were stored or last
+    touched, the epoch does not. A policy ``allkeys-…`` may also evict the epoch, which makes every
+    tier of the namespace forget everything. A warning about any other setting is logged once.
+    `forget` affects all tiers of the namespace at their next call; forgotten blocks stay on the
+    server until it evicts them.
     """
 
     def __init__(
@@ -494,20 +495,20 @@ class RedisTier(RemoteTier):
 
 
 def _parse(url: Any) -> dict[str, Any]:
-    """Return what an address says, as arguments of a connection; no error shows it."""
+    """Return an address as arguments of a connection; no error contains the address."""
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {type(url).__name__}")
     redis = _client_package()
     try:
         found: dict[str, Any] = redis.connection.parse_url(url)
     except ValueError:
-        # What it says may be part of a password.
+        # Its text may have a part of a password.
         raise ValueError(
             "url must read redis://host, rediss://host or unix://path; characters of a password "
             "that have a meaning in addresses must be percent-encoded"
         ) from None
     parts = urlsplit(url)
-    # The client takes any other path for database 0. With an @ behind it, it is of a password.
+    # The client treats any other path as database 0. Before an @ it is a part of a password.
     if parts.scheme != "unix" and not re.fullmatch("(/[0-9]{0,9}/?)?", parts.path):
         shown = "text with an @" if "@" in "".join(parts[2:]) else describe(parts.path)
         raise ValueError(f"url must have a database number as its path, as in /0, got {shown}")

@@ -1,20 +1,18 @@
-"""The part that is the same for every shared medium: epochs, seals, deadlines and errors.
+"""The part that all shared media have in common: epochs, seals, deadlines and errors.
 
 Structure
-    `SharedStore` is what the engine's threads call: `find`, `read`, `write` and chores. It looks
-    after the epoch, makes seals, turns errors into statuses, and calls the seven methods of a
-    `RemoteStore`.
+    The engine's threads call `SharedStore`: `find`, `read`, `write` and chores. It manages the
+    epoch, makes seals, converts errors to statuses, and calls the seven methods of a `RemoteStore`.
 Epochs
-    An epoch (see ``epoch``) lies on the medium, beside the namespace. It is part of every block's
+    The medium stores an epoch (see ``epoch``) beside the namespace. It is part of every block's
     name and seeds its seal: a new one forgets everything at once, for every process. `Agreement`
-    decides whether a process adopts the medium's epoch or gives it a new one.
-    A put carries the epoch that its process used when it was submitted, and is dropped when the
-    medium has another one: what was computed before a `forget` never comes to lie behind it.
-    A medium that is full may refuse a new epoch. Then its epoch is deleted: its absence makes every
-    process forget, too.
+    decides whether a process adopts the medium's epoch or writes a new one. A put carries the epoch
+    that its process used when it was submitted, and is dropped if the medium has another one:
+    blocks computed before a `forget` are never stored after it. A full medium may refuse a new
+    epoch. Then its epoch is deleted, which also makes every process forget.
 Invariants
-    No call outlasts its deadline where the medium's client can be told one. Nothing that a client
-    or a server says is logged: texts of errors may hold credentials.
+    No call exceeds its deadline if the medium's client supports deadlines. No text of a client or a
+    server is logged: errors may have credentials.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from .store import LEAST_S, OtherEpochError, RemoteStore
 __all__ = ["EPOCH_S", "SharedStore", "pack_keys"]
 
 CHORE_S = 1.0
-"""Seconds that a chore has."""
+"""Time limit of a chore, seconds."""
 EPOCH_S = 2.0
-"""Seconds that reading or writing the epoch has: a job may end meanwhile, the next one has it."""
+"""Time limit of the epoch's I/O, seconds; a job may end meanwhile, and the next one benefits."""
 ROUNDS = 8
-"""Epochs that are given to a medium at most before the call fails: others give it theirs, too."""
+"""Most epochs written before the call fails, since other processes may write theirs, too."""
 LOSS_LINES = {
     MISSING: "found no epoch on its medium: whatever was stored there is forgotten",
     LOWER: "found an older epoch on its medium than before: whatever was stored there is forgotten",
@@ -49,15 +47,15 @@ LOSS_LINES = {
 
 
 class SharedStore(Store):
-    """A `RemoteStore` as threads of the engine call it.
+    """The adapter between the engine's threads and a `RemoteStore`.
 
     Attributes
     ----------
     medium : RemoteStore
-        Where blocks are kept.
+        The place of the blocks.
     lost : Counter of str
-        How often the medium's epoch was missing or lower, by cause, so that everything was
-        forgotten. May be read in any thread.
+        Times that the medium's epoch was missing or lower, by cause, so that everything was
+        forgotten. Any thread may read it.
     """
 
     direct = False
@@ -70,8 +68,8 @@ class SharedStore(Store):
         self._agreement = Agreement()
         self._epoch_lock = threading.Lock()  # guards the agreement
         self._medium_lock = threading.Lock()  # held while an epoch is read or written
-        self._is_met = False  # the medium had the epoch when it was last asked
-        self._met_at = 0.0  # when that was
+        self._is_met = False  # the medium had the epoch at the last read
+        self._met_at = 0.0  # time of that read
 
     def use(self, memory: Region) -> None:
         self.medium.use(memory)
@@ -84,32 +82,32 @@ class SharedStore(Store):
 
     @property
     def epoch(self) -> int:
-        """The epoch that this process uses, 0 while it has none; read in any thread."""
+        """The epoch that this process uses, 0 for none; any thread may read it."""
         return self._agreement.epoch
 
     @property
     def owed(self) -> bool:
-        """Whether the medium has yet to take an epoch, after a `forget` or a loss; any thread."""
+        """Whether the medium still needs an epoch, after a `forget` or a loss; any thread."""
         return self._agreement.owed
 
     @property
     def adopted(self) -> int:
-        """Number of epochs that this process has used; read in any thread."""
+        """Number of epochs that this process has used; any thread may read it."""
         return self._agreement.adopted
 
     def forget(self) -> None:
-        """Use no epoch until `meet` has given the medium a new one."""
+        """Use no epoch until `meet` has written a new one to the medium."""
         with self._epoch_lock:
             self._agreement.forget()
             self._is_met = False
 
     def meet(self) -> int:
-        """Return the epoch, once the medium has it too; I/O, where that is not known."""
+        """Return the epoch once the medium has it, too; with I/O if that is unknown."""
         deadline = self.medium.deadline
         epoch = self._met_epoch()
         if epoch:
             return epoch
-        # One thread at a time: each epoch that is drawn is written once.
+        # One thread at a time, so that each epoch is written once.
         if not self._medium_lock.acquire(timeout=max(LEAST_S, deadline - time.monotonic())):
             raise TimeoutError
         try:
@@ -126,16 +124,16 @@ class SharedStore(Store):
 
     def _met_epoch(self) -> int:
         """Return the epoch if the medium is known to have it, otherwise 0."""
-        epoch = self.epoch  # first: a `forget` meanwhile clears the flag
+        epoch = self.epoch  # first, since a `forget` meanwhile clears the flag
         is_fresh = time.monotonic() - self._met_at <= self.medium.epoch_s
         return epoch if self._is_met and is_fresh else 0
 
     def recheck(self) -> None:
-        """Ask for the epoch before the next call."""
+        """Read the epoch again before the next call."""
         self._is_met = False
 
     def _agree(self) -> int:
-        """Return the epoch that the medium has, once this process may use it."""
+        """Return the medium's epoch once this process may use it."""
         found = self.medium.ask_epoch()
         for _ in range(ROUNDS):
             with self._epoch_lock:
@@ -151,7 +149,7 @@ class SharedStore(Store):
         raise OSError(errno.EIO, "the medium does not keep its epoch")
 
     def _write(self, decision: Decision, forgets: int) -> int | None:
-        """Give the medium an epoch; one that is full and owes a `forget` loses its epoch."""
+        """Write an epoch; if the medium is full after a `forget`, delete its epoch instead."""
         try:
             return self.medium.raise_epoch(decision.write, decision.above)
         except Exception as error:
@@ -162,7 +160,7 @@ class SharedStore(Store):
                 self.medium.say("is full and refused an epoch: it was made to forget without one")
             raise
 
-    # -- what threads call -------------------------------------------------------------------
+    # -- calls of threads --------------------------------------------------------------------
 
     def begin(self, deadline: float) -> None:
         self.medium.deadline = deadline
@@ -181,11 +179,11 @@ class SharedStore(Store):
         """Write blocks and set their statuses; no error is raised.
 
         `epoch` is the one that this process used when they were put. If it uses another one now,
-        they are dropped and OK; so are those that were put while it had none, with 0: whether they
-        are older than the last `forget` cannot be told.
+        they are dropped and OK. So are blocks that were put without an epoch, 0, since they may be
+        older than the last `forget`.
         """
         if time.monotonic() > self.medium.deadline:
-            _set_rest(run, Status.TIMEOUT)  # a server that hangs must not keep the buffers
+            _set_rest(run, Status.TIMEOUT)  # a hanging server must not hold the buffers
             return
         self._do(WRITE, run, epoch)
 
@@ -221,7 +219,7 @@ class SharedStore(Store):
             medium.store(run, epoch)
 
     def chore(self, offset: int, data: bytes, *, sync: bool) -> None:  # noqa: ARG002
-        """Do a chore: `offset` says which, `data` has the keys; OSError if it could not be done."""
+        """Do the chore of kind `offset` for the keys in `data`; OSError if it fails."""
         self.begin(time.monotonic() + CHORE_S)
         try:
             epoch = self.meet()
@@ -242,7 +240,7 @@ def _set_rest(run: Sequence[Block], status: Status) -> None:
 
 
 def pack_keys(keys: Iterable[bytes]) -> bytes:
-    """Return stored keys, 41 bytes at most each, as one string of bytes."""
+    """Return stored keys, at most 41 bytes each, as one bytes object."""
     return b"".join(bytes([len(key)]) + key for key in keys)
 
 

@@ -1,9 +1,9 @@
-"""The seam of tiers on shared media: the seven methods that a medium implements.
+"""The interface of shared media: the seven methods that a medium implements.
 
 A `RemoteStore` is a dictionary of bytes, with an epoch, on a medium that other processes share and
-that may not answer. `RemoteTier` makes a tier of one. What is the same for every medium is done
-around it, once: threads and buffers (``engine``), epochs, seals and errors (``shared``), and
-what is believed of it (``verdicts``).
+that may not answer. `RemoteTier` makes a tier of one. The common parts are implemented once around
+it: threads and buffers (``engine``), epochs, seals and errors (``shared``), and verdicts
+(``verdicts``).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["ForeignNamespaceError", "OtherEpochError", "RemoteStore"]
 
 LEAST_S = 0.005
-"""Seconds that a call has at least."""
+"""Minimum seconds for a call."""
 LOG_S = 60.0
-"""Seconds between two lines of log of the same kind."""
+"""Minimum seconds between equal log lines."""
 MAX_NAMESPACE_BYTES = 2**20
-"""Bytes of the namespace's JSON that are read at most."""
+"""Most bytes of the namespace's JSON that are read."""
 
 
 class OtherEpochError(Exception):
-    """The medium has another epoch than a call went by, or none."""
+    """The medium does not have the epoch of a call."""
 
 
 class ForeignNamespaceError(Exception):
-    """The place of this namespace has the JSON of another one."""
+    """The place of this namespace has another namespace's JSON."""
 
 
 class _Call(threading.local):
@@ -54,38 +54,37 @@ class _Call(threading.local):
 class RemoteStore(ABC):
     """A medium that other processes share.
 
-    Seven methods say how to reach it: `ask_epoch`, `raise_epoch`, `find`, `fetch`, `store`, `drop`
-    and `status_of`. Threads of the tier call them, several at once. What a method raises, other
-    than `OtherEpochError`, is given to `status_of`; blocks whose `Block.status` was set keep it.
+    Seven methods implement it: `ask_epoch`, `raise_epoch`, `find`, `fetch`, `store`, `drop` and
+    `status_of`. Threads of the tier call them, several at once. An exception of a method, except
+    `OtherEpochError`, is passed to `status_of`; blocks whose `Block.status` was set keep it.
 
     A block is kept under a name made of its key and an **epoch**: a new epoch forgets all blocks at
-    once. Its value is its bytes and, behind them, its seal, which the library makes and checks:
+    once. Its value is its bytes followed by its seal, which the library makes and checks:
     `block_bytes` in all.
 
     Parameters
     ----------
     namespace : Namespace
-        What the bytes mean.
+        The namespace of the bytes.
 
     Attributes
     ----------
     namespace : Namespace
-        What the bytes mean. Names on the medium should contain its ``fingerprint``.
+        The namespace of the bytes. Names on the medium should contain its ``fingerprint``.
     block_bytes : int
-        Bytes of a value: of a block and its seal.
+        Bytes of a value: a block and its seal.
     name : str
-        The tier's label, for logs; given by the tier.
+        The tier's label in logs; the tier sets it.
     place : str
-        Where the medium is, for `repr`; without credentials.
+        Address of the medium for `repr`, without credentials.
     blocks_per_call : int
-        Blocks that `fetch` and `store` are given at most.
+        Most blocks in a call of `fetch` or `store`.
     keys_per_query : int
-        Blocks that `find` is given at most.
+        Most blocks in a call of `find`.
     epoch_s : float
-        Seconds that an epoch is believed before `ask_epoch` is called again.
+        Seconds that an epoch is valid before `ask_epoch` is called again.
     touch_s : float or None
-        Seconds for which a block that was touched is not touched again; None: `touch` is not
-        called.
+        Minimum seconds between touches of a block; None: `touch` is not called.
     """
 
     name = ""
@@ -107,21 +106,20 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def ask_epoch(self) -> int | None:
-        """Return the medium's epoch; None where there is none, or nonsense (see `parse_epoch`).
+        """Return the medium's epoch; None if it is missing or invalid (see `parse_epoch`).
 
-        Before that, compare the namespace's JSON on the medium by `is_ours`; write it where that
-        is False.
+        Before that, compare the namespace's JSON on the medium with `is_ours`; write it if that is
+        False.
         """
 
     @abstractmethod
     def raise_epoch(self, epoch: int, above: int) -> int | None:
-        """Give the medium an epoch, unless it has one above another; return what it has then.
+        """Write an epoch, unless the medium has one above `above`; return its epoch afterwards.
 
-        `above` is less than `epoch`: one less, where nothing but a higher epoch is to stay.
-        Whatever else lies in its place, of any kind, is replaced. No other call may come between
-        the look and the change, as far as the medium can prevent it. None: it has nothing that can
-        be read. The epoch is written once at most: it must not return after another process has
-        replaced it.
+        `above` is less than `epoch`, by one if only a higher epoch is to stay. Anything else in its
+        place is replaced. Read and change are atomic, as far as the medium supports it. None means
+        that the medium has no readable epoch. The epoch is written at most once: it must not return
+        after another process has replaced it.
         """
 
     @abstractmethod
@@ -130,54 +128,54 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def fetch(self, run: Sequence[Block], epoch: int) -> None:
-        """Read values; give each that is there to `check`, and set the other statuses to MISS.
+        """Read values; pass each that exists to `check`, and set the other statuses to MISS.
 
         ``block.views[0]`` is a buffer of `block_bytes` that the value may be read into.
         """
 
     @abstractmethod
     def store(self, run: Sequence[Block], epoch: int) -> None:
-        """Write ``block.views[0]``, the value, where there is none, and set statuses to OK.
+        """Write ``block.views[0]``, the value, if there is none yet, and set statuses to OK.
 
         The buffer belongs to another block as soon as the method returns.
         """
 
     @abstractmethod
     def drop(self, keys: Sequence[bytes], epoch: int) -> None:
-        """Remove blocks; those that are not there are no error."""
+        """Remove blocks; missing ones are ignored."""
 
     @abstractmethod
     def status_of(self, error: Exception) -> Status:
-        """Return what an error means for blocks of which nothing else is known."""
+        """Return the status of blocks whose only result is an error."""
 
-    # -- where a medium has more -------------------------------------------------------------
+    # -- optional methods --------------------------------------------------------------------
 
     def touch(self, keys: Sequence[bytes], epoch: int) -> None:  # noqa: B027
-        """Mark blocks as used, where the medium does not do so itself; see `touch_s`."""
+        """Mark blocks as used, if the medium does not do so itself; see `touch_s`."""
 
     def delete_epoch(self) -> bool:
-        """Delete the medium's epoch, and return whether it is gone; False where that is unknown.
+        """Delete the medium's epoch and return whether it is gone; False if that is unknown.
 
-        It is called where `raise_epoch` failed and `status_of` its error is FULL. Without an epoch
-        on the medium every process forgets.
+        It is called if `raise_epoch` failed and `status_of` its error is FULL. Without an epoch on
+        the medium every process forgets.
         """
         return False
 
     def start(self) -> None:  # noqa: B027
-        """Begin what goes on beside the calls, when there are threads."""
+        """Begin background work, when there are threads."""
 
     def stop(self) -> None:  # noqa: B027
-        """End it, before the tier is closed."""
+        """End background work, before the tier is closed."""
 
     def take_evicted(self) -> list[bytes]:
         """Return the keys of blocks that this process has evicted since the last call."""
         return []
 
     def abandon(self) -> None:  # noqa: B027
-        """Release, in a forked child, what belongs to the parent."""
+        """Release the parent's resources in a forked child."""
 
     def use(self, memory: Region) -> None:  # noqa: B027
-        """Register the buffers that values lie in, where a client has to know them."""
+        """Register the buffers of values, if the client needs that."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections."""
@@ -191,17 +189,17 @@ class RemoteStore(ABC):
         self.close()
 
     def name_of(self, error: Exception) -> str:
-        """Return what the log calls an error; its text is never logged, it may hold credentials."""
+        """Return an error's name for the log; its text may have credentials and is never logged."""
         return type(error).__name__
 
-    # -- what the methods use ----------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     epoch_text = staticmethod(epoch_text)
     parse_epoch = staticmethod(parse_epoch)
 
     @property
     def deadline(self) -> float:
-        """When the present call of this thread has to have ended, in monotonic seconds."""
+        """Deadline of the present call of this thread, in monotonic seconds."""
         return self._call.deadline
 
     @deadline.setter
@@ -209,7 +207,7 @@ class RemoteStore(ABC):
         self._call.deadline = deadline
 
     def seconds_left(self) -> float:
-        """Return how long the present call may take."""
+        """Return the seconds left for the present call."""
         return max(LEAST_S, self.deadline - time.monotonic())
 
     def is_overdue(self) -> bool:
@@ -218,16 +216,16 @@ class RemoteStore(ABC):
 
     @property
     def json_bytes(self) -> int:
-        """Bytes of a namespace's JSON that are to be read at most."""
+        """Most bytes of a namespace's JSON to read."""
         return max(MAX_NAMESPACE_BYTES, len(self.namespace.json) + 1)
 
     def is_ours(self, found: bytes | None) -> bool:
-        """Return whether bytes are this namespace's JSON; False: they are none, or half of one.
+        """Return whether bytes are this namespace's JSON; False if they are missing or incomplete.
 
         Raises
         ------
         ForeignNamespaceError
-            If they are the JSON of another one. It is not for the medium to catch.
+            If they are another namespace's JSON. The medium must not catch it.
         """
         if found == self.namespace.json.encode("ascii"):
             return True
@@ -240,7 +238,7 @@ class RemoteStore(ABC):
         return False
 
     def check(self, block: Block, found: memoryview, epoch: int) -> None:
-        """Set a block's status, to OK or CORRUPT, by the value that was found under its name."""
+        """Set a block's status, to OK or CORRUPT, from the value that was found under its name."""
         block.status = Status.CORRUPT
         if len(found) != self.block_bytes:
             return
@@ -251,7 +249,7 @@ class RemoteStore(ABC):
             block.status = Status.OK
 
     def meaning(self, error: Exception) -> Status:
-        """Return what an error means, the status of some blocks, and log it."""
+        """Log an error and return the status of its blocks."""
         if isinstance(error, ForeignNamespaceError):
             self.say("is refused: its place belongs to another namespace", logging.ERROR)
             return Status.FAILED
@@ -259,12 +257,12 @@ class RemoteStore(ABC):
             status = self.status_of(error)
         except Exception:  # noqa: BLE001 # a thread that ends would keep its job for ever
             status = Status.FAILED
-        # The text of an error may hold an address with a password, or what a server made up.
+        # The text of an error may have an address with a password, or a server's own words.
         self.say(f"met {self.name_of(error)}: {status.name}")
         return status
 
     def say(self, what: str, level: int = logging.WARNING) -> None:
-        """Log a line about the tier; the same line once a minute."""
+        """Log a line about the tier; repeat the same line at most once a minute."""
         now = time.monotonic()
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now

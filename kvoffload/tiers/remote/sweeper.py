@@ -1,16 +1,17 @@
-"""The sweeper, which keeps a shared directory within its capacity: one process at a time.
+"""The sweeper, which keeps a shared directory within its capacity, one process at a time.
 
-A sweep lists every block of the present epoch with its time of change. If there are more than fit,
-the oldest are removed until a sixteenth of the capacity is free. Folders of other epochs go too,
-and files that a writer left behind. What cannot be removed is passed over, and others go for it.
+A sweep lists every block of the present epoch with its time of change. If they do not all fit, the
+oldest are removed until a sixteenth of the capacity is free. Folders of other epochs and abandoned
+temporary files are removed, too. A block that cannot be removed is skipped, and another is removed
+instead.
 
 Invariants
-    Nothing is looked at before the namespace's JSON was compared, and nothing is removed but by a
+    Nothing is read before the namespace's JSON was compared, and files are removed only with a
     descriptor of a folder below the namespace's and a name in it. A process that was stopped and
-    goes on removes one file at most before it learns that another one sweeps.
+    resumes removes at most one file before it learns that another process sweeps.
 Cost
-    Two passes over the directory and 8 bytes of memory per block; four passes where something
-    cannot be removed that could in the last sweep.
+    Two passes over the directory and 8 bytes of memory per block; four passes if removals fail that
+    were possible in the last sweep.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from .lease import LEASE_S, Lease
 __all__ = ["FREE_SHARE", "Sweeper"]
 
 FREE_SHARE = 16
-"""A sweep that removes blocks leaves this part of the capacity free."""
+"""A sweep that removes blocks leaves one part in this many of the capacity free."""
 TEMPORARY_S = 3600.0
-"""Files that are being written are removed when they are so old."""
+"""Age in seconds at which temporary files are removed."""
 MAX_SWEPT = 100_000
-"""Keys of swept blocks that wait to be reported at most; of others only the number is known."""
+"""Most keys of swept blocks that wait to be reported; the others are only counted."""
 MAX_LISTED = 1_000_000
-"""Files beyond twice those that fit whose times a sweep keeps at most; the next one goes on."""
+"""Files beyond twice the capacity whose times a sweep keeps; the next sweep continues."""
 LOCK = "sweep.lock"
 _EPOCH_CHARACTERS = FINGERPRINT_BYTES  # 8 bytes in hex
 
 
 class _EndedError(Exception):
-    """Say that a sweep has to end: the tier is being closed, or another process sweeps."""
+    """The end of a sweep: the tier is being closed, or another process sweeps."""
 
 
 class Sweeper:
@@ -55,21 +56,21 @@ class Sweeper:
     Parameters
     ----------
     open_namespace : callable
-        Returns the open folder of the namespace, compared, and None where there is none; raises
-        where it belongs to somebody else.
+        Returns the open folder of the namespace, after the comparison, or None if it is missing;
+        raises if it belongs to another user or namespace.
     read_epoch : callable
-        Returns the present epoch from that folder, None where it has none.
+        Returns the present epoch from that folder, or None.
     max_blocks : int
-        Blocks that are kept at most.
+        Most blocks that are kept.
     period_s : float
-        Seconds between two sweeps, of whichever process.
+        Seconds between two sweeps, by any process.
     say : callable
         Logs a line, at a level.
 
     Attributes
     ----------
     lease_s : float
-        Seconds for which a process that was stopped keeps others from sweeping.
+        Seconds for which a stopped process prevents others from sweeping.
     """
 
     lease_s = LEASE_S
@@ -93,7 +94,7 @@ class Sweeper:
         self._written = 0  # blocks that this process wrote since it last swept
         self._swept: list[bytes] = []
         self._stuck = 0  # old blocks that the last sweep could not remove
-        self._left: OSError | None = None  # why something could not be removed, this time
+        self._left: OSError | None = None  # why something could not be removed in this sweep
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -106,7 +107,7 @@ class Sweeper:
         self._thread = thread
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread, or leave it where a file system holds it up."""
+        """End the thread, or leave it if a file system blocks it."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -139,11 +140,11 @@ class Sweeper:
                 early = self._early
             try:
                 self.sweep(early=early)
-            except Exception as error:  # noqa: BLE001 # or a stranger's file would end all sweeps
-                # The text of an error may hold a stranger's name of a file.
+            except Exception as error:  # noqa: BLE001 # else a stranger's file could end all sweeps
+                # The text of an error may have a stranger's file name.
                 why = error.strerror if isinstance(error, OSError) else type(error).__name__
                 self._say(f"could not sweep: {why}", logging.WARNING)
-                with self._changed:  # no sooner than after a period
+                with self._changed:  # after a period at the earliest
                     self._early = False
                     self._written = 0
 
@@ -153,12 +154,12 @@ class Sweeper:
         Parameters
         ----------
         early : bool
-            Whether to sweep although someone did within the period.
+            Whether to sweep although a process did within the period.
 
         Returns
         -------
         int or None
-            Blocks that were removed to make room; None where nothing was swept.
+            Number of blocks removed to make room; None if there was no sweep.
         """
         with self._changed:
             self._early = False
@@ -182,15 +183,15 @@ class Sweeper:
                 self._say(f"left what it could not remove: {left.strerror}", logging.WARNING)
         return removed
 
-    # -- what a sweep does -------------------------------------------------------------------
+    # -- steps of a sweep --------------------------------------------------------------------
 
     def _go_on(self, lease: Lease) -> None:
-        """End the sweep where the tier is being closed, or another process sweeps."""
+        """End the sweep if the tier is being closed or another process sweeps."""
         if self._stopped or not lease.renew():
             raise _EndedError
 
     def _sweep_blocks(self, folder: Folder, lease: Lease) -> int:
-        """Remove the oldest blocks until the others fit; return how many."""
+        """Remove the oldest blocks until the others fit; return their number."""
         removed = 0
         epoch = self._read_epoch(folder)
         while epoch is not None:
@@ -200,7 +201,7 @@ class Sweeper:
             if excess <= 0:
                 self._stuck = 0
                 break
-            # What is stuck is among the oldest, so that as many more have to be counted.
+            # Blocks that cannot be removed are among the oldest, so the same number is added.
             excess = min(excess + self._max_blocks // FREE_SHARE + known, len(times) - 1)
             gone, self._stuck = self._remove_oldest(folder, epoch, times, excess, lease)
             removed += gone
@@ -209,7 +210,7 @@ class Sweeper:
         return removed
 
     def _list_times(self, folder: Folder, epoch: int, lease: Lease) -> array[int]:
-        """Return the times of change of blocks, and remove what writers left behind."""
+        """Return the times of change of blocks, and remove abandoned temporary files."""
         times = array("q")
         most = 2 * self._max_blocks + MAX_LISTED
         for hh, entry in self._entries(folder, epoch, lease):
@@ -228,10 +229,10 @@ class Sweeper:
     def _remove_oldest(
         self, folder: Folder, epoch: int, times: array[int], count: int, lease: Lease
     ) -> tuple[int, int]:
-        """Remove as many of the oldest blocks; return how many went, and how many did not go."""
+        """Remove the oldest blocks; return the numbers of removed and of failed ones."""
         known = np.frombuffer(times, np.int64)
         limit = int(np.partition(known, count - 1)[count - 1])
-        # Those of the limit's own time are removed as they come, until there are enough.
+        # Blocks with exactly the limit's time are removed in any order until enough are gone.
         equal = count - int(np.count_nonzero(known < limit))
         removed = stuck = 0
         for hh, entry in self._entries(folder, epoch, lease):
@@ -271,11 +272,11 @@ class Sweeper:
                         yield hh, entry
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except OSError as error:  # such as one without permission
+            except OSError as error:  # such as missing permission
                 self._note(error)
 
     def _remove_forgotten(self, folder: Folder, lease: Lease) -> None:
-        """Remove what other epochs left, and old temporary files of the namespace."""
+        """Remove folders of other epochs, and old temporary files of the namespace."""
         with os.scandir(folder.fd) as entries:
             for entry in entries:
                 self._go_on(lease)
@@ -291,22 +292,22 @@ class Sweeper:
                     self._note(folder.remove_tree(name, lambda: self._go_on(lease)))
 
     def _is_forgotten(self, name: str) -> bool:
-        """Whether a folder that was seen is of another epoch than the one that is read now."""
+        """Return whether a listed folder belongs to another epoch than the present one."""
         if len(name) != _EPOCH_CHARACTERS or set(name) - set("0123456789abcdef"):
             return False
-        # Opened anew: what a file server said about the folder may be believed for a minute, and
-        # the epoch be written after that and before the folder was seen.
+        # Reopened: the client may cache the folder's attributes for a minute, and the epoch may
+        # have been written after that and before the listing.
         folder = self._open_namespace()
         epoch = None if folder is None else self._read_epoch(folder)
         return epoch is not None and name != f"{epoch:016x}"
 
     def _note(self, error: OSError | None) -> None:
-        """Keep the first reason why something was left."""
+        """Keep the first error of a removal."""
         self._left = self._left or error
 
     def _report(self, name: str) -> None:
         stem = name.removesuffix(".kv")
-        with contextlib.suppress(ValueError):  # a name that is no key
+        with contextlib.suppress(ValueError):  # a name that is not a key
             key = bytes.fromhex(stem)
             if key.hex() == stem and 0 < len(key) <= DIGESTED_BYTES:
                 with self._changed:
@@ -322,7 +323,7 @@ def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _time(found: os.stat_result) -> int:
-    """Return a time of change, nanoseconds, in 64 bits: a stranger may have set any."""
+    """Return a time of change, nanoseconds, clipped to 64 bits, since a stranger may set any."""
     return min(max(found.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 

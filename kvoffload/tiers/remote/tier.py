@@ -24,19 +24,19 @@ FORGET_S = 1.0
 
 
 class RemoteTier(ComposedTier):
-    """A tier on a medium that other processes share, and that may not answer.
+    """A tier on a medium that other processes share and that may not answer.
 
-    It is staged: a call that does not return holds none of the region's memory.
+    The tier is staged: a call that does not return holds none of the region's memory.
 
     Parameters
     ----------
     store : RemoteStore
-        The medium, not used by another tier; the tier closes it. Nothing is asked of it before a
-        region is attached.
+        The medium, which no other tier uses; the tier closes it. It is not called before a region
+        is attached.
     options : TierOptions, optional
         Threads, buffers and the like.
     capacity_bytes : int, optional
-        Bytes of blocks that are kept at most, where that is known.
+        Most bytes of blocks that are kept, if known.
 
     Raises
     ------
@@ -45,14 +45,14 @@ class RemoteTier(ComposedTier):
 
     Notes
     -----
-    A medium has 100,000 removals queued at most, and 100,000 more keys are kept that are queued
-    later. Beyond that `discard` forgets everything, without waiting for the medium, and logs a
-    line. Before `attach`, `forget` is False, and the medium is told by `attach`. Until the medium
-    has confirmed it, it is tried again every second, whether jobs come or not, and what is put is
+    At most 100,000 removals are queued for the medium, and 100,000 further keys are kept to be
+    queued later. Beyond that `discard` forgets everything, without waiting for the medium, and logs
+    a line. Before `attach`, `forget` returns False, and `attach` then forgets on the medium. Until
+    the medium has confirmed it, it is retried every second, with or without jobs, and puts are
     dropped.
 
-    A job costs what its store costs; a server that does not answer costs one deadline, and then
-    nothing until the breaker lets a probe through.
+    The store determines the cost of a job. A server that does not answer costs one deadline, and
+    then nothing until the breaker allows a probe.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RemoteTier(ComposedTier):
 
 
 class _SharedMedium(Medium):
-    """Threads that call a `RemoteStore`, and the orders that tell it to forget."""
+    """The threads that call a `RemoteStore`, and the chores that read or write its epoch."""
 
     def __init__(self, jobs: Jobs, shared: SharedStore, store: RemoteStore) -> None:
         self.namespace = store.namespace
@@ -111,9 +111,8 @@ class _SharedMedium(Medium):
     def attached(self, wait: Wait) -> None:
         """Learn the medium's epoch.
 
-        A put that is submitted before it is known is dropped: whether it is older than the medium's
-        last `forget` could not be told. A medium that does not answer is asked again by the next
-        job.
+        A put that is submitted before the epoch is known is dropped, since it may be older than the
+        medium's last `forget`. If the medium does not answer, the next job asks again.
         """
         self._order(MEET)
         wait(self._has_no_order, EPOCH_S)
@@ -151,7 +150,7 @@ class _SharedMedium(Medium):
         return not self._shared.owed
 
     def before_close(self) -> None:
-        """Try once more what the medium is owed."""
+        """Try once more to write a pending epoch."""
         if self._shared.owed:
             self._order(FORGET)
         self._store.stop()

@@ -1,16 +1,16 @@
-"""The catalog of tiers on shared media: verdicts instead of an index.
+"""The catalog of tiers on shared media, which has verdicts instead of an index.
 
-What a shared directory or a server holds is not known here: others write to it and remove from it.
-What was found out is a *verdict*, believed for some time: that a block is there for `HIT_S`, that
-it is not for `MISS_S`. Of other keys only the medium knows, and a query asks it.
+The contents of a shared directory or server are unknown here: others write to it and remove from
+it. The last observation of a key is a *verdict*, valid for some time: for `HIT_S` if the block was
+present, for `MISS_S` if it was absent. Keys without a verdict need a query to the medium.
 
 Invariants
     A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
-    it has not been done: such keys are MISS without I/O. Writes wait for chores, so that a block
-    that is dropped and stored again stays. What is believed belongs to `epoch`, under which jobs
-    are submitted: with another one it is cleared.
+    it is unfinished: such keys are MISS without I/O. Writes wait for chores, so that a block that
+    is dropped and stored again stays. Verdicts belong to `epoch`, under which jobs are submitted: a
+    new one clears them.
 Cost
-    `Beliefs.known` is one look into a dict.
+    `Beliefs.known` is one lookup in a dict.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OK = np.int8(Status.OK)
 HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 HIT_S = 30.0
-"""Seconds for which a block that was there is believed to be there."""
+"""Seconds for which a present block is a hit."""
 MISS_S = 1.0
 MAX_VERDICTS = 100_000
 KEYS_PER_CHORE = 1024
@@ -48,7 +48,7 @@ CORRUPT_LOG_S = 60.0
 
 
 class Verdicts:
-    """Beliefs about keys, each held for some time; beyond `limit` keys the oldest leaves first.
+    """Verdicts on keys, each valid for some time; beyond `limit` keys the oldest leaves first.
 
     Notes
     -----
@@ -62,11 +62,11 @@ class Verdicts:
     ) -> None:
         self._limit = limit
         self._clock = clock
-        # Until when; below zero: until when it is believed to be absent.
+        # When a verdict expires; negative if the key is absent.
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def state(self, key: bytes) -> int:
-        """Return what is believed of a key, a `State`."""
+        """Return the verdict on a key, a `State`."""
         until = self._until.get(key)
         if until is None:
             return UNKNOWN
@@ -77,14 +77,14 @@ class Verdicts:
     def there(
         self, keys: Iterable[bytes], seconds: float = HIT_S, asked_at: float = math.inf
     ) -> None:
-        """Believe that keys are there, unless one was found absent after `asked_at`."""
+        """Record keys as present, except those found absent after `asked_at`."""
         until = self._clock() + seconds
         for key in keys:
             if not -self._until.get(key, 0.0) - MISS_S > asked_at:
                 self._believe(key, until)
 
     def absent(self, keys: Iterable[bytes], asked_at: float = math.inf) -> None:
-        """Believe that keys are not there, unless one was found there after `asked_at`."""
+        """Record keys as absent, except those found present after `asked_at`."""
         until = self._clock() + MISS_S
         for key in keys:
             if not self._until.get(key, 0.0) - HIT_S > asked_at:
@@ -98,7 +98,7 @@ class Verdicts:
             known.popitem(last=False)
 
     def clear(self) -> None:
-        """Believe nothing."""
+        """Clear all verdicts."""
         self._until.clear()
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Verdicts:
 
 
 class Beliefs(Catalog):
-    """A catalog of beliefs about a medium that others share."""
+    """A catalog of verdicts about a shared medium."""
 
     asks = True
 
@@ -117,24 +117,24 @@ class Beliefs(Catalog):
         self.verdicts = Verdicts()
         self._touched = Verdicts()
         self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
-        self._dropping: set[bytes] = set()  # keys of chores that remove
+        self._dropping: set[bytes] = set()  # keys of queued chores that remove
         self._undropped: dict[bytes, None] = {}  # keys that no chore removes yet
         self._drops_failed_at = 0.0
-        self._is_touching = False  # a chore that touches has not been done
-        self._is_forgetting = False  # a chore that forgets, because of too many removals, likewise
-        self._epoch = 0  # that jobs are submitted under
-        self._adopted = 0  # epochs that the store had used when that one was learned
+        self._is_touching = False  # a chore that touches is unfinished
+        self._is_forgetting = False  # a chore that forgets, after too many removals, is unfinished
+        self._epoch = 0  # under which jobs are submitted
+        self._adopted = 0  # epochs that the store had used by then
         self._corrupt_logged = -CORRUPT_LOG_S
 
     # -- epochs ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """Epoch that jobs are submitted under; 0 for none."""
+        """Epoch under which jobs are submitted; 0 for none."""
         return self._epoch
 
     def _follow(self) -> None:
-        """Adopt the epoch of the store; where it is another one, clear all verdicts."""
+        """Adopt the epoch of the store; if it has changed, clear all verdicts."""
         epoch, before = self._store.epoch, self._epoch
         if epoch != before:
             adopted, self._adopted = self._store.adopted - self._adopted, self._store.adopted
@@ -144,27 +144,27 @@ class Beliefs(Catalog):
                 self._clear()
 
     def is_stale(self, record: Record) -> bool:
-        """Return whether a job belongs to what is forgotten; a read before any epoch does not."""
+        """Return whether a job's blocks are forgotten; those of a read before any epoch are not."""
         self._follow()
         if record.generation != self.generation:
             return True
         return record.epoch != self._epoch and (record.op == "put" or record.epoch != 0)
 
     def forget(self, records: Iterable[Record] = ()) -> None:  # noqa: ARG002
-        """Drop everything here, under a new epoch that the medium has yet to be given."""
+        """Drop everything here; a new epoch is still to be written to the medium."""
         self._store.forget()
         self._epoch = 0
         self._clear()
 
     def _clear(self) -> None:
         self.generation += 1
-        self._storing.clear()  # the puts under way belong to what is forgotten
+        self._storing.clear()  # the puts under way are forgotten
         self.verdicts.clear()
         self._touched.clear()
         self._undropped.clear()
         self._jobs.events.removed([], "forgotten")
 
-    # -- what is there -----------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------
 
     def known(self, key: bytes) -> int:
         if key in self._storing or self._is_hidden(key):
@@ -204,10 +204,10 @@ class Beliefs(Catalog):
         return [not self._is_hidden(key) for key in keys]
 
     def pin(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Return an order; nothing can be kept here."""
+        """Return positions; nothing can be pinned here."""
         return np.arange(len(keys))
 
-    # -- what became of it -------------------------------------------------------------------
+    # -- settling ----------------------------------------------------------------------------
 
     def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         if self.is_stale(record):
@@ -251,7 +251,7 @@ class Beliefs(Catalog):
     # -- recency, removal --------------------------------------------------------------------
 
     def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
-        """Queue blocks to be removed; until then they are hidden."""
+        """Queue the removal of blocks, which are hidden until then."""
         keys = list(dict.fromkeys(keys))
         self.verdicts.absent(keys)
         if reason is not None:
@@ -273,7 +273,7 @@ class Beliefs(Catalog):
             self._remove_later(key for key in keys if key not in self._storing)
 
     def _remove_later(self, keys: Iterable[bytes]) -> None:
-        """Hide blocks until a chore removes them; where they are too many, forget everything."""
+        """Hide blocks until a chore removes them; if there are too many, forget everything."""
         self._undropped.update(dict.fromkeys(keys))
         if len(self._undropped) <= MAX_VERDICTS:
             return
@@ -304,7 +304,7 @@ class Beliefs(Catalog):
         self._is_touching = False
 
     def discard(self, keys: list[bytes]) -> None:
-        """Drop blocks; those that are on their way when they have come."""
+        """Drop blocks; those being stored are dropped when they are stored."""
         gone = []
         for key in keys:
             if key in self._storing:
@@ -315,7 +315,7 @@ class Beliefs(Catalog):
             self._remove(gone, "discarded")
 
     def tend(self) -> None:
-        """Follow the medium's epoch and what it evicted; try removals again."""
+        """Follow the medium's epoch and evictions; retry removals."""
         self._follow()
         evicted = self._medium.take_evicted()
         if evicted:
