@@ -1,1 +1,1 @@
-"""Other people's engines: what plugs the library into them."""
+"""Integrations that plug the library into engines."""

@@ -1,23 +1,23 @@
-"""The structure of an engine's interface: described by rules, and compared with what was declared.
+"""The structure of an engine's interface, described with rules and compared with a declaration.
 
-An integration lists in a file what it uses of an engine, module -> name -> rule, and what the rules
-gave in a release that was tested. What is installed is described by the same rules; a release that
-is described alike works, and a difference is named.
+An integration lists in a file the names of an engine that it uses, module -> name -> rule, and the
+results of the rules in a tested release. The same rules describe the installed release: one with an
+equal description works, and each difference is reported.
 
 Rules
     parameters
-        The parameters, of a class those of its constructor. ``...`` stands for a default that is
-        no plain value.
+        The parameters, for a class those of its constructor. ``...`` stands for a default that is
+        not a plain value.
     fields
-        All fields of a dataclass, in order; of those that are built here.
+        All fields of a dataclass, in order; for dataclasses that are built here.
     abstract, methods
-        All abstract methods; all public methods; of interfaces that are implemented here.
+        All abstract methods; all public methods; for interfaces that are implemented here.
     sets
         All attributes that a constructor sets.
     has
         Attributes, fields and members that are read, among others.
 
-    A name without a rule is there, and may be any object.
+    A name without a rule must exist and may be any object.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 Interface = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
-"""Module -> name in it -> rule -> what the rule gives."""
+"""Module -> name in it -> rule -> results of the rule."""
 
 
 def _default(value: Any) -> str:
@@ -116,16 +116,16 @@ RULES: Mapping[str, Callable[[Any], list[str]]] = {
 
 
 def describe(interface: Interface) -> dict[str, dict[str, dict[str, list[str]]] | Exception]:
-    """Describe what is installed by the rules of an interface.
+    """Describe the installed modules with the rules of an interface.
 
-    A name that is not there, and a rule that cannot be applied, are left out. Of a module that
-    cannot be imported the exception is returned.
+    Missing names and rules that cannot be applied are omitted. For a module that cannot be
+    imported, the exception is returned.
     """
     found: dict[str, dict[str, dict[str, list[str]]] | Exception] = {}
     for module_name, names in interface.items():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # noqa: BLE001 (what a module raises at import is its own)
+        except Exception as error:  # noqa: BLE001 (a module may raise anything at import)
             found[module_name] = error
             continue
         found[module_name] = described = {}
@@ -149,7 +149,7 @@ def _describe(thing: Any, rules: Mapping[str, Sequence[str]]) -> dict[str, list[
 
 
 def differences(declared: Interface, installed: Mapping[str, Any]) -> list[str]:
-    """Return how a description of `describe` differs from an interface, a line per difference."""
+    """Return the differences between an interface and a result of `describe`, one line each."""
     lines = []
     for module, names in declared.items():
         described = installed[module]
@@ -184,9 +184,10 @@ def check_rules(interface: Interface) -> None:
 
 
 def read_interface(path: Path) -> tuple[str, Interface]:
-    """Read the release that was tested, and its interface.
+    """Read the tested release and its interface.
 
-    ImportError if the file cannot be read or is malformed; the message names it and the cause.
+    Raise ImportError if the file cannot be read or is malformed; the message names it and the
+    cause.
     """
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -200,16 +201,16 @@ def read_interface(path: Path) -> tuple[str, Interface]:
 
 
 def check_interface(package: str, project: str, version: str, path: Path) -> None:
-    """Compare what is installed with the interface that was tested.
+    """Compare the installed release with the tested interface.
 
-    Another release with the same interface works; the log says that it was not tested.
+    Another release with the same interface works; a log line says that it was not tested.
 
     Parameters
     ----------
     package : str
         The integration, for messages.
     project, version : str
-        What is installed.
+        The installed engine and its version.
     path : Path
         The file of the interface.
 

@@ -1,8 +1,8 @@
 """The tiers of ``kvoffload.tiers`` as an L2 adapter of LMCache.
 
-Nothing of LMCache is changed: its ``plugin`` adapter loads `KVOffloadL2Adapter` by name, from
-``--l2-adapter``. Importing it needs LMCache, with the interface that ``interface.json`` declares:
-another release with the same one works, and a difference is named in an ImportError.
+LMCache is not changed: its ``plugin`` adapter loads `KVOffloadL2Adapter` by name, from
+``--l2-adapter``. Importing this package needs LMCache with the interface that ``interface.json``
+declares: another release with the same interface works, and an ImportError names each difference.
 """
 
 from pathlib import Path

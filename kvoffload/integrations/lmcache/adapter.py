@@ -1,21 +1,22 @@
 """Tiers of ``kvoffload.tiers`` as LMCache's second level: objects of host memory by their keys.
 
 Structure
-    An object of LMCache is a block of a tier, and there is a tier per size of object. A tier's
+    An object of LMCache is a block of a tier, and there is one tier per object size. A tier's
     region is LMCache's own memory, in windows at the steps of its allocator; an object in other
-    memory is copied through blocks of the adapter's own. Threads of LMCache submit jobs. One thread
-    of the adapter's takes in their ends and tells LMCache; a tier is opened in a thread of its own,
-    since that may take long.
+    memory is copied through the adapter's own blocks. Threads of LMCache submit jobs. One thread of
+    the adapter processes their ends and notifies LMCache; a separate thread opens a tier, since
+    that may take long.
 Invariants
-    One lock serialises what touches the tiers. It is not held while a tier is opened, nor while
-    LMCache's listeners are told. What is not certainly the object that was stored is a miss.
-    Trouble with a tier is a miss or a store that failed, never an exception.
+    One lock serialises the calls of the tiers. It is not held while a tier is opened or LMCache's
+    listeners are called. Data that is not certainly the stored object is a miss. An error of a tier
+    is a miss or a failed store, never an exception.
 Accounting
-    Only the events of a tier say what is stored. ``counted`` has the objects that LMCache was told
-    of; ``offered`` those of puts whose event has not come. An object in neither was there before a
-    restart, and is counted when a lookup finds it.
+    Only the events of a tier show which objects are stored. ``counted`` has the objects reported to
+    LMCache; ``offered`` those of puts whose event has not come. An object in neither was stored
+    before a restart, and is counted when a lookup finds it.
 Cost
-    Per key of a lookup: a hash, and what the tier's lookup costs. Per object in a tier: its key.
+    Per key of a lookup: a hash, and the cost of the tier's lookup. Per object in a tier: the memory
+    of its key.
 """
 
 from __future__ import annotations
@@ -61,25 +62,25 @@ __all__ = ["KVOffloadL2Adapter", "KVOffloadL2AdapterConfig"]
 log = logging.getLogger("kvoffload.lmcache")
 
 CLOSE_S = 5.0
-"""Seconds that jobs under way, and tiers that are being opened, have when the adapter closes."""
+"""Seconds for jobs under way, and tiers being opened, to end when the adapter closes."""
 LONGEST_S = 120.0
-"""Seconds of a transfer at most: LMCache's locks on its memory expire after 300."""
+"""Most seconds of a transfer: LMCache's locks on its memory expire after 300."""
 OPENING_S = 30.0
-"""Seconds that a store waits for its tier to be opened."""
+"""Most seconds that a store waits for its tier to be opened."""
 RETRY_S = 60.0
-"""Seconds after which a tier that could not be opened is tried again."""
+"""Seconds until a tier that could not be opened is retried."""
 POLL_S = 1.0
-"""Seconds after which tiers are polled although nothing was signalled."""
+"""Seconds after which tiers are polled without a signal."""
 COPY_BYTES = 64 * 2**20
 """Bytes per tier of blocks for objects outside of LMCache's memory; touched only when used."""
 MAX_SIZES = 16
-"""Sizes of objects, and so tiers, at most."""
+"""Most object sizes, and so most tiers."""
 _OPTIONS = ("url", "weights_id", "revision", "salt", "object_bytes")
 _TROUBLE = (OffloadError, RuntimeError, ValueError, TypeError, OSError, MemoryError)
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
 News = tuple[str, Keys, int]
-"""News for LMCache: its kind, the objects, and bytes per object."""
+"""A notification for LMCache: its kind, the objects, and bytes per object."""
 
 
 class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
@@ -91,8 +92,8 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         The tier, as for `open_tier`, such as ``"slab:/nvme/kv?capacity=2TB"``. There is a tier per
         size of object, and each has that capacity.
     weights_id : str
-        Identity of the weights of all the models that the server caches: LMCache knows their names
-        only.
+        Identity of the weights of all models that the server caches: LMCache knows only their
+        names.
     revision : str
         The revision of the weights.
     salt : str
@@ -161,14 +162,14 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class _Task:
-    """A task of LMCache's: a store, a lookup or a load."""
+    """A task of LMCache: a store, a lookup or a load."""
 
     id: int
     kind: str
     keys: Keys
     stored: list[bytes]  # the tiers' keys
-    are_right: npt.NDArray[np.bool_]  # of each key, as far as it is known
-    waiting: int = 1  # for jobs, for a tier to be opened, and for the submission itself
+    are_right: npt.NDArray[np.bool_]  # per key, as far as known
+    waiting: int = 1  # number of jobs, tiers to open, and the submission itself
     nbytes: int = 0
 
 
@@ -178,7 +179,7 @@ class _Job:
 
     task: _Task
     positions: npt.NDArray[np.int64]
-    copied: dict[int, MemoryObj] = field(default_factory=dict)  # by block of the adapter's own
+    copied: dict[int, MemoryObj] = field(default_factory=dict)  # by the adapter's own block
 
 
 class _Sized:
@@ -194,10 +195,10 @@ class _Sized:
         self.end = memory.ptr + memory.size
         stride = -(-nbytes // step) * step
         num_own = max(2, COPY_BYTES // stride)
-        self._own = allocate(num_own * stride + step)  # objects elsewhere are copied through it
+        self._own = allocate(num_own * stride + step)  # other objects are copied through it
         own = np.frombuffer(self._own, np.uint8).ctypes.data
-        # One buffer of addresses from LMCache's memory to the adapter's own, or the other way
-        # round. What lies between is in no block that is used.
+        # One range of addresses covers LMCache's memory and the adapter's own, in either order. No
+        # block in use has addresses between them.
         self.base = memory.ptr - max(0, -(-(memory.ptr - own) // step)) * step
         span = max(self.end, own + len(self._own)) - self.base
         buffer = np.frombuffer((ctypes.c_ubyte * span).from_address(self.base), np.uint8)
@@ -215,7 +216,7 @@ class _Sized:
             raise
 
     def block_of(self, obj: MemoryObj) -> int:
-        """Return the block at an object's memory, -1 if there is none."""
+        """Return the block at an object's memory, or -1."""
         address = obj.data_ptr
         block, rest = divmod(address - self.base, self.step)
         is_inside = self.first <= address and address + self.nbytes <= self.end
@@ -224,9 +225,9 @@ class _Sized:
     def place(
         self, positions: list[int], objects: list[MemoryObj], *, are_read: bool
     ) -> tuple[list[int], list[int], dict[int, MemoryObj]]:
-        """Return where there is a block: positions, blocks, and by block what is copied.
+        """Return the objects that have a block: positions, blocks, and by block the copied objects.
 
-        There is none for an object in other memory while all of the adapter's own are in use. With
+        An object in other memory has none while all of the adapter's own blocks are in use. With
         `are_read`, the bytes of such objects are copied now.
         """
         where, ids, copied = [], [], {}
@@ -261,7 +262,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     Raises
     ------
     TypeError, ValueError
-        If an option is wrong, or LMCache has no host memory in one piece.
+        If an option is wrong, or LMCache's host memory is not one piece.
     TierError
         If a tier of `object_bytes` cannot be opened.
 
@@ -279,7 +280,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 "l1_memory_desc must describe host memory in one piece, "
                 f"got {describe(l1_memory_desc)}"
             )
-        super().__init__()  # without a capacity: tiers evict, LMCache does not
+        super().__init__()  # without a capacity: the tiers evict, LMCache does not
         self._config = config
         self._memory = l1_memory_desc
         self.name = _METRICS.name_for(config.url)
@@ -336,7 +337,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return sized
 
     def _opened(self, nbytes: int) -> _Sized | None:
-        """Return the tier for objects of a size; if there is none, begin to open it."""
+        """Return the tier for objects of a size; if it is missing, begin to open it."""
         sized = self._sized.get(nbytes)
         if sized is not None or not 0 < nbytes <= MAX_BLOCK_BYTES or nbytes in self._opening:
             return sized
@@ -360,7 +361,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return None
 
     def _open_beside(self, nbytes: int) -> None:
-        """Open a tier in a thread of its own, and begin the stores that wait for it."""
+        """Open a tier in a separate thread, and begin the stores that wait for it."""
         sized = None
         try:
             sized = self._open(nbytes)
@@ -386,7 +387,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._wake.notify()
 
     def _begin_pending(self, nbytes: int) -> None:
-        """Begin the stores that wait for the tier of a size, or let them fail."""
+        """Begin the stores that wait for the tier of a size, or fail them."""
         pending, self._pending = self._pending, []
         for entry in pending:
             _, size, task, positions, objects = entry
@@ -399,30 +400,30 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._settle(task)
 
     def _drop_pending(self) -> None:
-        """Let stores fail that have waited long for a tier: LMCache's lock may expire."""
+        """Fail stores that have waited long for a tier, since LMCache's lock may expire."""
         overdue = time.monotonic() - OPENING_S
         for entry in [entry for entry in self._pending if entry[0] < overdue or self._is_closed]:
             self._pending.remove(entry)
             self._settle(entry[2])
 
-    # -- what LMCache waits on ---------------------------------------------------------------
+    # -- event descriptors -------------------------------------------------------------------
 
     def get_store_event_fd(self) -> int:
-        """Return what is signalled when a store has ended."""
+        """Return the descriptor that is signalled when a store has ended."""
         return int(self._fds["store"].fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Return what is signalled when a lookup has ended."""
+        """Return the descriptor that is signalled when a lookup has ended."""
         return int(self._fds["lookup"].fileno())
 
     def get_load_event_fd(self) -> int:
-        """Return what is signalled when a load has ended."""
+        """Return the descriptor that is signalled when a load has ended."""
         return int(self._fds["load"].fileno())
 
     # -- stores ------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
-        """Begin to store objects; return the task. It succeeds as a whole, or fails."""
+        """Begin to store objects; return the task, which succeeds or fails as a whole."""
         sizes = _sizes_of(keys, objects)
         is_varying = any(
             size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)
@@ -478,7 +479,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: Keys, group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Begin to look objects up; return the task. Nothing is locked."""
+        """Begin to look objects up; return the task. No object is locked."""
         stored = [_stored_key(key) for key in keys]
         layouts = {group: _layout_bytes(layout) for group, layout in group_layout_descs.items()}
         sizes = [layouts.get(key.object_group_id, 0) for key in keys]
@@ -488,14 +489,14 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 asked = self._opened(size)
                 if asked is not None:
                     self._look_up(asked, task, positions)
-                elif not size:  # no layout says it
+                elif not size:  # no layout has it
                     for each in self._sized.values():
                         self._look_up(each, task, positions)
             self._settle(task)
             return task.id
 
     def _look_up(self, sized: _Sized, task: _Task, positions: list[int]) -> None:
-        """Look some of a task's keys up in a tier; ask the medium for what is not known."""
+        """Look some of a task's keys up in a tier; query the medium for unknown ones."""
         stored = [task.stored[position] for position in positions]
         states = self._try(lambda: sized.tier.lookup(stored))
         if states is None:
@@ -508,7 +509,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._submit(sized, _Job(task, where[unknown]), lambda: sized.tier.query(asked))
 
     def _find(self, sized: _Sized, task: _Task, positions: npt.NDArray[np.int64]) -> None:
-        """Take in which keys of a lookup are there; count those that were before a restart."""
+        """Record which keys of a lookup are present; count those from before a restart."""
         task.are_right[positions] = True
         found = []
         for position in positions.tolist():
@@ -519,11 +520,11 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._tell_later("stored", found, sized.nbytes)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
-        """Return which keys of a lookup were found, once; None if it has not ended."""
+        """Return once which keys of a lookup were found; None if it has not ended."""
         return self._take_result("lookup", task_id)
 
     def submit_unlock(self, keys: Keys) -> None:
-        """Wait for loads of these keys: LMCache frees the memory of a load that it gave up."""
+        """Wait for loads of these keys: LMCache frees the memory of an abandoned load."""
         with self._ended:
             if not self._loading:
                 return
@@ -567,7 +568,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._ended.notify_all()
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
-        """Return which keys of a load were loaded, once; None if it has not ended."""
+        """Return once which keys of a load were loaded; None if it has not ended."""
         return self._take_result("load", task_id)
 
     # -- tasks and jobs ----------------------------------------------------------------------
@@ -580,7 +581,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return _Task(self._next_id, kind, keys, stored, np.zeros(len(stored), bool))
 
     def _try(self, call: Callable[[], Result]) -> Result | None:
-        """Call a tier; None where it refuses, which is logged."""
+        """Call a tier; if it refuses, log that and return None."""
         try:
             return call()
         except _TROUBLE as error:
@@ -598,7 +599,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return True
 
     def _settle(self, task: _Task) -> None:
-        """Count one thing less that a task waits for; after the last, give its result."""
+        """Count down a task's pending parts; after the last, publish its result."""
         task.waiting -= 1
         if task.waiting:
             return
@@ -617,7 +618,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # -- the adapter's thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        """Take in the ends of jobs, and tell LMCache what was stored and what left."""
+        """Process the ends of jobs, and notify LMCache of stored and evicted objects."""
         while True:
             poller = select.poll()
             poller.register(self._wake.fileno(), select.POLLIN)
@@ -635,11 +636,11 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                     for sized in self._sized.values():
                         self._collect(sized)
                 self._tell()
-            except Exception:  # LMCache waits for what this thread gives
-                log.exception("the adapter's thread goes on after an error")
+            except Exception:  # LMCache waits for this thread's results
+                log.exception("the adapter's thread continues after an error")
 
     def _collect(self, sized: _Sized) -> None:
-        """Take in the ends of a tier's jobs and its events."""
+        """Process the ends of a tier's jobs and its events."""
         ends = self._try(sized.tier.poll) or []
         events: Iterator[TierEvent] = self._try(sized.tier.take_events) or iter(())
         for event in events:
@@ -650,7 +651,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._end(sized, job, done)
 
     def _end(self, sized: _Sized, job: _Job, done: Done) -> None:
-        """Take in the end of a job."""
+        """Process the end of a job."""
         task = job.task
         stored = [task.stored[position] for position in job.positions.tolist()]
         are_ok = done.status == Status.OK
@@ -663,7 +664,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._end_offers(sized, stored, are_ok)
             if (
                 there and not done.nbytes and not self._is_closed
-            ):  # they were there: they were asked for once more
+            ):  # they were present, so this is another use
                 self._try(lambda: sized.tier.touch(there))
         else:
             for block, obj in job.copied.items():
@@ -683,7 +684,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _end_offers(
         self, sized: _Sized, stored: list[bytes], are_ok: npt.NDArray[np.bool_]
     ) -> None:
-        """Take in the end of a put whose events are taken in: no event comes for what was there."""
+        """Process the end of a put after its events; objects that were present have no event."""
         left = dict.fromkeys(key for key in stored if key in sized.offered)
         states = None if self._is_closed else self._try(lambda: sized.tier.lookup(left))
         are_there = states == State.HIT if states is not None else np.zeros(len(left), bool)
@@ -698,7 +699,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._tell_later("stored", found, sized.nbytes)
 
     def _note(self, sized: _Sized, event: TierEvent) -> None:
-        """Take in what a tier says about keys that are stored, or that left it."""
+        """Process a tier's event of keys that were stored or left."""
         if not event.removed:
             offers = [(key, sized.offered.pop(key, None)) for key in event.keys]
             new = {key: name for key, name in offers if name and key not in sized.counted}
@@ -714,7 +715,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._news.append((what, keys, nbytes))
 
     def _tell(self) -> None:
-        """Tell LMCache what happened, without the lock: its listeners may call the adapter."""
+        """Notify LMCache without the lock, since its listeners may call the adapter."""
         while self._news:
             what, keys, nbytes = self._news.popleft()
             try:
@@ -725,7 +726,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 else:
                     self._notify_keys_accessed(keys)
             except Exception:
-                log.exception("a listener of LMCache's failed")
+                log.exception("a listener of LMCache failed")
 
     def get_usage(self) -> AdapterUsage:
         """Return the bytes in all tiers, their capacity, and the bytes by cache salt."""
@@ -735,7 +736,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return AdapterUsage(used, capacity, super().get_usage().bytes_by_cache_salt)
 
     def delete(self, keys: Keys) -> None:
-        """Drop objects; LMCache's listeners are told soon after."""
+        """Drop objects; LMCache's listeners are notified soon after."""
         stored = [_stored_key(key) for key in keys]
         with self._lock:
             if self._is_closed:
@@ -744,7 +745,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._try(lambda tier=sized.tier: tier.discard(stored))  # type: ignore[misc]
             self._wake.notify()
 
-    # -- how it is, and the end --------------------------------------------------------------
+    # -- health and closing ------------------------------------------------------------------
 
     def report_status(self) -> dict[str, Any]:
         """Return whether all tiers answer, and the counters and sizes of each."""
@@ -769,7 +770,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def close(self) -> None:
         """Close the tiers; return when no job has LMCache's memory. A second call does nothing.
 
-        With ``staged=no`` that waits for the kernel, however long the disk takes.
+        With ``staged=no`` this waits for the kernel, however long the disk takes.
         """
         with self._lock:
             if self._is_closed:
@@ -799,7 +800,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         tier.close(CLOSE_S)
         with self._lock:
             self._collect(sized)
-            for job in sized.jobs.values():  # of a tier that was interrupted
+            for job in sized.jobs.values():  # of an interrupted tier
                 stored = [job.task.stored[position] for position in job.positions.tolist()]
                 self._end_loading([key for key in stored if job.task.kind == "load"])
                 self._settle(job.task)
@@ -807,7 +808,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
 
 class _Metrics(TableCollector):
-    """The metrics of all the tiers of the process's adapters, in prometheus_client's registry."""
+    """The metrics of the tiers of all adapters of the process, in prometheus_client's registry."""
 
     def __init__(self) -> None:
         super().__init__(TIER_PREFIX, TIER_METRICS, None, "tier")
@@ -815,7 +816,7 @@ class _Metrics(TableCollector):
         self._lock = threading.Lock()
 
     def name_for(self, url: str) -> str:
-        """Return a name for an adapter's tiers that no other adapter has."""
+        """Return a unique name for an adapter's tiers."""
         wanted = split_url(url)[2].get("name", "lmcache")
         taken = {adapter.name for adapter in self._adapters}
         names = (wanted if index == 1 else f"{wanted}{index}" for index in count(1))
@@ -828,11 +829,11 @@ class _Metrics(TableCollector):
             if len(self._adapters) == 1:
                 try:
                     prometheus_client.REGISTRY.register(self)
-                except ValueError as error:  # the application exports tiers of its own
+                except ValueError as error:  # the application exports its own tiers
                     log.warning("the tiers' metrics are not exported: %s", error)
 
     def remove(self, adapter: KVOffloadL2Adapter) -> None:
-        """Export the metrics of an adapter no longer."""
+        """Stop the export of an adapter's metrics."""
         with self._lock:
             self._adapters.remove(adapter)
             if not self._adapters:
@@ -848,10 +849,10 @@ _METRICS = _Metrics()
 
 
 def _own_url(url: str, name: str) -> str:
-    """Return the text of one tier.
+    """Return the address of one tier.
 
-    LMCache's locks on its memory expire, so a slab has none of it beyond a deadline unless the user
-    says so, and a store has ended only when it is on the disk.
+    LMCache's locks on its memory expire, so by default a slab is staged, and holds none of this
+    memory beyond a deadline; and a store ends only when it is on the disk.
     """
     kind, place, options = split_url(url)
     if kind == "slab" and options.setdefault("staged", "yes").lower() in ("yes", "true", "1"):
@@ -860,7 +861,7 @@ def _own_url(url: str, name: str) -> str:
 
 
 def _stored_key(key: ObjectKey) -> bytes:
-    """Return the tiers' key of an object, which depends on all the fields of LMCache's."""
+    """Return the tiers' key of an object, which depends on all fields of LMCache's key."""
     model, salt = key.model_name, key.cache_salt
     head = f"{key.kv_rank} {key.object_group_id} {len(model)} {len(salt)} {model}{salt}"
     text = head.encode("utf-8", "surrogatepass")
@@ -893,5 +894,5 @@ def _by_size(sizes: list[int]) -> Iterable[tuple[int, list[int]]]:
 
 
 def _seconds(num_blocks: int, nbytes: int) -> float:
-    """Return the deadline of a transfer: a tier's own, but no longer than LMCache's locks."""
+    """Return the seconds of a transfer: a tier's default, but no longer than LMCache's locks."""
     return min(TRANSFER_DEADLINE_S + num_blocks * nbytes / TRANSFER_BYTES_PER_S, LONGEST_S)

@@ -1,15 +1,15 @@
-"""Calls on a `Tier` that return when their job has ended, from any number of threads.
+"""Calls of a `Tier`, from any number of threads, that return when their job has ended.
 
 Structure
-    One lock serialises what touches the tier, as its contract wants; no thread holds it while
-    waiting. Of the threads that wait, one at a time sleeps on the tier's file descriptor, polls,
-    and hands the others their ends.
+    One lock serialises the calls of the tier, as its contract requires; no thread holds it while
+    waiting. One waiting thread at a time sleeps on the tier's file descriptor, polls, and passes
+    the other threads the ends of their jobs.
 Invariants
     A call returns only when its job has ended: until then the tier may use the caller's memory.
-    Any thread that polls takes the tier's signal with it: if it took ends of other threads' jobs,
-    it wakes the sleeper, by a pipe of this object.
+    Any thread that polls clears the tier's signal: if it took the ends of other threads' jobs, it
+    wakes the sleeping thread through a pipe of this object.
 Cost
-    A call of the system's for each poll, and what the tier's own calls cost.
+    One system call per poll, and the cost of the tier's own calls.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kvoffload.tiers import Done, Tier
 __all__ = ["BlockingTier"]
 
 POLL_S = 1.0
-"""Seconds after which the tier is polled although its file descriptor says nothing."""
+"""Seconds after which the tier is polled without a signal."""
 Result = TypeVar("Result")
 
 
 class BlockingTier:
-    """A tier, with a region and no other user, whose jobs are waited for.
+    """A tier with blocking calls; it has a region and no other user.
 
     Notes
     -----
@@ -52,7 +52,7 @@ class BlockingTier:
         weakref.finalize(self, _close, self._woken, self._wake)
 
     def query(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Find out about keys; return a `Status` each, ``(n,)`` int8."""
+        """Query keys; return a `Status` each, ``(n,)`` int8."""
         return self._end_of(lambda: self._tier.query(keys)).status
 
     def put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> Done:
@@ -64,9 +64,9 @@ class BlockingTier:
         return self._end_of(lambda: self._tier.get(keys, ids)).status
 
     def lookup(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys without any I/O, a `State` each, ``(n,)`` int8.
+        """Return the known state of keys without any I/O, a `State` each, ``(n,)`` int8.
 
-        That includes stores that ended when they were copied: the poll has them found.
+        This polls first, so that it includes stores that ended when they were copied.
         """
 
         def found() -> npt.NDArray[np.int8]:
@@ -80,11 +80,11 @@ class BlockingTier:
         self._do(lambda: self._tier.touch(keys))
 
     def forget(self) -> bool:
-        """Drop everything."""
+        """Drop all blocks."""
         return self._do(self._tier.forget)
 
     def has_forgotten(self) -> bool:
-        """Return whether the medium has confirmed the last `forget`; takes in what it answered."""
+        """Collect answers; return whether the medium has confirmed the last `forget`."""
 
         def confirmed() -> bool:
             self._poll()
@@ -111,7 +111,7 @@ class BlockingTier:
         """Submit a job and return its end."""
         with self._turn:
             job = submit()
-            self._poll(job)  # what needs no I/O has ended already
+            self._poll(job)  # a job without I/O has already ended
             while job not in self._ended:
                 if self._polling:
                     self._turn.wait()
@@ -120,7 +120,7 @@ class BlockingTier:
             return self._ended.pop(job)
 
     def _sleep(self) -> None:
-        """Wait for the end of any job, without the lock, and tell the threads that wait."""
+        """Wait without the lock for the end of any job, and notify the waiting threads."""
         self._polling = True
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
@@ -132,17 +132,17 @@ class BlockingTier:
         finally:
             self._turn.acquire()
             self._polling = False
-            self._turn.notify_all()  # they go on when this one lets go of the lock
+            self._turn.notify_all()  # they continue when this one releases the lock
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
         self._poll()
 
     def _wake_sleeper(self) -> None:
-        with suppress(BlockingIOError):  # it is full: the sleeper is woken already
+        with suppress(BlockingIOError):  # the pipe is full, so the sleeper is already woken
             os.write(self._wake, b"1")
 
     def _poll(self, job: int | None = None) -> None:
-        """Take in what has ended; if it is another's than that of `job`, wake the sleeper."""
+        """Collect the jobs that ended; if any is not `job`, wake the sleeper."""
         for done in self._tier.poll():
             self._ended[done.job] = done
         if self._polling and self._ended.keys() - {job}:

@@ -1,12 +1,12 @@
 """HiCache's host memory as regions: its pages are blocks.
 
 Structure
-    SGLang gives the addresses and sizes of a page's parts, and tensors in which they lie. Where the
-    pages of each part are at equal distances, they are the blocks of a region that spans those
-    tensors: keys and values, or the states of Mamba, are parts of one block wherever they lie.
+    SGLang has the addresses and sizes of a page's parts, and the tensors that contain them. If the
+    pages of each part are equally spaced, they are the blocks of a region that spans those tensors:
+    keys and values, or the states of Mamba, are parts of one block wherever they are.
 Invariants
-    Every part of every page lies in one of the tensors, which the region keeps alive. What is
-    between them is never touched.
+    Every part of every page is in one of the tensors, which the region keeps alive. Memory between
+    the tensors is never touched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 def memory_of(host_pool: Any) -> list[torch.Tensor]:
-    """Return the tensors in which a host memory's pages lie; none if it has no memory."""
+    """Return the tensors with a host memory's pages; an empty list if it has no memory."""
     buffers = getattr(host_pool, "kv_buffer", ())
     if isinstance(buffers, torch.Tensor):
         return [buffers]
@@ -49,7 +49,7 @@ def num_pages_of(host_pool: Any) -> int:
 def pages_of(host_pool: Any) -> Region:
     """Return the KV cache's host memory as a region whose blocks are its pages.
 
-    ValueError, which names an option, if its layout scatters pages, or they cannot be moved.
+    Raise ValueError, which names an option, if the layout scatters pages or they cannot be moved.
     """
     layout = host_pool.layout
     if not str(layout).startswith("page_"):
@@ -69,8 +69,8 @@ def pages_of(host_pool: Any) -> Region:
 def pages_by_address(host_pool: Any) -> Region:
     """Return a host memory as a region whose blocks are its pages.
 
-    NotImplementedError or ValueError if SGLang does not tell where a page's parts are, or they are
-    not at equal distances.
+    Raise NotImplementedError or ValueError if SGLang does not give the addresses of a page's parts,
+    or they are not equally spaced.
     """
     tensors = memory_of(host_pool)
     if not tensors or not all(tensor.is_contiguous() for tensor in tensors):
@@ -94,19 +94,19 @@ def pages_by_address(host_pool: Any) -> Region:
         if last_address != address + (num_pages - 1) * stride:
             raise ValueError("pages must be at equal distances")
         if not memory.holds(min(address, last_address), max(address, last_address) + nbytes):
-            raise ValueError("pages must lie in the tensors of the host memory")
+            raise ValueError("pages must be in the tensors of the host memory")
         parts.append((address - memory.address, stride, nbytes))
     return Region.of_parts(np.asarray(memory), parts, num_pages)
 
 
 class _Span:
-    """The addresses from the first byte of some tensors to the last, for NumPy to view as bytes.
+    """The address range that spans some tensors, for NumPy to view as bytes.
 
-    Only the bytes of the tensors may be read or written: others may not be this process's.
+    Only the bytes of the tensors may be accessed: the process may not own the others.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors  # kept alive as long as an array of this object
+        self._tensors = tensors  # kept alive with this object's arrays
         self._pieces = sorted(
             (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())
             for tensor in tensors

@@ -1,13 +1,13 @@
 """One of SGLang's host memories and the tier that keeps its pages.
 
 Structure
-    SGLang has a host memory for the KV cache, and one for each kind of state that a model keeps
-    beside it; each is a *pool* here, with a tier and a region of its own. The region is the host
-    memory where pages move without a copy, else memory of this object which they are copied
-    through, as SGLang flattens them.
+    SGLang has a host memory for the KV cache, and one per kind of state that a model keeps beside
+    it; each is a *pool* here, with its own tier and region. If pages move without a copy, the
+    region is the host memory. Otherwise it is memory of this object through which pages are copied,
+    in the form that SGLang flattens them to.
 Invariants
-    What is not certainly the page that was stored is a miss. A tier that has not confirmed a
-    `forget` serves and stores nothing.
+    Data that is not certainly the stored page is a miss. A tier that has not confirmed a `forget`
+    serves and stores nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["CopiedPool", "Copies", "Pool"]
 log = logging.getLogger("kvoffload.sglang")
 
 CLOSE_S = 5.0
-"""Seconds that transfers under way have when a pool is closed."""
+"""Seconds for transfers under way to end when a pool is closed."""
 COPY_BYTES = 64 * 2**20
 """Bytes of each of the two buffers for pages that are copied."""
 
@@ -83,14 +83,14 @@ class Pool:
     url : str
         The tier, as for `open_tier`.
     namespace : Namespace
-        What the bytes mean.
+        The namespace of the bytes.
     region : Region
         The host memory, whose pages move without a copy.
 
     Raises
     ------
     TypeError, ValueError, TierError
-        As `open_tier` does.
+        Like `open_tier`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Pool:
     def close(self) -> None:
         """Close the tier.
 
-        TierError if a call of the kernel's has not returned that may still use host memory.
+        Raise TierError if a system call that may still use host memory has not returned.
         """
         if not self._calls.close(CLOSE_S) and self.tier.direct:
             raise TierError(
@@ -132,7 +132,7 @@ class Pool:
             )
 
     def forget(self) -> bool:
-        """Drop everything; return whether the medium has confirmed it."""
+        """Drop all pages; return whether the medium has confirmed it."""
         self._is_waiting = True
         self._is_waiting = not self._calls.forget()
         if self._is_waiting:
@@ -150,10 +150,10 @@ class Pool:
             log.warning("the medium of pool %r has confirmed that all was dropped", self.name)
         return not self._is_waiting
 
-    # -- what is there -----------------------------------------------------------------------
+    # -- lookups -----------------------------------------------------------------------------
 
     def num_leading(self, keys: list[bytes]) -> int:
-        """Return how many pages are there from the first on, without a gap."""
+        """Return the number of leading pages that are present without a gap."""
         if not keys or not self.serves():
             return 0
         known = self._calls.lookup(keys)
@@ -163,13 +163,13 @@ class Pool:
         return count
 
     def are_there(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
-        """Return whether each page is there, ``(n,)`` bool; any of them may be missing."""
+        """Return whether each page is present, ``(n,)`` bool; there may be gaps."""
         if not keys or not self.serves():
             return np.zeros(len(keys), np.bool_)
         known = self._calls.lookup(keys)
         found: npt.NDArray[np.bool_] = known == State.HIT
         unknown = np.flatnonzero(known == State.UNKNOWN)
-        # An object store takes the keys of a longer query for a chain without gaps.
+        # An object store treats the keys of a longer query as a chain without gaps.
         for start in range(0, len(unknown), PROBES):
             places = unknown[start : start + PROBES]
             found[places] = self._calls.query([keys[place] for place in places]) == Status.OK
@@ -180,23 +180,23 @@ class Pool:
     def load(
         self, keys: list[bytes], host_indices: torch.Tensor, prefix: Sequence[bytes] = ()
     ) -> list[bool]:
-        """Load pages into host memory; return of each whether it was loaded.
+        """Load pages into host memory; return per page whether it was loaded.
 
         Parameters
         ----------
         keys : list of bytes
             The pages.
         host_indices : torch.Tensor
-            Tokens of the host memory, `page_tokens` for each page.
+            Tokens of the host memory, `page_tokens` per page.
         prefix : sequence of bytes
-            Pages that are used with them, from the first on.
+            The preceding pages of the prompt, which are used with them.
         """
         return self._get(keys, self._page_ids(host_indices), prefix)
 
     def store(self, keys: list[bytes], host_indices: torch.Tensor) -> list[bool]:
-        """Store pages of host memory; return of each whether nothing is wrong.
+        """Store pages of host memory; return per page whether there was no error.
 
-        Arguments as for `load`. A page that the policy declines is not wrong.
+        Arguments as for `load`. A page that the policy declines is not an error.
         """
         return self._put(keys, self._page_ids(host_indices))
 
@@ -210,7 +210,7 @@ class Pool:
         if not keys or not self.serves():
             return [False] * len(keys)
         are_there: list[bool] = (self._calls.get(keys, ids) == Status.OK).tolist()
-        if any(are_there):  # one access; where SGLang tells what is before, that is as recent
+        if any(are_there):  # one access; the preceding pages that SGLang gives become as recent
             there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
             self._calls.touch([*prefix, *there])
         return are_there
@@ -220,14 +220,14 @@ class Pool:
             return [False] * len(keys)
         done = self._calls.put(keys, ids)
         are_ok = done.status == Status.OK
-        if not done.nbytes and are_ok.all():  # all were there: they were asked for once more
+        if not done.nbytes and are_ok.all():  # all were present, so this is another use
             self._calls.touch(keys)
         are_right: list[bool] = (are_ok | (done.status == Status.DECLINED)).tolist()
         return are_right
 
 
 class CopiedPool(Pool):
-    """The pages of a host memory that does not tell where they are: SGLang flattens them.
+    """The pages of a host memory without addresses, which SGLang flattens.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ class CopiedPool(Pool):
     def load(
         self, keys: list[bytes], host_indices: torch.Tensor, prefix: Sequence[bytes] = ()
     ) -> list[bool]:
-        """Load pages into host memory; return of each whether it was loaded."""
+        """Load pages into host memory; return per page whether it was loaded."""
         first = host_indices[:: self.page_tokens].tolist()
 
         def unflatten(index: int, page: npt.NDArray[np.uint8]) -> None:
@@ -256,7 +256,7 @@ class CopiedPool(Pool):
         return self.copy_out(keys, unflatten, prefix)
 
     def store(self, keys: list[bytes], host_indices: torch.Tensor) -> list[bool]:
-        """Store pages of host memory; return of each whether nothing is wrong."""
+        """Store pages of host memory; return per page whether there was no error."""
         first = host_indices[:: self.page_tokens].tolist()
 
         def flatten(index: int) -> npt.NDArray[np.uint8]:
@@ -270,7 +270,7 @@ class CopiedPool(Pool):
         take: Callable[[int, npt.NDArray[np.uint8]], None],
         prefix: Sequence[bytes] = (),
     ) -> list[bool]:
-        """Load pages and hand each that is there to `take`, with its place among the keys."""
+        """Load pages and pass each that is present to `take`, with its index in the keys."""
         copies, loaded = self.copies, list[bool]()
         while len(loaded) < len(keys):
             start = len(loaded)
@@ -286,9 +286,9 @@ class CopiedPool(Pool):
     def copy_in(
         self, keys: list[bytes], page_of: Callable[[int], npt.NDArray[np.uint8]]
     ) -> list[bool]:
-        """Store the pages that `page_of` returns for places among the keys.
+        """Store the pages that `page_of` returns for indexes in the keys.
 
-        Where one cannot be stored, those after its buffer's are not tried.
+        If one cannot be stored, the pages after its buffer are not tried.
         """
         copies, stored = self.copies, list[bool]()
         while len(stored) < len(keys) and all(stored):
@@ -302,5 +302,5 @@ class CopiedPool(Pool):
 
 
 def _leading(are_there: npt.NDArray[np.bool_]) -> int:
-    """Return how many are True from the first on."""
+    """Return the number of leading True values."""
     return len(are_there) if are_there.all() else int(are_there.argmin())

@@ -1,18 +1,17 @@
-"""Tiers of ``kvoffload.tiers`` as HiCache's storage: pages of its host memory, by their hashes.
+"""Tiers of ``kvoffload.tiers`` as HiCache's storage of pages of its host memory by hash.
 
 Structure
     A page of HiCache is a block of a tier. The KV cache has one tier, and so has each *pool* of
     state that a model keeps beside it. With ``interface_v1`` the region of the KV cache's tier is
     HiCache's own host memory, whose pages move without a copy; without it, pages are copied through
-    memory of this object, in whatever layout HiCache flattens them to. Pages of the other pools
-    move without a copy wherever SGLang tells where they are.
+    memory of this object, in the layout that HiCache flattens them to. Pages of the other pools
+    move without a copy if SGLang gives their addresses.
 Invariants
-    What is not certainly the page that was stored is a miss. Trouble with a tier is a miss or a
-    page that is not stored, never an exception. A prefix counts only if every pool can serve its
-    end.
+    Data that is not certainly the stored page is a miss. An error of a tier is a miss or a page
+    that is not stored, never an exception. A prefix counts only if every pool can serve its end.
 Cost
-    A call takes as long as its transfer, at most until the tier's deadline where the tier has
-    buffers of its own (`Tier`, *Deadlines*); HiCache calls from threads of its own.
+    A call takes as long as its transfer, at most until the tier's deadline if the tier is staged
+    (`Tier`, *Deadlines*); HiCache calls from its own threads.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ _TEXTS = ("url", "weights_id", "revision", "salt")
 _OPTIONS = ("url", "pools", "weights_id", "revision", "salt")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
 _PAGE_HASH = re.compile(r"[0-9a-f]{64}")
-_LOCAL = ("slab", "memory")  # tiers that one process has to itself
+_LOCAL = ("slab", "memory")  # tiers that only one process can use
 _KV = str(PoolName.KV)
 _CUT_BY_RANK = (str(PoolName.MAMBA),)
-"""Pools of which each rank of an MLA model has its own part, and SGLang stores every rank's."""
+"""Pools whose parts differ between the ranks of an MLA model, and that SGLang stores per rank."""
 
 
 class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
@@ -66,7 +65,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     Parameters
     ----------
     storage_config : HiCacheStorageConfig
-        From SGLang. Its ``extra_config`` has, beside what SGLang needs to find this class,
+        From SGLang. Besides SGLang's own options, its ``extra_config`` has
 
         - ``url``: the tier of the KV cache, as for `open_tier`, such as
           ``"slab:/nvme/kv?capacity=2TB"``;
@@ -85,7 +84,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     tier : Tier or None
         The tier of the KV cache; None until host memory is registered.
     namespace : Namespace or None
-        What the bytes of the KV cache mean.
+        The namespace of the KV cache's bytes.
 
     Raises
     ------
@@ -95,8 +94,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     Notes
     -----
     Thread-safety: any thread may call any method at any time. Complexity: linear in the keys of a
-    call. SGLang's ranks are processes, and each has tiers of its own: a slab of ``capacity`` each
-    below the same folder, or one shared directory or server for all.
+    call. SGLang's ranks are processes, and each has its own tiers: slabs of ``capacity`` each below
+    the same folder, or one shared directory or server.
     """
 
     def __init__(
@@ -135,13 +134,13 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self.tier: Tier | None = None
         self.namespace: Namespace | None = None
 
-    # -- what SGLang does once ---------------------------------------------------------------
+    # -- registration and closing ------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Take note of HiCache's host memory, and open the tier.
+        """Register HiCache's host memory, and open the tier.
 
-        TypeError or ValueError if the memory's pages are not what a tier can move, or `url` has a
-        wrong option; TierError if the tier cannot be opened.
+        Raise TypeError or ValueError if a tier cannot move the memory's pages, or `url` has a wrong
+        option; TierError if the tier cannot be opened.
         """
         if _KV in self._pools:
             raise ValueError("mem_pool_host must be registered once, and the storage has one")
@@ -165,10 +164,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self.namespace, self.tier = namespace, pool.tier
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Take note of a pool that SGLang keeps beside the KV cache, and open its tier.
+        """Register a pool that SGLang keeps beside the KV cache, and open its tier.
 
-        ValueError if `pools` names no tier for it, or its pages are not what a tier can move;
-        TierError if the tier cannot be opened. The storage is closed then: SGLang gives up on it.
+        Raise ValueError if `pools` names no tier for it, or a tier cannot move its pages; TierError
+        if the tier cannot be opened. Both close the storage, which SGLang then does not use.
         """
         name = str(host_pool_name)
         if name != _KV:
@@ -203,7 +202,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             raise ValueError(f"pools[{name!r}]: {error}") from error
 
     def _memory_of_pool(self, name: str, host_pool: Any) -> tuple[Region, Copies | None]:
-        """Return the region of a pool: its host memory, or what its pages are copied through."""
+        """Return the region of a pool: its host memory, or memory for copies of its pages."""
         try:
             return pages_by_address(host_pool), None
         except (NotImplementedError, ValueError) as error:
@@ -217,21 +216,20 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Close the tiers; a second call does nothing.
 
-        TierError if a call of the kernel's has not returned that may still write to HiCache's
-        memory.
+        Raise TierError if a system call that may still write to HiCache's memory has not returned.
         """
         pools, self._pools = self._pools, {}
         self.tier = None
-        with ExitStack() as closing:  # closes all, whichever raises
+        with ExitStack() as closing:  # closes all, even if one raises
             for pool in pools.values():
                 closing.callback(pool.close)
 
     def clear(self) -> bool:
-        """Drop everything in all tiers, as after an update of the weights.
+        """Drop all pages in all tiers, for example after new weights.
 
-        SGLang calls it for ``/clear_hicache_storage_backend`` only, not when weights change. False,
-        and logged, where a medium has not confirmed it: its pool stores and loads nothing until it
-        has.
+        SGLang calls it only for ``/clear_hicache_storage_backend``, not when weights change. If a
+        medium has not confirmed it, this logs that and returns False: its pool stores and loads
+        nothing until the medium has confirmed.
         """
         are_confirmed = [pool.forget() for pool in list(self._pools.values())]
         return bool(are_confirmed) and all(are_confirmed)
@@ -241,10 +239,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         found = self._pools.get(str(pool))
         return {} if found is None else found.stats()
 
-    # -- what is there -----------------------------------------------------------------------
+    # -- lookups -----------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Return whether a page is there."""
+        """Return whether a page is present."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(
@@ -252,7 +250,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         keys: list[str],
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> int:
-        """Return how many pages are there from the first on, without a gap."""
+        """Return the number of leading pages that are present without a gap."""
         pool = self._pools.get(_KV)
         return 0 if pool is None else pool.num_leading([stored_key(key) for key in keys])
 
@@ -264,10 +262,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     ) -> PoolTransferResult:
         """Return which prefixes every pool can serve.
 
-        A prefix needs all its pages of the KV cache, and of each other pool what its policy says:
-        all pages, or the last ones.
+        A prefix needs all its pages of the KV cache and, by the policy of each other pool, all or
+        the last pages of that pool.
 
-        ValueError if a policy is another.
+        Raise ValueError for any other policy.
         """
         transfers = list(pool_transfers or ())
         _check_policies(transfers)
@@ -276,7 +274,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         count = 0 if kv is None else kv.num_leading(stored)
         stored = stored[:count]
         hits: dict[Any, int] = {PoolName.KV: count} if count else {}
-        are_restorable = np.ones(count, np.bool_)  # whether the prefix of i + 1 pages is
+        are_restorable = np.ones(count, np.bool_)  # per prefix of i + 1 pages
         for transfer in transfers:
             if not are_restorable.any():
                 break
@@ -307,13 +305,13 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """Load pages of pools into their host memory; return of each whether it was loaded.
+        """Load pages of pools into their host memory; return per page whether it was loaded.
 
-        ValueError if a pool's policy is not all pages or the last ones.
+        Raise ValueError if a pool's policy is neither all pages nor the last ones.
         """
 
         def load(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
-            # To load a window or a state, none of those before it are needed.
+            # A window or a state does not need the pages before it.
             is_whole = transfer.hit_policy == PoolHitPolicy.ALL_PAGES
             prefix = _prefix(extra_info) if is_whole else ()
             return pool.load(stored, transfer.host_indices, prefix)
@@ -325,9 +323,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> dict[str, list[bool]]:
-        """Store pages of pools from their host memory; return of each whether nothing is wrong.
+        """Store pages of pools from their host memory; return per page whether there was no error.
 
-        ValueError if a pool's policy is not all pages or the last ones.
+        Raise ValueError if a pool's policy is neither all pages nor the last ones.
         """
 
         def store(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
@@ -370,7 +368,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Load pages into HiCache's memory; say of each whether it was loaded."""
+        """Load pages into HiCache's memory; return per page whether it was loaded."""
         pool = self._pool_in_place(keys, host_indices)
         if pool is None:
             return [False] * len(keys)
@@ -382,10 +380,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> list[bool]:
-        """Store pages of HiCache's memory; say of each whether nothing is wrong.
+        """Store pages of HiCache's memory; return per page whether there was no error.
 
-        A page that the policy declines is not wrong: SGLang gives up on a prompt at the first that
-        is.
+        A page that the policy declines is not an error: SGLang stops a prompt at the first error.
         """
         pool = self._pool_in_place(keys, host_indices)
         if pool is None:
@@ -393,9 +390,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         return pool.store([stored_key(key) for key in keys], host_indices)
 
     def _pool_in_place(self, keys: list[str], host_indices: torch.Tensor) -> Pool | None:
-        """Return the pool of the KV cache, None when closed; ValueError if the indices are wrong.
+        """Return the pool of the KV cache, None if closed; ValueError if the indices are wrong.
 
-        TierError without ``interface_v1``.
+        Raise TierError without ``interface_v1``.
         """
         if self._is_copying:
             raise TierError("interface_v1 must be 1 for pages of HiCache's memory, got 0")
@@ -412,7 +409,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def get(
         self, key: str, target_location: Any = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
-        """Load one page into a tensor of its size; return it, or None."""
+        """Load one page into a tensor of its size; return the tensor, or None."""
         return self.batch_get([key], [target_location], target_sizes)[0]
 
     def batch_get(
@@ -421,7 +418,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,  # noqa: ARG002
     ) -> list[torch.Tensor | None]:
-        """Load pages into tensors of their size; return each, or None."""
+        """Load pages into tensors of their size; return each tensor, or None."""
         pool, targets = self._pool_copied("target_locations", keys, target_locations)
         if pool is None:
             return [None] * len(keys)
@@ -438,7 +435,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def set(
         self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Store one page, a tensor; say whether nothing is wrong."""
+        """Store one page, a tensor; return whether there was no error."""
         return self.batch_set([key], [value], target_location, target_sizes)
 
     def batch_set(
@@ -448,7 +445,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,  # noqa: ARG002
         target_sizes: Any = None,  # noqa: ARG002
     ) -> bool:
-        """Store pages, tensors; say whether nothing is wrong."""
+        """Store pages, tensors; return whether there was no error."""
         pool, pages = self._pool_copied("values", keys, values)
         if pool is None:
             return not keys
@@ -458,9 +455,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def _pool_copied(
         self, name: str, keys: list[str], tensors: Any
     ) -> tuple[CopiedPool | None, list[torch.Tensor]]:
-        """Return the pool of the KV cache, None when closed, and tensors that were checked.
+        """Return the pool of the KV cache, None if closed, and checked tensors.
 
-        TypeError or ValueError if one is no tensor of a page's size; TierError with
+        Raise TypeError or ValueError if one is not a tensor of a page's size; TierError with
         ``interface_v1``.
         """
         if not self._is_copying:
@@ -487,7 +484,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
 
 
 def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[bytes]:
-    """Return the stored keys of the pages before those of a call, where SGLang tells them."""
+    """Return the stored keys of the pages before those of a call, if SGLang gives them."""
     keys: Sequence[str] = () if extra_info is None else extra_info.prefix_keys or ()
     return [stored_key(key) for key in keys]
 
@@ -528,7 +525,7 @@ def _check_pools(pools: Any) -> dict[str, str]:
 
 
 def _check_pool(name: str, host_pool: Any, config: HiCacheStorageConfig) -> None:
-    """Refuse a pool whose pages move, or would be another rank's; ValueError."""
+    """Raise ValueError for a pool whose pages move or would be another rank's."""
     if getattr(host_pool, "shared_allocation_domain", None) is not None:
         raise ValueError(
             f"pool {name!r} must keep its pages in place, got {type(host_pool).__name__}, which "
@@ -544,9 +541,9 @@ def _check_pool(name: str, host_pool: Any, config: HiCacheStorageConfig) -> None
 
 
 def _own_url(option: str, url: str, config: HiCacheStorageConfig, *, is_cut: bool) -> str:
-    """Return a tier's text for one rank; ValueError if ranks would have to share a local one.
+    """Return a tier's address for one rank; ValueError if ranks would have to share a local tier.
 
-    `is_cut`: whether each rank has pages of its own even in an MLA model.
+    `is_cut` is whether each rank has its own pages even in an MLA model.
     """
     kind, colon, rest = url.partition(":")
     if kind not in _LOCAL:
@@ -565,9 +562,9 @@ def _own_url(option: str, url: str, config: HiCacheStorageConfig, *, is_cut: boo
 def namespace_of(
     config: HiCacheStorageConfig, mem_pool_host: Any, page: list[int], options: dict[str, Any]
 ) -> Namespace:
-    """Return what the bytes of a page depend on; `page` has the bytes of each of its parts.
+    """Return the namespace of a page; `page` has the bytes of each of its parts.
 
-    That includes the rank, unless the ranks of an MLA model have the same bytes.
+    It includes the rank, unless the ranks of an MLA model have the same bytes.
     """
     served = _served_model()
     path = served.get("model_path") or config.model_name or ""
@@ -605,10 +602,10 @@ def namespace_of(
 def _namespace_of_pool(
     config: HiCacheStorageConfig, kv: Namespace, name: str, host_pool: Any, page: list[int]
 ) -> Namespace:
-    """Return what the bytes of another pool's page depend on: what those of the KV cache do, too.
+    """Return the namespace of another pool's page, which includes that of the KV cache.
 
-    That includes the rank where each rank has a part of its own, and the weights of a draft model,
-    whose states SGLang keeps in pools of its own or with the model's.
+    It includes the rank if each rank has its own part, and the weights of a draft model, whose
+    states SGLang keeps in separate pools or with the model's.
     """
     parallel = dict(kv.parallel)
     if name in _CUT_BY_RANK:
@@ -640,20 +637,20 @@ def _namespace_of_pool(
 
 
 def _served_model() -> dict[str, str | None]:
-    """Return what SGLang was told about the model; nothing where no engine runs."""
+    """Return SGLang's settings of the model; empty if no engine runs."""
     names = ("model_path", "revision", "kv_cache_dtype", "quantization")
     return _settings(runtime_context.get_model, names)
 
 
 def _draft_model() -> dict[str, str | None]:
-    """Return the path and the revision of a draft model; None where there is none."""
+    """Return the path and the revision of the draft model, None if there is none."""
     names = ("speculative_draft_model_path", "speculative_draft_model_revision")
     found = _settings(runtime_context.get_spec, names)
     return {"path": found.get(names[0]), "revision": found.get(names[1])}
 
 
 def _settings(get: Callable[[], Any], names: tuple[str, ...]) -> dict[str, str | None]:
-    """Return some of SGLang's settings; nothing where no engine runs."""
+    """Return some of SGLang's settings; empty if no engine runs."""
     try:
         settings = get()
     except ValueError:

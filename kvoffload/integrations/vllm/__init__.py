@@ -1,9 +1,9 @@
 """The offload managers of this package as parts of vLLM.
 
-Nothing of vLLM is changed: vLLM loads the classes of this package by name, from
-``kv_connector_extra_config``. Importing it needs a supported vLLM, whose rules it then follows, and
-the compiled layer. What needs vLLM's tiers is imported at first use: only then must their interface
-be as expected.
+vLLM is not changed: it loads the classes of this package by name, from
+``kv_connector_extra_config``. Importing this package needs a supported vLLM, whose rules it then
+follows, and the compiled layer. Classes that need vLLM's tiers are imported at first use: only then
+is their interface checked.
 """
 
 import importlib
@@ -28,9 +28,9 @@ _VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
 
 def _require_compiled_layer() -> None:
-    """Check that the compiled layer is there and wanted.
+    """Check that the compiled layer is available and not switched off.
 
-    ImportError if not; the message names the variable or the cause.
+    Raise ImportError if not; the message names the variable or the cause.
     """
     if os.environ.get(_VARIABLE, "") not in ("", "0"):
         raise ImportError(
@@ -66,7 +66,7 @@ __all__ = [
     "KVOffloadTieringSpec",
 ]
 
-#: Name -> module, of what needs vLLM's tiers.
+#: Name -> module of the classes that need vLLM's tiers.
 _TIERING = {
     "KVOffloadFileTier": "secondary_tiers",
     "KVOffloadObjectTier": "secondary_tiers",
@@ -79,9 +79,9 @@ _TIERING = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs vLLM's tiers.
+    """Import a class that needs vLLM's tiers.
 
-    ImportError if their interface is not as expected; the message names each difference.
+    Raise ImportError if their interface is not as expected; the message names each difference.
     """
     if name not in _TIERING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

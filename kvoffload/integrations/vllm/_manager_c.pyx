@@ -1,28 +1,27 @@
-"""Hot path of vLLM's CPU manager over the library's compiled steps and policies.
+"""The hot path of vLLM's CPU manager over the library's compiled steps and policies.
 
 Structure
-    The steps (``managers/_manager_c``) carry out what happens to blocks; here keys, contexts and
-    specs of vLLM are translated. What a request has shown hangs on its context (``_request_c``);
-    rules say what that means to the policy (``_rules_c``). So each call reads *request, rules,
-    steps*.
+    The steps (``managers/_manager_c``) change blocks; this file translates keys, contexts and specs
+    of vLLM. A request's accesses are attached to its context (``_request_c``); rules translate them
+    to calls of the policy (``_rules_c``). So each call reads *request, rules, steps*.
 Invariants
-    Those of ``managers/_manager_c``. An exception leaves no trace; a refused store leaves what it
-    leaves in vLLM: counted offers and skips, the recorded accesses with their ranks, the adaptation
-    to misses and the sample of the allocation size. An offer is recorded, and learned from, before
-    its victims are known. Where there is no memory for their keys it stays recorded, and nothing
-    else: the same call, made again, goes on from there.
-    The steps are set last: whatever of a construction failed, or was never run, they are None, and
-    every method begins with `require_ready`, most of them in `open_batch`.
+    Those of ``managers/_manager_c``. An exception changes nothing; a refused store changes what it
+    changes in vLLM: counted offers and skips, the recorded accesses with their ranks, the
+    adaptation to misses and the sample of the allocation size. An offer is recorded, and the policy
+    learns from it, before its victims are known. If there is no memory for their keys, only the
+    record stays, and a repeated call continues from it. The steps are set last: if a construction
+    failed or never ran, they are None. Every method begins with `require_ready`, most of them in
+    `open_batch`.
 Order
-    Between the first look at the state and the last change the collector is off, and what Python
-    code still runs, of contexts and of vLLM's constructors, is refused every call that would look
-    or change itself (`at_work`). Keys are copied before. `observe` does everything about an
-    access that can fail; `record` and the rules then change state and cannot.
+    Between the first read of the state and the last change the collector is off. Python code that
+    still runs, of contexts and of vLLM's constructors, is refused every call that would read or
+    change the state (`at_work`). Keys are copied before. `observe` does everything about an access
+    that can fail; `record` and the rules then change state and cannot fail.
 Hints
-    What a request's client says of its session is read once, at the first call that follows the
-    request, and told to the rules at its first access and when it finishes. Where the session
-    ends, all blocks of the request are released when it finishes, those that it did not ask for,
-    because the accelerator had them, too.
+    The hints of a request's client are read once, at the first call that follows the request, and
+    passed to the rules at its first access and when it finishes. If the session ends, all blocks of
+    the request are released when it finishes, including those that it did not look up because the
+    accelerator had them.
 """
 
 
@@ -120,10 +119,10 @@ cdef object new_object = object.__new__
 cdef class Offer:
     """The changes that one offer makes to the counts of offers."""
 
-    cdef list known         # keys that were counted before, in the order offered
-    cdef list counts        # how often each was offered by now
-    cdef list tracked       # keys that are counted from now on
-    cdef list dropped       # keys that make room for them, oldest first
+    cdef list known         # keys counted before, in the order of the offer
+    cdef list counts        # number of offers of each by now
+    cdef list tracked       # keys counted from now on
+    cdef list dropped       # keys dropped to make room for them, oldest first
 
 
 cdef class RequestManagerCore:
@@ -132,16 +131,16 @@ cdef class RequestManagerCore:
     cdef CompiledSteps steps        # None until the construction has succeeded
     cdef CompiledPolicy policy      # theirs
     cdef RequestRules rules
-    cdef bint at_work               # a call is between its first look and its last change
-    # Chunks of a session that ends are stored as any others.
+    cdef bint at_work               # a call is between its first read and its last change
+    # Chunks of an ending session are stored like any others.
     cdef public bint _stores_all
     # By index in the batch of the steps; arrays of the same room.
     cdef Access* accesses
-    cdef uint8_t* left_out          # keys that are not offered often enough to be stored
+    cdef uint8_t* left_out          # keys that were not offered often enough to be stored
     cdef Py_ssize_t room
-    cdef list chain                 # keys of the request at work, None if they are not to be shown
-    cdef const Hint* hint           # what its client says, for as long, or NULL
-    cdef Hint said                  # where that is kept
+    cdef list chain                 # keys of the current request, None if rules do not need them
+    cdef const Hint* hint           # its client's hints, or NULL
+    cdef Hint said                  # storage of the hints
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef RequestWatch watching      # None without a watch
     cdef readonly object _num_chunks
@@ -149,11 +148,11 @@ cdef class RequestManagerCore:
     # vLLM's own classes and constants
     cdef object miss, hit, hit_pending, host
     cdef object request_context_class, spec_class, output_class, event_class
-    cdef bint reports_failed_stores     # a store that fails gives an event
+    cdef bint reports_failed_stores     # a failed store emits an event
     # vLLM's public attributes
     cdef public object medium, counts, store_threshold, max_tracker_size
     cdef public object stores_skipped_in_current_batch
-    # Things in hints of clients that were ignored, since the last `get_stats`.
+    # Number of ignored parts of clients' hints since the last `get_stats`.
     cdef public uint64_t hints_ignored_in_current_batch
     cdef public list events, allocation_sizes_in_current_batch
 
@@ -191,10 +190,10 @@ cdef class RequestManagerCore:
         self.reports_failed_stores = reports_failed_stores
         self.rules = rules
         self.policy = rules.policy
-        self.steps = steps  # at last: until then every method raises
+        self.steps = steps  # last: until then every method raises
 
     def _look_on(self, request, groups=None):
-        """Attach a watch, as its ``WatchRequest`` says; `groups` are ``KVGroups``, if known."""
+        """Attach the watch of a ``WatchRequest``; `groups` are ``KVGroups``, if known."""
         cdef RequestWatch core
         self.require_ready()
         core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
@@ -222,7 +221,7 @@ cdef class RequestManagerCore:
     # -- keys in -----------------------------------------------------------------------------
 
     cdef list open_batch(self, object keys):
-        """Return a checked copy of the keys, which the scratch arrays point into."""
+        """Return a checked copy of the keys, to which the scratch arrays point."""
         cdef list batch
         self.require_ready()
         batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
@@ -234,11 +233,11 @@ cdef class RequestManagerCore:
         return batch
 
     cdef void point_into(self, list batch) noexcept:
-        """Let the scratch arrays, which have room, point into a copy of keys."""
+        """Point the scratch arrays, which have room, to a copy of keys."""
         batch_set(&self.steps.batch, list_items(batch), len(batch))
 
     cdef int require_rest(self) except -1:
-        """Raise where a call is at work, whose state this one would change."""
+        """Raise if another call is at work, whose state this one would change."""
         self.require_ready()
         if self.at_work:
             raise manager_at_work()
@@ -291,10 +290,10 @@ cdef class RequestManagerCore:
     cdef int64_t observe(
         self, str call, object req_context, RequestAccess access, object positions
     ) except -1:
-        """Compare the OBSERVED keys with what the request has shown, and make room for them.
+        """Compare the OBSERVED keys with the request's accesses, and make room for them.
 
-        Everything that can fail about recording happens here; nothing is changed. Return how many
-        keys are new to the request.
+        All steps of recording that can fail happen here; nothing is changed. Return the number of
+        keys that are new to the request.
         """
         cdef Table* table = self.policy.table
         cdef Py_ssize_t index
@@ -330,7 +329,7 @@ cdef class RequestManagerCore:
         return <int64_t>num_new
 
     cdef list chain_of(self, object positions):
-        """Return the keys of a request by position, then those of the call that have none."""
+        """Return the keys of a request by position, then the call's keys without a position."""
         cdef list chain = []
         cdef Py_ssize_t index
         if positions is not None:
@@ -342,10 +341,10 @@ cdef class RequestManagerCore:
         return chain
 
     cdef int hear(self, RequestAccess access, object req_context) except -1:
-        """Read what the request's client says of its session, the first time.
+        """Read the hints of the request's client, the first time.
 
-        A request never fails for it: what cannot be read is ignored. MemoryError where there is no
-        memory.
+        A request never fails because of them: unreadable parts are ignored. MemoryError if there is
+        no memory.
         """
         cdef uint64_t num_ignored = 0
         cdef object hints = None
@@ -358,7 +357,7 @@ cdef class RequestManagerCore:
                 hints, num_ignored = read_hints(params, envelope, time())
         except MemoryError:
             raise
-        except Exception:  # of a context of others
+        except Exception:  # of a foreign context
             num_ignored = 1
         if hints is not None and self.watching is not None:
             self.watching.note_hints(
@@ -371,14 +370,14 @@ cdef class RequestManagerCore:
         return 0
 
     cdef void count_ignored(self, RequestAccess access) noexcept:
-        """Count what was ignored when the request's hints were read."""
+        """Count the parts of the request's hints that were ignored."""
         self.hints_ignored_in_current_batch += access.num_ignored
         access.num_ignored = 0
 
     cdef void start(self, RequestAccess access) noexcept:
-        """Show the keys of a request that makes its first access to rules that go by them.
+        """At a request's first access, show all its keys to rules that use them.
 
-        What it uses is released no longer.
+        Keys that it uses are no longer released.
         """
         self.count_ignored(access)
         self.policy.take_back(&self.steps.batch)
@@ -388,7 +387,7 @@ cdef class RequestManagerCore:
             self.chain = None
 
     cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
-        """Record what `observe` has found; put the indexes of sampled keys into the scratch."""
+        """Record the result of `observe`; put the indexes of sampled keys into the scratch."""
         cdef Recorded found = Recorded(0, True)
         cdef RequestWatch watching = self.watching
         cdef uint32_t below = 0
@@ -409,7 +408,7 @@ cdef class RequestManagerCore:
                 found.num_sampled += 1
                 shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
-                if is_load:  # what is repeated is new once; in a store it is left out
+                if is_load:  # repeated keys are new once; a store omits repeats
                     entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
                 if entry.seen_index != NIL:
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
@@ -446,7 +445,7 @@ cdef class RequestManagerCore:
         table = self.policy.table
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
-        # A request's keys lie mostly in successive nodes: try the one after the last hit.
+        # A request's keys mostly have successive nodes: try the one after the last hit.
         node_id = self.last + 1
         if self.last == NIL or node_id >= table.num_used or not holds_key(
             node_at(table, node_id), address, length
@@ -461,7 +460,7 @@ cdef class RequestManagerCore:
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
 
     def get_load_source(self, key, req_context):
-        """Return the tier that a hit comes from: host memory."""
+        """Return the tier of a hit: host memory."""
         self.require_ready()
         return self.host
 
@@ -474,7 +473,7 @@ cdef class RequestManagerCore:
         return self.load(keys, req_context, False, True)
 
     def _hold(self, keys, req_context):
-        """Pin chunks for a request that waits for others; nothing is transferred."""
+        """Pin chunks for a request that waits for others, without a transfer."""
         return self.load(keys, req_context, False, False)
 
     cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
@@ -552,7 +551,7 @@ cdef class RequestManagerCore:
         return spec
 
     def complete_load(self, keys, req_context):
-        """Release one pin for each occurrence of each chunk."""
+        """Release one pin per occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
         cdef IdRange ids = IdRange(-1, -1)
         cdef Py_ssize_t index
@@ -575,7 +574,7 @@ cdef class RequestManagerCore:
     def prepare_store(self, keys, req_context):
         """Make room for the chunks that are absent, and make them pending.
 
-        Returns None if enough chunks cannot be evicted. Repeated keys count once.
+        Return None if not enough chunks can be evicted. Repeated keys count once.
         """
         cdef list batch = self.open_batch(keys)
         cdef RequestWatch watching = self.watching  # held while a user's clock runs
@@ -584,7 +583,7 @@ cdef class RequestManagerCore:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
         if watching is not None:
             if req_context is watching.asker or watching.full_groups is not None:
-                watching.settle()  # should it be preempted and look up again, it has more positions
+                watching.settle()  # if it is preempted and looks up again, it has more positions
             watching.tick()
             self.require_rest()
         collecting = PyGC_Disable()
@@ -642,7 +641,7 @@ cdef class RequestManagerCore:
         self.rules.missed(&self.steps.batch, self.accesses)
         self.rules.accessed(&self.steps.batch, self.accesses, rank)
         recorded = self.record(access, False)
-        # The policy says what is stored, and who leaves for it.
+        # The policy decides which keys are stored and which chunks leave.
         try:
             if num_missing:
                 if table.epoch != epoch:
@@ -674,7 +673,7 @@ cdef class RequestManagerCore:
             if offer is not None:
                 self.cancel_offer(offer)
             raise
-        # What follows cannot fail.
+        # The rest cannot fail.
         self.stores_skipped_in_current_batch = skipped
         if offer is not None:
             self.count_offer(offer)
@@ -692,9 +691,9 @@ cdef class RequestManagerCore:
         return output
 
     cdef Py_ssize_t leave_out(self) except -1:
-        """Find the keys, and leave out those that are absent and not offered often enough.
+        """Find the keys, and omit absent ones that were not offered often enough.
 
-        What is resident and readable is observed. Return how many keys are left out.
+        Resident, readable keys are observed. Return the number of omitted keys.
         """
         cdef Table* table = self.policy.table
         cdef Py_ssize_t index, num_left_out = 0
@@ -707,7 +706,7 @@ cdef class RequestManagerCore:
             self.left_out[index] = False
             node = self.resident(index)
             if node != NULL:
-                if node.block.mark != table.epoch and node.block.ref_cnt >= 0:  # and no repeat
+                if node.block.mark != table.epoch and node.block.ref_cnt >= 0:  # and not a repeat
                     self.accesses[index].flags = OBSERVED | READY
                 node.block.mark = table.epoch
             elif self.counts is not None and not self.offered_enough(
@@ -718,7 +717,7 @@ cdef class RequestManagerCore:
         return num_left_out
 
     cdef void mark_chosen(self, Py_ssize_t num_missing) noexcept:
-        """Observe the keys that were chosen; what is left out counts as absent, ghost or not."""
+        """Observe the chosen keys; omitted ones count as absent, ghost or not."""
         cdef Py_ssize_t index
         for index in range(num_missing):
             self.accesses[self.steps.batch.indexes[index]].flags = OBSERVED
@@ -729,7 +728,7 @@ cdef class RequestManagerCore:
             self.steps.batch.found_at = 0
 
     cdef void protect(self) noexcept:
-        """Mark what the steps have marked, in the epoch that the policy has begun."""
+        """Repeat the marks of the steps in the epoch that the policy has begun."""
         cdef Table* table = self.policy.table
         cdef Py_ssize_t index
         table_new_epoch(table)
@@ -738,7 +737,7 @@ cdef class RequestManagerCore:
                 node_at(table, self.steps.batch.node_ids[index]).block.mark = table.epoch
 
     cdef list chosen_keys(self, Py_ssize_t size):
-        """Return the first keys that were chosen."""
+        """Return the first `size` chosen keys."""
         cdef list chosen = PyList_New(size)
         cdef Py_ssize_t index
         for index in range(size):
@@ -748,7 +747,7 @@ cdef class RequestManagerCore:
         return chosen
 
     cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
-        """Return whether the request knows the token position of a key that was chosen."""
+        """Return whether the request has the token position of a chosen key."""
         cdef Py_ssize_t index
         for index in range(num_missing):
             if self.accesses[self.steps.batch.indexes[index]].flags & POSITIONED:
@@ -763,7 +762,7 @@ cdef class RequestManagerCore:
         Py_ssize_t num_missing,
         int32_t* chunk_ids,
     ) noexcept:
-        """Let the victims go, then give the chosen keys chunks."""
+        """Remove the victims, then give the chosen keys chunks."""
         cdef CompiledSteps steps = self.steps
         cdef Py_ssize_t chosen
         cdef uint32_t node_id
@@ -783,7 +782,7 @@ cdef class RequestManagerCore:
         steps.note_stored(&self.steps.batch, num_admitted, num_missing)
 
     def complete_store(self, keys, req_context, success=True):
-        """Make pending chunks readable, or drop them where the store failed."""
+        """Make pending chunks readable, or drop them if the store failed."""
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
         cdef Py_ssize_t index, num_ended = 0
@@ -826,14 +825,14 @@ cdef class RequestManagerCore:
     # -- the threshold -----------------------------------------------------------------------
 
     cdef bint offered_enough(self, object key) except -1:
-        """Return whether a key has been offered as often as the threshold asks, now included."""
+        """Return whether the offers of a key, including this one, reach the threshold."""
         count = self.counts.get(key)
         return count is not None and count + 1 >= self.store_threshold
 
     cdef Offer open_offer(self, list batch):
-        """Count new keys, and find out what else changes; only keys of earlier offers make room.
+        """Count new keys and find the other changes; only keys of earlier offers make room.
 
-        `count_offer` or `cancel_offer` follows; neither allocates.
+        The caller then calls `count_offer` or `cancel_offer`, which do not allocate.
         """
         cdef object counts = self.counts, room
         cdef Offer offer = Offer()
@@ -873,7 +872,7 @@ cdef class RequestManagerCore:
         return 0
 
     cdef int count_offer(self, Offer offer) except -1:
-        """Count the known keys of an offer, and let others go for the new ones."""
+        """Count the known keys of an offer, and drop others for the new ones."""
         cdef object counts = self.counts
         cdef Py_ssize_t index
         for index in range(len(offer.known)):
@@ -887,14 +886,15 @@ cdef class RequestManagerCore:
 
     cdef cnp.ndarray new_ids(self, Py_ssize_t size):
         cdef cnp.npy_intp length = size
-        # Not zeroed: numpy lets other threads run while it allocates zeros.
+        # Not zeroed: numpy releases the interpreter's lock while it allocates zeros.
         return cnp.PyArray_SimpleNew(1, &length, cnp.NPY_INT32)
 
     cdef object new_spec(self, cnp.ndarray chunk_ids):
-        """Return vLLM's spec, whose constructor only sets ``block_ids``, to a copy.
+        """Return vLLM's spec, whose constructor only sets ``block_ids`` to a copy.
 
-        It is not called: it takes 0.5 µs, a 40th of the load of 512 chunks and a quarter of that of
-        16; setting the attribute takes 0.1 µs. `_upstream` checks that it sets nothing else.
+        The constructor is not called: it takes 0.5 µs, a 40th of the load of 512 chunks and a
+        quarter of that of 16; setting the attribute takes 0.1 µs. `_upstream` checks that it sets
+        nothing else.
         """
         spec = new_object(self.spec_class)
         spec.block_ids = chunk_ids
@@ -919,7 +919,7 @@ cdef class RequestManagerCore:
         return context
 
     def on_request_finished(self, req_context):
-        """Count what the request has used as one access, tail first."""
+        """Count the keys that the request has used as one access, tail first."""
         cdef int collecting
         self.require_ready()
         if self.watching is not None:
@@ -960,11 +960,11 @@ cdef class RequestManagerCore:
                 try:
                     every = all_keys(access)
                     every_order = order_keys(every, req_context, positions, self.watching)
-                except Exception:  # of a context of others, or no memory
+                except Exception:  # of a foreign context, or no memory
                     every = None
             if every is not None:
                 self.watching.c_finishing(every, every_order)
-        # For the keys of its accesses, then, where its session ends, for all.
+        # For the keys of its accesses, then, if its session ends, for all keys.
         self.ensure_scratch(
             <Py_ssize_t>access.size + (len(positions or ()) if access.ends else 0)
         )
@@ -1002,11 +1002,11 @@ cdef class RequestManagerCore:
         return 0
 
     cdef int hand_over(self) except -1:
-        """Let the watch take what it has collected, if it is enough, and read the clock."""
+        """Hand the collected requests to the watch, if there are enough, and read the clock."""
         cdef RequestWatch watching = self.watching  # held while its Python code runs
         try:
             watching.begin_lookup()
-        except Exception:  # no memory: nothing may change for a watch
+        except Exception:  # no memory: a watch must change nothing
             pass
         return 0
 
@@ -1020,10 +1020,10 @@ cdef class RequestManagerCore:
             self.watching.forget_asker()
             self.watching.c_dropped()
 
-    # -- what is shown -----------------------------------------------------------------------
+    # -- introspection -----------------------------------------------------------------------
 
     def _evict(self, int64_t n, protected):
-        """Evict exactly `n` idle chunks that are not protected, or None; return keys and ids."""
+        """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""
         cdef CompiledPolicy policy
         cdef list evicted = []
         cdef uint64_t victim
@@ -1060,7 +1060,7 @@ cdef class RequestManagerCore:
         return evicted
 
     cdef void protect_resident(self) noexcept:
-        """Find the keys, and let those that are resident stay in the search that follows."""
+        """Find the keys, and protect the resident ones in the next search."""
         cdef Py_ssize_t index
         cdef Node* node
         find_changed(self.policy.table, &self.steps.batch)

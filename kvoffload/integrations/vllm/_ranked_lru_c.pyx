@@ -1,10 +1,10 @@
-"""LRU as vLLM counts uses, by request: the policy alone.
+"""LRU with uses counted per request, as in vLLM: the policy.
 
-A request takes one provisional rank, its chunks share it, newest position first, and what it used
-is ranked anew, tail first, when it finishes. The order is (rank, reverse position, key). Where no
-request takes a rank, as before vLLM 0.33, this is plain LRU.
+A request takes one provisional rank, which its chunks share, newest position first; when it
+finishes, the chunks that it used get new ranks, tail first. The order is (rank, reverse position,
+key). If no request takes a rank, as before vLLM 0.33, this is plain LRU.
 
-The order has room in its middle, and gives the oldest node that may leave.
+Nodes can join the order in its middle, and it returns the oldest node that may leave.
 
 Structure
     ``log`` holds node ids in order of rank; a rank is an index into it, counted from ``first``. A
@@ -15,13 +15,13 @@ Structure
     ``heap`` holds idle nodes that the front of the log has passed, by (rank, reverse position,
     key).
 Invariants
-    Whatever is in the heap is older than whatever is in the log: the front only moves on, and a
-    node of a rank that it has passed enters the heap when it is (again) idle. A node that it
-    passed over because it was pinned or pending is NOWHERE and PARKED, and costs nothing.
-    So *heap, then log* is the order in which a scan that started over would find the idle nodes.
+    Every node in the heap is older than every node in the log: the front only advances, and a node
+    of a passed rank enters the heap when it is (again) idle. A node that was passed over because it
+    was pinned or pending is NOWHERE and PARKED, and costs nothing. So *heap, then log* is the order
+    in which a scan that started over would find the idle nodes.
 Cost
     O(1) for everything, O(log heap) for nodes that return behind the front; 16 bytes per node, and
-    4 bytes an entry of the log, which is compacted when it is full and grows if half is live.
+    4 bytes per entry of the log, which is compacted when it is full and grows if half is live.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -52,7 +52,7 @@ cdef extern from *:
     """
     const uint32_t GROUP "KVO_GROUP"  # marks an entry of the log that names a group
 
-# Where a node stands; kept in Node.note.
+# The place of a node, in Node.note.
 cdef enum:
     NOWHERE = 0
     IN_LOG = 1
@@ -64,7 +64,7 @@ cdef enum:
     AHEAD = 8           # entries of the log that a scan prefetches
 
 
-# -- the order: where a node stands ----------------------------------------------------------------
+# -- the order: places of nodes --------------------------------------------------------------------
 
 
 cdef inline bint is_older(Order* order, uint32_t left, uint32_t right) noexcept nogil:
@@ -159,10 +159,10 @@ cdef inline uint32_t group_open(Order* order) noexcept nogil:
 
 
 cdef inline void group_release(Order* order, uint32_t group_id) noexcept nogil:
-    """Say that no request refers to the group any more; its members keep their rank."""
+    """End the reference of a request to a group, whose members keep their rank."""
     order.groups[group_id].held = False
     if is_passed(order, order.groups[group_id].rank):
-        group_give(order, group_id)  # otherwise when the front gets there
+        group_give(order, group_id)  # otherwise when the front reaches it
 
 
 cdef inline void group_unlink(Order* order, Node* node, uint64_t rank) noexcept nogil:
@@ -175,7 +175,7 @@ cdef inline void group_unlink(Order* order, Node* node, uint64_t rank) noexcept 
 
 
 cdef inline void order_leave(Order* order, uint32_t node_id, Node* node) noexcept nogil:
-    """Take a node out of wherever it stands."""
+    """Take a node from its place."""
     if node.note == IN_HEAP:
         heap_remove(order, node_id)
     elif node.note == IN_GROUP:
@@ -185,7 +185,7 @@ cdef inline void order_leave(Order* order, uint32_t node_id, Node* node) noexcep
 
 
 cdef inline void park(Node* node) noexcept nogil:
-    """Pass over a node that is in use: it comes back when it is idle."""
+    """Pass over a node in use, which returns when it is idle."""
     node.note = NOWHERE
     node.flags |= PARKED
 
@@ -221,7 +221,7 @@ cdef inline void order_join(
 
 
 cdef inline void order_idle(Order* order, uint32_t node_id, Node* node) noexcept nogil:
-    """Say that a node has become idle, or is idle and not protected any more."""
+    """Handle a node that has become idle, or is idle and no longer protected."""
     if node.note == NOWHERE:
         heap_push(order, node_id)
 
@@ -251,7 +251,7 @@ cdef inline bint is_live(Order* order, uint64_t index) noexcept nogil:
 
 
 cdef void compact(Order* order) noexcept nogil:
-    """Drop stale entries and number the others anew, from the rank of the front on."""
+    """Drop stale entries and renumber the others from the rank of the front on."""
     cdef uint64_t kept = 0, index
     cdef uint64_t first = order.first + order.head
     cdef uint32_t entry, node_id
@@ -340,7 +340,7 @@ cdef void order_settle(Order* order) noexcept nogil:
 
 
 cdef void pass_group(Order* order, uint32_t group_id) noexcept nogil:
-    """Let the front pass a group: its idle members go to the heap."""
+    """Move the front past a group, whose idle members enter the heap."""
     cdef uint32_t node_id = order.groups[group_id].member
     cdef Node* node
     order.groups[group_id].member = NIL
@@ -474,7 +474,7 @@ cdef class RankedLRU(CompiledPolicy):
     # -- moves -------------------------------------------------------------------------------
 
     cdef bint ensure_moves(self, uint64_t entries) noexcept:
-        # Beside the moves, a request may take a rank.
+        # Besides the moves, a request may take a rank.
         return order_ensure(&self.order, entries + 1, self.table.num_keys)
 
     cdef void renew(self, uint32_t node_id, Node* node) noexcept:
@@ -507,10 +507,10 @@ cdef class RankedLRU(CompiledPolicy):
         if generation == self.generation:
             group_release(&self.order, group)
 
-    # -- what the skeleton calls -------------------------------------------------------------
+    # -- the steps of a policy ---------------------------------------------------------------
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        # Of as many new nodes each makes a move, and each may come to the heap later.
+        # Each new node makes a move, and each may enter the heap later.
         return CompiledPolicy.c_ensure(self, more) and order_ensure(
             &self.order, more + 1, self.table.num_keys + more
         )
@@ -549,7 +549,8 @@ cdef class RankedLRU(CompiledPolicy):
         return True
 
     cdef void cancel(self) noexcept:
-        """End a search and give the victims back, where a scan would find them again."""
+        """End a search and give the victims back at the positions where a scan would find them
+        again."""
         cdef uint64_t index
         cdef uint32_t node_id
         cdef Node* node

@@ -1,4 +1,4 @@
-"""The accesses of one request: its keys, in the order seen, and what became of each."""
+"""The accesses of one request: its keys, in the order seen, and the result of each."""
 
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.exc cimport PyErr_Occurred
@@ -14,15 +14,15 @@ cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
 
-# What became of a key, bits of SeenKey.uses.
+# The results of a key's accesses, bits of SeenKey.uses.
 cdef enum:
     INSERTED = 1        # given a chunk by a store of this request
     REUSED = 2          # found ready by a load or store of this request before it inserted it
     MISSED = 4          # offered for storing while absent
-    # Where a watch looks on:
-    LOADED = 8          # its first access was a load; kept without a watch, too
+    # With a watch:
+    LOADED = 8          # its first access was a load; also kept without a watch
     CAUSE_SHIFT = 4     # three bits: why it missed at its first access, if that was an offer
-    REFUSED = 128       # the last store that it was offered for was refused
+    REFUSED = 128       # the last store that offered it was refused
 
 cdef enum:
     NOT_ASKED = 0x7FFFFFFFFFFFFFFF
@@ -33,34 +33,35 @@ cdef struct SeenKey:
     uint8_t uses
 
 cdef class RequestAccess:
-    """The accesses of one request; hangs on vLLM's request context, under its type.
+    """The accesses of one request; state of vLLM's request context, under this type.
 
-    It counts for one manager and for one life of its cache: `owner` and `generation` say which.
+    It is valid for one manager and until its cache is reset: `owner` and `generation` identify
+    both.
     """
 
     cdef readonly object owner  # `Contexts`
     cdef readonly uint64_t generation
-    cdef bint started           # its keys were shown to rules that go by the chain
+    cdef bint started           # its keys were shown to rules that use the chain
     cdef bint finished
     cdef bint is_heard          # the hints of its client were read
     cdef object hints           # `Hints`, or None
-    cdef bint ends              # they say that its session ends
-    cdef uint64_t num_ignored   # things in them that were ignored and not counted yet
+    cdef bint ends              # the hints say that its session ends
+    cdef uint64_t num_ignored   # ignored parts of the hints, not counted yet
     cdef Py_ssize_t cursor      # in its positions: the entry after the last that was read
     cdef SeenKey* seen          # in the order of first access
     cdef uint64_t size
     cdef uint64_t room
     cdef uint32_t* cells        # hash table of `seen`: its indexes + 1, 0 if empty; linear probing
     cdef uint64_t mask          # number of cells - 1
-    cdef uint64_t num_loaded    # keys that are LOADED, if none was passed
-    # Where a watch looks on:
+    cdef uint64_t num_loaded    # number of LOADED keys, if none was passed
+    # With a watch:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
     cdef int64_t asked_until    # largest at its last lookup; later ones are generated
-    cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
-    cdef bint asked_only        # attached by a lookup: without a watch there would be none yet
-    # Of the lookup before its first access, where groups count apart:
-    cdef int64_t full_until     # token position up to which the full groups had all; 0: not known
-    cdef int64_t full_from      # and from which on they were looked up, if nothing is loaded
+    cdef RequestAccess passed   # keys that were offered and not recorded, or None
+    cdef bint asked_only        # attached by a lookup, only because of a watch
+    # Of the lookup before its first access, if groups count separately:
+    cdef int64_t full_until     # token position up to which the full groups had all; 0: unknown
+    cdef int64_t full_from      # position from which they were looked up, if nothing is loaded
 
     cdef bint ensure(self, uint64_t more) noexcept
     cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
@@ -87,7 +88,7 @@ cdef class RequestAccess:
 
 
 cdef class RequestRank:
-    """The provisional rank of one request in one policy; hangs on the context, under its type."""
+    """The provisional rank of a request in a policy; state of the context, under this type."""
 
     cdef readonly object owner
     cdef readonly uint64_t generation
@@ -95,11 +96,11 @@ cdef class RequestRank:
 
 
 cdef class Contexts:
-    """vLLM's request contexts, as holders of what a manager knows of requests."""
+    """vLLM's request contexts, as holders of a manager's state of requests."""
 
     cdef object context_class   # vLLM's own, whose state is read without its methods
     cdef RankedLRU ranking      # the policy, None if it does not rank
-    cdef uint64_t generation    # how often the manager was reset
+    cdef uint64_t generation    # number of resets of the manager
 
     # Return the state of a class, or None.
     cdef object state_of(self, object req_context, object state_class)
@@ -108,11 +109,11 @@ cdef class Contexts:
     cdef RequestAccess new_access(self)
     # Return the request's rank in the policy since its last reset, or None.
     cdef RequestRank rank_of(self, object req_context)
-    # Attach new state: all that is given or, on an error, none.
+    # Attach new state, all of it or, on an error, none.
     cdef int attach(self, object req_context, object access, object rank) except -1
     # Restore the state that a context had before; None if it had none.
     cdef int put_back(self, object req_context, object state_class, object state) except -1
-    # Return the dict of token positions, or None where the context has methods of its own.
+    # Return the dict of token positions, or None if the context has its own methods.
     cdef object positions_of(self, object req_context)
 
 
@@ -139,22 +140,22 @@ cdef struct SortKey:
 
 cdef class KeyOrder:
     cdef PyObject** keys        # head to tail, borrowed from the request's accesses
-    cdef uint32_t* seen_indexes # in RequestAccess.seen, one a key
-    cdef SortKey* sort_keys     # one a key
+    cdef uint32_t* seen_indexes # in RequestAccess.seen, one per key
+    cdef SortKey* sort_keys     # one per key
     cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
-    cdef bint by_position       # all have one, and `sort_keys` is in the order of positions
-    cdef const uint32_t* sampled    # indexes of the keys that a watch looks at, in its scratch
+    cdef bint by_position       # all have a position, and `sort_keys` is sorted by it
+    cdef const uint32_t* sampled    # indexes of the keys that a watch samples, in its scratch
     cdef uint64_t num_sampled
 
-# Return the keys that a request has shown, head to tail. The indexes of those that a watch looks
-# at, if there is one, stay until it is asked for room again.
+# Return the keys that a request has shown, head to tail. With a watch, the indexes of sampled keys
+# stay valid until it is asked for room again.
 cdef KeyOrder order_keys(
     RequestAccess access, object req_context, object positions, WatchCore watching
 )
 
 
-# A request shows its keys mostly in the order in which the connector has noted their positions, and
-# with the same objects: the entry after the last one found is tried before the dictionary is asked.
+# A request mostly shows its keys in the order in which the connector has recorded their positions,
+# and with the same objects: the entry after the last found one is tried before the dictionary.
 cdef inline int find_position(
     object positions, PyObject* key, Py_ssize_t* cursor, PyObject** position
 ) except -1:

@@ -1,7 +1,7 @@
-"""The accesses of one request, and the order in which vLLM counts them at its end.
+"""The accesses of one request, and the order in which vLLM counts them when it finishes.
 
-At the end the keys stand in groups by index; inside a group by token position if all its keys have
-one, else as seen; then all together by position if all have one. Every step is stable.
+The keys are sorted into groups by index; inside a group by token position if all its keys have one,
+else in the order seen; then all together by position if all have one. Every step is stable.
 """
 
 from cpython.object cimport PyObject
@@ -84,7 +84,7 @@ cdef class RequestRank:
         self.group = NIL
 
     def __dealloc__(self):
-        # The collector may have cleared the owner already; its groups die with it.
+        # The collector may already have cleared the owner, and its groups with it.
         if self.owner is not None and self.group != NIL:
             (<RankedLRU>self.owner).close_group(self.generation, self.group)
 
@@ -122,8 +122,8 @@ cdef class Contexts:
         return rank
 
     cdef int attach(self, object req_context, object access, object rank) except -1:
-        # A context has one place for each class: where two managers serve one context, each
-        # replaces the other's state, as vLLM's do.
+        # A context has one state per class: if two managers serve one context, each replaces the
+        # other's state, as vLLM's do.
         cdef object before = None
         if access is not None:
             if rank is not None:
@@ -154,7 +154,7 @@ cdef class Contexts:
         return None
 
 
-# -- the order at the end --------------------------------------------------------------------------
+# -- the order at the finish -----------------------------------------------------------------------
 
 cdef class KeyOrder:
     def __dealloc__(self):
@@ -266,7 +266,7 @@ cdef KeyOrder order_keys(
         sort_by_group(sort_keys, size, order.positioned)
     elif not is_sorted(sort_keys, size, by_position):
         qsort(sort_keys, size, sizeof(SortKey), by_position)
-    # Not before: a context of others may have called the manager.
+    # Not before: a foreign context may have called the manager.
     if watching is not None and watching.ensure_uses(<Py_ssize_t>size):
         sample_below = watching.sample_below
         order.sampled = sampled = watching.use_scratch

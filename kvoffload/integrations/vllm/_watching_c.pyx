@@ -52,7 +52,7 @@ cdef enum:
 
 
 cdef int64_t position_of(object req_context, object positions, object key) except? -1:
-    """Return the token position of a key; the least number, not a position, if it has none."""
+    """Return the token position of a key; the least integer if it has none."""
     if positions is None:
         position = req_context.get_offload_key_position(key)
     else:
@@ -68,10 +68,10 @@ cdef inline bint stands_aside(const SortKey* sort_key, int64_t judged) noexcept:
 cdef inline int part_of(
     RequestAccess access, const SortKey* sort_key, const uint8_t* positioned, int64_t judged
 ) noexcept:
-    """Return how a key stands to those that its request asked for.
+    """Return the relation of a key to those that its request looked up.
 
-    A request that asked at all asked for a key without a position. Of several groups one is judged,
-    and stands for them.
+    A request that looked anything up counts as having looked up a key without a position. Of
+    several groups, one is judged for all.
     """
     if stands_aside(sort_key, judged):
         return BEHIND
@@ -91,7 +91,7 @@ cdef struct Asked:
 
 
 cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noexcept:
-    """Count the keys that a request asked for, and those of them that it did not load."""
+    """Count the keys that a request looked up, and those of them that it did not load."""
     cdef Asked found = Asked(0, 0, False)
     cdef const SortKey* sort_keys = order.sort_keys
     cdef const uint8_t* positioned = order.positioned
@@ -101,13 +101,13 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
     cdef uint8_t uses
     if access.asked_from == NOT_ASKED:
         return found
-    if by_position:  # then they lie together
+    if by_position:  # then they are contiguous
         while first < after and sort_keys[first].position < access.asked_from:
             first += 1
         while first < after and sort_keys[after - 1].position > access.asked_until:
             after -= 1
         if after - first == access.size and judged == ALL_GROUPS and access.passed is None:
-            # Pending keys are passed.
+            # Pending keys are skipped.
             return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
         if by_position:
@@ -128,19 +128,19 @@ cdef class RequestWatch(WatchCore):
 
     @property
     def waits_for_stores(self):
-        """Whether a lookup waits for a block that is being stored; vLLM's does."""
+        """Whether a lookup waits for a block that is being stored, as in vLLM."""
         return True
 
     @property
     def block_tokens(self):
-        """Tokens of a block, where groups count apart; None where none of them is full."""
+        """Tokens of a block if groups count separately; None if none of them is full."""
         return None if self.judged == NO_GROUP else self.chunk_tokens
 
     def __cinit__(self, plan, watch):
         self.judged = ALL_GROUPS
 
     def tell_apart(self, dict full not None, dict others not None):
-        """Judge the first full group; the others take room. See `KVGroups`."""
+        """Judge only the first full group; the others take room. See `KVGroups`."""
         if len(full) + len(others) == 1 and full:
             return
         self.judged = NO_GROUP
@@ -152,10 +152,10 @@ cdef class RequestWatch(WatchCore):
     # -- lookups -------------------------------------------------------------------------------
 
     cdef int ask(self, object key, object req_context) except -1:
-        """Note that a request other than the last one looks up a key.
+        """Record that a request other than the last one looks up a key.
 
-        Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
-        or, in a sliding window, backwards.
+        Only its first and last key are kept: vLLM looks up in the order of positions, forwards or,
+        in a sliding window, backwards.
         """
         cdef RequestAccess access
         self.settle()
@@ -167,21 +167,21 @@ cdef class RequestWatch(WatchCore):
         try:
             self.asker_until = self.last_position(req_context)
             if self.contexts.access_of(req_context) is None:
-                # vLLM's tiering manager tells its primary tier of no new request.
+                # vLLM's tiering manager does not notify its primary tier of new requests.
                 access = self.contexts.new_access()
                 access.asked_only = True
                 self.contexts.attach(req_context, access, None)
-        except Exception:  # of a context of others, and nothing may change for a watch
+        except Exception:  # of a foreign context, and a watch must change nothing
             self.asker_until = NOT_ASKED
         return 0
 
     cdef int ask_on(self, object key) except -1:
-        """Note how far the full groups reach: they are looked up first, one after the other.
+        """Record how far the full groups reach: they are looked up first, one after another.
 
-        Each ends at the first chunk that is absent, or where the one before it did, and nothing
-        changes until a key of the next group is looked up. A lower full group, or one behind a
-        window or a state, begins another lookup: where the request waits for a store, or of what
-        the others have left. The latter meets no absent chunk.
+        Each ends at the first absent chunk, or where the previous one ended, and nothing changes
+        until a key of the next group is looked up. A lower full group, or one after a window or a
+        state, begins another lookup: the request waits for a store, or looks up what the others
+        have left, which meets no absent chunk.
         """
         cdef uint32_t group = group_of(<PyObject*>key), before = self.asked_group
         cdef dict full = self.full_groups
@@ -205,24 +205,24 @@ cdef class RequestWatch(WatchCore):
                 self.full_missed = True
             self.full_until = min(self.full_until, <int64_t>until)
             if group not in full:
-                # Of a group that drafts a hit leaves the last chunk out; the next begins there.
+                # A hit of a group that drafts omits the last chunk; the next begins there.
                 until = self.asker.get_offload_key_position(key)
                 if until is not None:
                     self.full_until = min(self.full_until, <int64_t>until)
             access = self.contexts.access_of(self.asker)
-            # What it accesses first decides, as it does about hits.
+            # Its first access decides, as for hits.
             if group not in full and access is not None and access.size == 0:
                 if not self.full_missed:
                     self.full_until = max(self.full_until, access.full_until)
                 access.full_until = self.full_until
-        except Exception:  # of a context of others, and nothing may change for a watch
+        except Exception:  # of a foreign context, and a watch must change nothing
             pass
         return 0
 
     cdef int64_t last_position(self, object req_context) except? -1:
-        """Return the largest token position that a request has; NOT_ASKED where it cannot be told.
+        """Return the largest token position that a request has; NOT_ASKED if it is unknown.
 
-        The connector notes the positions of each KV group in their order, group after group.
+        The connector records the positions of each KV group in order, group after group.
         """
         cdef object positions = self.contexts.positions_of(req_context)
         cdef PyObject* first
@@ -231,10 +231,10 @@ cdef class RequestWatch(WatchCore):
         cdef Py_ssize_t cursor = 0, after
         if positions is None or not PyDict_Next(positions, &cursor, &first, &position):
             return NOT_ASKED
-        # The last entry: of this number where none was taken out, and then no other follows.
+        # The last entry has this number if none was removed, and then no other follows.
         after = PyDict_Size(positions) - 1
         PyDict_Next(positions, &after, &last, &position)
-        # The groups are in their order: where the first is the last, there is one.
+        # The groups are in order: if the first is the last, there is one.
         if (
             PyDict_Next(positions, &after, NULL, NULL)
             or not PyBytes_CheckExact(<object>first)
@@ -262,15 +262,15 @@ cdef class RequestWatch(WatchCore):
                 access.asked_until = max(access.asked_until, self.asker_until)
                 if self.full_groups is not None and access.size == 0:
                     self.settle_groups(asker, access, last)
-        except Exception:  # of a context of others, and nothing may change for a watch
+        except Exception:  # of a foreign context, and a watch must change nothing
             pass
         return 0
 
     cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1:
-        """Note whether the lookup of a request that has loaded nothing hit nothing.
+        """Record whether the lookup of a request that has loaded nothing hit nothing.
 
-        Then it ended at an absent chunk of a window or a state. Else the request is looked up
-        again, unless the accelerator has come to have what it could load.
+        Then it ended at an absent chunk of a window or a state. Otherwise the request is looked up
+        again, unless the accelerator has obtained the chunks that it could load.
         """
         cdef dict full = self.full_groups
         if self.asked_group in full or self.holds(last):
@@ -284,7 +284,7 @@ cdef class RequestWatch(WatchCore):
         self.asker = self.first_asked = self.last_asked = None
 
     cdef bint holds(self, object key) noexcept:
-        """Return whether a chunk is resident; a call at work keeps its batch."""
+        """Return whether a chunk is resident; the batch of a call at work stays valid."""
         cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
         cdef uint32_t node_id = index_find(
@@ -295,7 +295,7 @@ cdef class RequestWatch(WatchCore):
     # -- loads and offers ----------------------------------------------------------------------
 
     cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept:
-        """Fetch what is known of the sampled keys."""
+        """Prefetch the records of the sampled keys."""
         cdef Py_ssize_t index
         for index in range(recorded.num_sampled):
             kvo_prefetch(
@@ -306,7 +306,7 @@ cdef class RequestWatch(WatchCore):
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
     ) noexcept:
-        """Note that keys are hit."""
+        """Record that keys were hit."""
         cdef Py_ssize_t index, use_index
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
@@ -334,9 +334,9 @@ cdef class RequestWatch(WatchCore):
         int64_t admitted,
         int64_t missing,
     ) noexcept:
-        """Note why keys were missed, then what became of the store.
+        """Record why keys were missed, then the result of the store.
 
-        Only the sampled keys are looked at, and those that were not recorded.
+        Only the sampled keys and those that were not recorded are examined.
         """
         cdef Py_ssize_t index, use_index, last_admitted = -1
         cdef uint8_t flags
@@ -382,7 +382,7 @@ cdef class RequestWatch(WatchCore):
     cdef void take_passed(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept:
-        """Let keys that are recorded now keep what was noted while they were not."""
+        """Transfer earlier notes to keys that are recorded only now."""
         cdef Py_ssize_t index
         cdef uint32_t passed
         for index in range(batch.size):
@@ -410,7 +410,7 @@ cdef class RequestWatch(WatchCore):
         self.pass_over(access, batch.items[index], hashed, <uint8_t>(cause << CAUSE_SHIFT))
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
-        """Return why an absent sampled key is missed."""
+        """Return the cause of an absent sampled key's miss."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL or entry.fate < FATE_EVICTED:
             return NEVER_OR_LONG_AGO
@@ -419,7 +419,7 @@ cdef class RequestWatch(WatchCore):
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
     ) noexcept:
-        """Keep a key that is not recorded, the first time; without memory it is not counted."""
+        """Keep an unrecorded key the first time; without memory it is not counted."""
         cdef uint32_t seen_index
         if access.find(key, hashed) != NIL:
             return
@@ -451,7 +451,7 @@ cdef class RequestWatch(WatchCore):
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
 
     cdef void c_failed(self, Node* node) noexcept:
-        """Note the fate of a chunk whose store failed."""
+        """Record the fate of a chunk whose store failed."""
         self.tally.failed += 1
         self.set_fate(node, FATE_FAILED)
 
@@ -465,7 +465,7 @@ cdef class RequestWatch(WatchCore):
             shadow_approach(&self.shadow, self.uses[index])
 
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
-        """Judge what a request asked for, then use all its keys, last first."""
+        """Judge the keys that a request looked up, then use all its keys, last first."""
         cdef uint64_t at, total = access.size
         cdef Asked found
         cdef uint64_t now = self.c_now()
@@ -498,7 +498,7 @@ cdef class RequestWatch(WatchCore):
                 uses = keys[sort_keys[at].seen_index].uses
                 if not uses & LOADED:
                     self.tally.causes[(uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
-        # The other groups come behind the one that is judged, whose keys must hang together.
+        # The other groups follow the judged one, whose keys must be contiguous.
         for others in range(1 if judged == ALL_GROUPS else 2):
             for index in range(num_sampled):
                 at = order.sampled[index]
@@ -513,7 +513,7 @@ cdef class RequestWatch(WatchCore):
         self.due = self.due or now >= self.next_due
 
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept:
-        """Return what the full groups had and the others kept from being loaded, tokens.
+        """Return the tokens that the full groups had and the others kept from being loaded.
 
         A load ends with the group whose last loaded key comes first.
         """
@@ -531,7 +531,7 @@ cdef class RequestWatch(WatchCore):
         return <uint64_t>max(access.full_until - loaded, <int64_t>0)
 
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept:
-        """Use a sampled key; what is new to the watch gets its fate from what it met here."""
+        """Use a sampled key; a key that is new to the watch gets its fate from this request."""
         cdef bint known = shadow_find(&self.shadow, hashed) != NULL
         cdef Entry* entry
         cdef const uint8_t* text
@@ -567,7 +567,7 @@ cdef RequestAccess all_keys(RequestAccess access):
     every = RequestAccess(access.owner, access.generation)
     if not every.ensure(access.size + passed.size):
         raise MemoryError()
-    every.passed = passed  # and are among its own
+    every.passed = passed  # they are also among its own
     every.asked_from = access.asked_from
     every.asked_until = access.asked_until
     every.full_until = access.full_until

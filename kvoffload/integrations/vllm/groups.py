@@ -1,4 +1,4 @@
-"""The KV groups of a model, told apart by what a hit needs of them."""
+"""The KV groups of a model, by the chunks that a hit needs of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["KVGroups"]
 class KVGroups:
     """The KV groups of a model: id -> tokens of a chunk, in the order of the ids."""
 
-    full: dict[int, int]  # a hit needs every chunk of them; vLLM looks them up first, in this order
-    others: dict[int, int]  # windows and states, of which it needs those at its end
+    full: dict[int, int]  # a hit needs all their chunks; vLLM looks them up first, in this order
+    others: dict[int, int]  # windows and states, of which a hit needs the last chunks
 
     @classmethod
     def from_config(cls, config: OffloadingConfig) -> KVGroups | None:
-        """Return the groups of a configuration; None where vLLM does not tell their kinds."""
+        """Return the groups of a configuration; None if it does not have their kinds."""
         if not installed_release().group_kinds:
             return None
         full: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""The hints of the client of a request, read from the places where vLLM carries it.
+"""The hints of a request's client, read from the places where vLLM carries them.
 
-Places, in the order read; the last that says anything counts
+Places, in the order read; the last one with a hint counts
     ``kv_transfer_params["agent_hint"]["lease_until"]``
         Epoch seconds; its source is ``lease``. Other keys of ``agent_hint`` are for others.
     ``kv_transfer_params["lmcache_retention_ttl_sec"]``
@@ -10,9 +10,9 @@ Places, in the order read; the last that says anything counts
     ``kv_hints``
         Actions of the type ``kvoffload.hint``, version 1, whose payload is such an object.
 Rules
-    All of it comes from clients: whatever is unknown or malformed is ignored and counted, the rest
-    of an object still holds, and nothing raises. None says nothing. The work is bounded, whatever
-    the size of what was sent.
+    Everything comes from clients: unknown or malformed parts are ignored and counted, the rest of
+    an object stays valid, and nothing raises. None is no hint. The work is bounded, whatever the
+    size of the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "read_hints",
 ]
 
-#: Name in vLLM of the counter of what was ignored.
+#: Name in vLLM of the counter of ignored parts.
 IGNORED_METRIC = "vllm:kvoffload:hints_ignored"
 
 #: Keys of ``kv_transfer_params``, and the sources that hints of other consumers have here.
@@ -41,29 +41,29 @@ LEASE_KEY, LEASE_END, LEASE_SOURCE = "agent_hint", "lease_until", "lease"
 ACTION_TYPE = "kvoffload.hint"
 ACTION_VERSION = "1"
 
-#: Actions of a request that are looked at, the last ones; those before them count as ignored.
+#: Most actions of a request that are read, the last ones; earlier ones count as ignored.
 MOST_ACTIONS = 16
 
-#: Seconds from now that a hint may reach, some 32 years: what is beyond is in another unit.
+#: Most seconds from now in a hint, some 32 years: larger values are in another unit.
 LONGEST_S = 1e9
 
 _FIELDS = ("ends", "expect_s", "source")
 
-#: What one place says, if anything, and how many things there were ignored.
+#: The hints of one place, if any, and the number of its ignored parts.
 _Statement = tuple[Hints | None, int]
 
 
 def read_hints(params: object, envelope: object, epoch_s: float) -> tuple[Hints | None, int]:
-    """Return what a client says of its session, and how many things were ignored.
+    """Return a client's hints about its session, and the number of ignored parts.
 
     Parameters
     ----------
     params : object
-        ``kv_transfer_params`` of a request's context: a dict or None, if it is well-formed.
+        ``kv_transfer_params`` of a request's context: a dict or None if well-formed.
     envelope : object
         Its ``kv_hints``: vLLM's ``KvHintsEnvelope`` or None.
     epoch_s : float
-        The time, in seconds since the epoch.
+        The present time, in seconds since the epoch.
 
     Notes
     -----
@@ -137,12 +137,12 @@ def _stated(fields: object) -> _Statement:
 
 
 def _expected(expect_s: float | None, source: str) -> _Statement:
-    """Make hints of seconds that some other consumer was told; None of them were no seconds."""
+    """Make hints of another consumer's seconds; None means that they were invalid."""
     return (None, 1) if expect_s is None else (Hints(expect_s=expect_s, source=source), 0)
 
 
 def _number(value: object, above: float, most: float) -> float | None:
-    """Return a number in ``(above, most]`` as a float; None if it is none, as a bool is not."""
+    """Return a number in ``(above, most]`` as a float; None for anything else, also a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most:
         return None
     return float(value)

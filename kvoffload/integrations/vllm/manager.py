@@ -1,6 +1,6 @@
 """``KVOffloadManager``: vLLM's CPU offloading manager, with the compiled core inside.
 
-What is called for every step of the scheduler is in the core, ``_manager_c``.
+The methods that the scheduler calls in every step are in the core, ``_manager_c``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ __all__ = ["KVOffloadManager"]
 
 
 class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[misc]
-    """The chunks in host memory, for vLLM's offloading connector.
+    """A manager of chunks in host memory for vLLM's offloading connector.
 
-    With `cache_policy` ``"lru"`` and ``"arc"`` it decides as the own manager of the vLLM that is
-    installed; any other policy of the library is driven by request: a request's use of a key is one
-    touch.
+    With `cache_policy` ``"lru"`` and ``"arc"`` it decides like the installed vLLM's own manager;
+    any other policy of the library gets one touch per request and key.
 
     Parameters
     ----------
@@ -45,31 +44,31 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
     cache_policy : str
         A policy of the library, with its options: ``"lru"``, ``"slru?protected=0.5"``.
     cache_policy_module_path : str or None
-        As in vLLM, ignored where `cache_policy` is known; otherwise an error, since policies of
-        others need vLLM's own manager.
+        As in vLLM. Ignored if `cache_policy` is known; otherwise an error, since foreign policies
+        need vLLM's own manager.
     enable_events : bool
         Whether to collect events for `take_events`.
     store_threshold : int
-        From 2 on: how often a key must be offered before it is stored.
+        Number of offers of a key before it is stored; below 2 there is no threshold.
     max_tracker_size : int
-        Keys whose offers are counted, at most.
+        Most keys whose offers are counted.
     info : CPUOffloadingInfo or None
         Labels for vLLM's info metric, from 0.33 on.
     watch : Watch or None
-        Looks on, and changes no decision. A request is judged when it finishes: what it loaded are
-        hits, what it offered is missed. What lies before the first position that it looked up, the
-        accelerator's own cache had: that is used, and was not asked for.
+        An observer, which changes no decision. A request is judged when it finishes: the keys that
+        it loaded are hits, those that it offered are misses. Keys before the first position that it
+        looked up were in the accelerator's own cache: they are used, but not counted as requested.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is not such a value; the message names it.
+        If an argument is wrong; the message names it.
 
     Notes
     -----
-    Complexity: a call is linear in its keys, whatever is pinned. Thread-safety: as vLLM has it,
-    callers hold a lock or are one thread; a call in the middle of another, as by a request's
-    context, is refused with a RuntimeError. The methods of its watch are safe in any thread.
+    Complexity: a call is linear in its keys, however many chunks are pinned. Thread-safety: as in
+    vLLM, callers hold a lock or are one thread; a call during another, for example by a request's
+    context, raises RuntimeError. The methods of its watch are safe in any thread.
     """
 
     _release: ClassVar[Release] = installed_release()
@@ -102,7 +101,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch = []
         self.counts = OrderedDict() if threshold >= 2 else None
-        # At last: until then every method raises.
+        # Last: until then every method raises.
         self._setup(
             capacity, rules, self._release.manager_names(), self._release.reports_failed_stores
         )
@@ -110,15 +109,15 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
             self._look_on(request)
 
     def take_events(self) -> Iterator[Any]:
-        """Return the events since the last call; the batch is detached when the first is asked for.
+        """Return the events since the last call; the batch is detached when the first is taken.
 
-        Of a failed store only keys that are absent by then are reported.
+        For a failed store, only keys that are absent by then are reported.
         """
         self._require_ready()
         return _take_events(self)
 
     def config_info(self) -> Sequence[Any]:
-        """Return the labels of the info metric, of the one cache that this manager holds."""
+        """Return the labels of the info metric for this manager's only cache."""
         self._require_ready()
         return [self._config_info]
 
@@ -179,7 +178,7 @@ class PolicyView:
 
     @property
     def target_t1_size(self) -> float:
-        """ARC's target for the number of chunks in T1; can be set."""
+        """ARC's target for the number of chunks in T1; writable."""
         target: float = self._rules.target_t1_size
         return target
 
@@ -193,9 +192,9 @@ class PolicyView:
         return None if found is None else _status(*found)
 
     def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
-        """Evict exactly `n` idle chunks that are not protected, or none: None.
+        """Evict exactly `n` idle, unprotected chunks, or evict none and return None.
 
-        Unlike vLLM's, it gives the chunk ids back to the manager's pool.
+        Unlike vLLM's, it returns the chunk ids to the manager's pool.
         """
         evicted = self._manager._evict(n, protected)
         if evicted is None:

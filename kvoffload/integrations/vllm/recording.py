@@ -1,26 +1,26 @@
-"""Recording of requests under vLLM, which the key ``kvoffload_record`` turns on.
+"""The recording of requests under vLLM, which the key ``kvoffload_record`` turns on.
 
-A request is recorded when it finishes. Its context has its keys by token position, whatever part of
-them was looked up or found on the accelerator; recorded are those up to the last that it loaded or
-offered for storing, in one step or many. So the answer is part of a request exactly where vLLM
-offloads answers (``offload_prompt_only`` false), and what an aborted request never reached is not.
+A request is recorded when it finishes. Its context has its keys by token position, including those
+never looked up or found on the accelerator; the record has those up to the last that it loaded or
+offered for storing, in one step or many. So a record includes the answer exactly if vLLM offloads
+answers (``offload_prompt_only`` false), and omits the part that an aborted request never reached.
 
-vLLM tells that a request has finished in the step after its last one, and an engine that is stopped
-may make no more: `vllm.LLM` ends that way each time. So a request of which this was never told is
-recorded when the manager is shut down, or the interpreter ends.
+vLLM reports the finish of a request in the step after its last one, and a stopped engine may make
+no further step: `vllm.LLM` always ends that way. So a request without a reported finish is recorded
+when the manager is shut down or the interpreter ends.
 
 A row has the hints of the request's client, read when the request first loads or offers: `ends`,
-and `expect` in milliseconds. Their source is not written.
+and `expect` in milliseconds. The source is not recorded.
 
 With several KV groups each chunk of tokens has a key per group, and these share one block hash. A
-block of the trace is a chunk of tokens, so one group stands for all: a full one if there is any,
-with the fewest tokens per chunk, the first of such.
+block of the trace is a chunk of tokens, so one group represents all: the first full group, if there
+is any, with the fewest tokens per chunk.
 
 Windows and states are kept for the last multiple of a chunk before a prompt's last token, and are
-of no use behind it. Where that lies is what a replay by groups asks of the length: it is that of
-the chunks where the last of their keys, loaded or offered, ends before the last chunk, so that the
-prompt may end with it; else a token more. Where vLLM offloads answers, what full groups have
-offered beyond the next multiple is taken for one, and is left out.
+useless after it. A replay by groups derives that position from the recorded length: the length of
+the chunks if the last loaded or offered key of windows and states ends before the last chunk, so
+that the prompt may end with that chunk; otherwise one token more. If vLLM offloads answers, chunks
+that full groups have offered beyond the next multiple are treated as an answer and omitted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecor
 RECORD = "kvoffload_record"
 RECORD_MAX_BYTES = "kvoffload_record_max_bytes"
 
-#: Bytes on disk at most, unless the configuration says otherwise.
+#: Default of the most bytes on disk.
 MAX_BYTES = 2**30
 
-_GROUP_BYTES = 4  # of a key: the index of its group, big endian
+_GROUP_BYTES = 4  # at the end of a key: the index of its group, big endian
 
 logger = logging.getLogger("vllm.kvoffload")
 
@@ -63,14 +63,14 @@ class Recording:
     """The path of a recording and its size limit."""
 
     path: Path  # the trace, ``.zst`` or ``.gz``
-    max_bytes: int  # on disk at most
+    max_bytes: int  # limit on disk
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Recording | None:
         """Read the two keys; None if recording is off.
 
-        TypeError or ValueError if a value is not a path or a number of bytes, or the bound stands
-        alone.
+        Raise TypeError or ValueError if a value is not a path or a number of bytes, or only the
+        limit is given.
         """
         path = options.get(RECORD)
         max_bytes = check_int(RECORD_MAX_BYTES, options.get(RECORD_MAX_BYTES, MAX_BYTES), MIN_BYTES)
@@ -85,7 +85,7 @@ class Recording:
         return cls(Path(path), max_bytes)
 
     def path_of(self, replica: int, num_replicas: int) -> Path:
-        """Return the file of one data parallel replica: each has a scheduler of its own."""
+        """Return the file of one data-parallel replica, since each has its own scheduler."""
         if num_replicas == 1:
             return self.path
         stem, *suffixes = self.path.name.split(".")
@@ -93,10 +93,10 @@ class Recording:
 
 
 class RequestRecorder:
-    """Record each request that a manager of vLLM's interface is told has finished.
+    """A recorder of the finished requests of a manager with vLLM's interface.
 
-    `config` tells the KV groups, and the replica; `log` is what writes the trace. Nothing reaches
-    the engine: where recording fails it stops, and says so once in the log.
+    `config` has the KV groups and the replica; `log` writes the trace. No error reaches the engine:
+    if recording fails, it stops with one log line.
 
     Raises
     ------
@@ -129,16 +129,16 @@ class RequestRecorder:
             )
         except OSError as cause:
             raise ValueError(f"{RECORD}: cannot write {path}: {cause.strerror}") from cause
-        self._unfinished: dict[int, ReqContext] = {}  # by id(), in the order in which they came
-        self.log.finish_with(self)  # an engine that is dropped need not have shut down
-        # after the log's own, so that it runs before that; weakly, so that it can be dropped
+        self._unfinished: dict[int, ReqContext] = {}  # by id(), in order of arrival
+        self.log.finish_with(self)  # an engine may be dropped without a shutdown
+        # registered after the log's own, so that it runs first; weak, so that it can be dropped
         atexit.register(_close_if_alive, weakref.ref(self))
         logger.info("kvoffload: recording requests to %s", path)
 
     def attach(self, manager: OffloadingManager) -> None:
-        """Let a manager show this recorder its requests, and close the log with it.
+        """Record the requests of a manager, and close the log with it.
 
-        The methods are set on the object, so a manager that is not recorded has no such step.
+        The methods are set on the object, so a manager without recording has no extra step.
         """
         load, store = manager.prepare_load, manager.prepare_store
         finish, shut_down = manager.on_request_finished, manager.shutdown
@@ -167,7 +167,7 @@ class RequestRecorder:
         manager.shutdown = shutdown
 
     def reach(self, keys: Collection[bytes], req_context: ReqContext) -> None:
-        """Note the last token position that a request has reached. Raises nothing."""
+        """Update the last token position that a request has reached. Raises nothing."""
         if not self.log.recording:
             return
         try:
@@ -181,7 +181,7 @@ class RequestRecorder:
             if self._others:
                 others = [key for key in keys if key[-_GROUP_BYTES:] in self._others]
                 state.tail = max([state.tail, *[position_of(key, 0) for key in others]])
-        except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+        except Exception as error:  # noqa: BLE001 (no error may reach the engine)
             self._stop(error)
 
     def record(self, req_context: ReqContext) -> None:
@@ -201,23 +201,23 @@ class RequestRecorder:
                     end = len(keys) * self._chunk_tokens
                     more_tokens = int(bool(self._others) and state.tail >= end)
                     self.log.add(keys, more_tokens, state.hints)
-        except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+        except Exception as error:  # noqa: BLE001 (no error may reach the engine)
             self._stop(error)
 
     def close(self) -> None:
-        """Record the requests that have not finished, as far as they came, and close the log."""
+        """Record the reached parts of unfinished requests, and close the log."""
         for req_context in list(self._unfinished.values()):
             self.record(req_context)
         self.log.close()
 
     def chain(self, positions: Mapping[bytes, int], tokens: int) -> list[bytes]:
-        """Return the keys of the first `tokens` tokens by position, a key for each chunk."""
+        """Return the keys of the first `tokens` tokens by position, one key per chunk."""
         keys = list(positions)
         if not self._one_group:
             suffix = self._suffix
             keys = [key for key in keys if key[-_GROUP_BYTES:] == suffix]
         keys.sort(key=positions.__getitem__)
-        # Beyond the last chunk that counts, and inside a chunk, keys may be known too.
+        # There may also be keys beyond the last chunk that counts, and inside a chunk.
         last = tokens // self._chunk_tokens
         if keys and (len(keys) != last or positions[keys[-1]] != last * self._chunk_tokens):
             keys = [
@@ -233,13 +233,13 @@ class RequestRecorder:
 
 
 def _hints_of(req_context: ReqContext) -> Hints | None:
-    """Return what the client of a request says of its session; None if that cannot be read."""
+    """Return the hints of a request's client; None if they cannot be read."""
     try:
         params, envelope = req_context.kv_transfer_params, req_context.kv_hints
         if params is None and envelope is None:
             return None
         hints, _ = read_hints(params, envelope, time.time())
-    except Exception:  # noqa: BLE001 (of a context of others; the request itself is recorded)
+    except Exception:  # noqa: BLE001 (of a foreign context; the request itself is recorded)
         return None
     return hints
 
@@ -254,7 +254,7 @@ def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
 class _Progress:
     """The progress of a request; state of its context, under this type."""
 
-    hints: Hints | None  # what its client says of its session
+    hints: Hints | None  # its client's hints about its session
     tokens: int = 0  # end position of the last key that it loaded or offered
     tail: int = 0  # the same of the keys of windows and states
     recorded: bool = False  # written to the log

@@ -1,4 +1,4 @@
-"""From the text of a policy to the compiled policy and the rules that drive it."""
+"""The compiled policy, and the rules that drive it, for the text of a policy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["make_rules"]
 def make_rules(
     cache_policy: str, module_path: str | None, capacity: int, release: Release
 ) -> RequestRules:
-    """Build the policy named by `cache_policy` and the rules that drive it in a release of vLLM.
+    """Build the policy `cache_policy` and the rules that drive it in a release of vLLM.
 
-    TypeError or ValueError if the text names no policy of the library.
+    Raise TypeError or ValueError if the text names no policy of the library.
     """
     if not isinstance(cache_policy, str):
         raise TypeError(

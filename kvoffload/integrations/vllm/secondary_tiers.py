@@ -5,12 +5,12 @@ vLLM loads the classes by name, from ``secondary_tiers`` in ``kv_connector_extra
 "capacity_bytes": 2000000000000}``.
 
 Structure
-    `SecondaryTier` translates: vLLM's jobs to those of a `Tier`, statuses to results, a request's
-    end to an access, counters and events to vLLM's. The classes below it say how a tier is opened.
+    `SecondaryTier` translates vLLM's jobs to those of a `Tier`, statuses to results, a request's
+    end to an access, and counters and events to vLLM's. Its subclasses open the tiers.
 Invariants
-    Every job that vLLM submits is reported once. Trouble with a tier is a failed job or a miss,
-    never an exception out of a call of the scheduler's. A chunk that failed to load is a miss for
-    the request that asked for it, so that no request waits for ever.
+    Every job that vLLM submits is reported once. An error of a tier is a failed job or a miss,
+    never an exception in a call of the scheduler. A chunk that failed to load is a miss for its
+    request, so that no request waits forever.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from ._upstream import __version__ as vllm_version
 from .hints import read_hints
 from .watching import ENGINE_PREFIX
 
-check_tiering()  # also of what these names do not say
+check_tiering()  # also parts that these imports do not check
 __all__ = [
     "KVOffloadFileTier",
     "KVOffloadObjectTier",
@@ -79,20 +79,20 @@ __all__ = [
 logger = logging.getLogger("vllm.kvoffload")
 
 WAIT_LOG_S = 5.0
-"""Seconds between two lines in the log while a reset waits for jobs."""
+"""Seconds between two log lines while a reset waits for jobs."""
 CLOSE_S = 5.0
-"""Seconds that jobs under way have when the engine ends."""
+"""Seconds for jobs under way to end when the engine ends."""
 ERROR_LOG_S = 60.0
-"""An exception of a tier is logged at most so often."""
+"""Minimum seconds between log lines about a tier's exceptions."""
 MAX_TIMES = 10_000
-"""Times of jobs that are kept until vLLM asks for them."""
+"""Most times of jobs that are kept until vLLM takes them."""
 
 _RESULTS: dict[int, LookupResult] = {
     State.HIT: LookupResult.HIT,
     State.MISS: LookupResult.MISS,
     State.UNKNOWN: LookupResult.RETRY,
 }
-# A put of which nothing is wrong: what the policy declines is not to be stored.
+# Statuses of a successful put: declined chunks are not errors.
 _STORED = (Status.OK, Status.DECLINED)
 
 
@@ -104,23 +104,23 @@ def namespace_of(
     revision: str | None = None,
     salt: str = "",
 ) -> Namespace:
-    """Return what the bytes of a chunk depend on, as far as vLLM tells a plug-in.
+    """Return the namespace of a chunk, as far as vLLM's configuration allows.
 
     Parameters
     ----------
     config, block_bytes
-        From vLLM, and the bytes per chunk, of all workers together.
+        From vLLM, and the bytes per chunk of all workers together.
     weights_id : str, optional
         Identity of the weights; by default `weights_identity` of the model's name.
     revision : str, optional
-        The revision that was asked for, where the model's name is no directory.
+        The requested revision, if the model's name is not a directory.
     salt : str
         Anything else that keeps namespaces apart.
 
     Notes
     -----
-    vLLM's release counts as far as the second number. The sizes of the parallel groups count unless
-    the bytes are the same for all of them. TypeError or ValueError if an option is wrong.
+    The namespace has vLLM's version up to the second number, and the sizes of the parallel groups
+    unless the bytes do not depend on them. Raise TypeError or ValueError if an option is wrong.
     """
     for name, value in (("weights_id", weights_id), ("revision", revision), ("salt", salt)):
         if value is not None and not isinstance(value, str):
@@ -167,11 +167,11 @@ class _Request:
     """The state of one request."""
 
     failed: set[bytes] = field(default_factory=set)  # chunks that could not be loaded for it
-    answers: dict[bytes, bool | None] = field(default_factory=dict)  # by chunk; None: not yet
+    answers: dict[bytes, bool | None] = field(default_factory=dict)  # by chunk; None: no answer yet
 
 
 class _Transfer(NamedTuple):
-    """A job of vLLM's that the tier has."""
+    """A job of vLLM in the tier."""
 
     job_id: int
     keys: list[bytes]
@@ -179,17 +179,17 @@ class _Transfer(NamedTuple):
 
 
 class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
-    """A `Tier` below vLLM's primary tier; subclasses open it.
+    """A `Tier` below vLLM's primary tier, which subclasses open.
 
     Parameters
     ----------
     offloading_spec, primary_kv_view, tier_type, backpressure_detector
         From vLLM.
     opener : callable
-        Opens the tier, given its namespace and whether it is to collect events.
+        Opens the tier; its arguments are the namespace and whether to collect events.
     on_reset : str
-        What a reset of vLLM's caches does here, such as after an update of the weights:
-        ``"forget"`` drops everything, ``"keep"`` nothing, as vLLM's own tiers.
+        Effect of a reset of vLLM's caches, for example after new weights: ``"forget"`` drops
+        everything, ``"keep"`` nothing, like vLLM's own tiers.
     weights_id, revision, salt
         As for `namespace_of`.
     enable_kv_events : bool
@@ -197,14 +197,14 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     locality : str, optional
         ``"LOCAL"`` or ``"REMOTE"``, for vLLM's filters and events.
     **unknown
-        None: what is given here is an error that names it.
+        Not allowed: the error names them.
 
     Attributes
     ----------
     tier : Tier
         The tier.
     namespace : Namespace
-        What the bytes mean.
+        The namespace of the bytes.
 
     Raises
     ------
@@ -215,7 +215,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     Notes
     -----
-    Thread-safety: as vLLM has it, callers hold the manager's lock. Complexity: linear in the keys
+    Thread-safety: as in vLLM, callers hold the manager's lock. Complexity: linear in the keys
     of a call; `lookup` is O(1), a request's first lookup of a remote tier linear in its chunks.
     """
 
@@ -261,9 +261,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._queries: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
         self._finished: list[JobResult] = []
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
-        self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # what vLLM was told
+        self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
-        self._is_waiting = False  # for the medium to confirm that it has forgotten
+        self._is_waiting = False  # for the medium to confirm a `forget`
         self.tier = opener(self.namespace, self._emits)
         try:
             self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
@@ -281,7 +281,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     # -- requests ----------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Take note of a request; chunks are offloaded as they come."""
+        """Register a request, whose chunks are offloaded when they are ready."""
         self._requests.setdefault(req_context.req_id, _Request())
         return RequestOffloadingContext()
 
@@ -304,11 +304,11 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def _touch(self, keys: Iterable[bytes]) -> None:
         try:
             self.tier.touch(keys)
-        except Exception as error:  # noqa: BLE001  (a user's policy may raise anything)
+        except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
             self._log_error("touch", error)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Return whether a chunk is there: HIT, MISS, or RETRY while a server is being asked."""
+        """Return whether a chunk is present: HIT, MISS, or RETRY while a query is under way."""
         request = self._requests.get(req_context.req_id)
         if (request is not None and key in request.failed) or not self._serves():
             return LookupResult.MISS
@@ -322,7 +322,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return _RESULTS[state]
 
     def _ask(self, key: bytes, req_context: ReqContext) -> State:
-        """Ask for all chunks of a request at once, or return the answer."""
+        """Query all chunks of a request at once, or return the answer for one."""
         request = self._requests.setdefault(req_context.req_id, _Request())
         if key not in request.answers:
             chain = dict.fromkeys([*_chain(req_context), key])
@@ -330,7 +330,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             job = self.tier.query(wanted)
             self._queries[job] = (req_context.req_id, wanted)
             request.answers.update(dict.fromkeys(wanted))
-            self._collect()  # a tier that is given up for now answers at once
+            self._collect()  # a tier with an open breaker answers at once
         answer = request.answers.get(key)
         if answer is None:
             return State.UNKNOWN
@@ -339,7 +339,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     # -- jobs --------------------------------------------------------------------------------
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Start to store chunks; those that are there are not written again."""
+        """Start to store chunks; those that are present are not written again."""
         self._submit(self.tier.put, job_metadata, None)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -359,7 +359,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             return
         try:
             job = submit(keys, np.asarray(job_metadata.chunk_ids))
-        except Exception as error:  # noqa: BLE001  (a user's policy may raise anything)
+        except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
             self._log_error("store" if request_id is None else "load", error)
             self._failed(request_id, keys)
             self._finished.append(JobResult(job_id=job_metadata.job_id, success=False))
@@ -404,7 +404,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         )
 
     def _failed(self, request_id: str | None, keys: Iterable[bytes]) -> None:
-        """Make chunks that could not be loaded misses for their request."""
+        """Turn chunks that could not be loaded into misses for their request."""
         request = self._requests.get(request_id) if request_id is not None else None
         if request is not None:
             request.failed.update(keys)
@@ -416,12 +416,12 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             logger.error("kvoffload: tier %r: %s failed", self.tier.name, what, exc_info=error)
 
     def drain_jobs(self) -> None:
-        """Wait until no job touches the primary tier's memory, and do as `on_reset` says.
+        """Wait until no job uses the primary tier's memory, then apply `on_reset`.
 
-        vLLM calls it when it resets its caches, and at no other time. A tier with buffers of its
-        own (see `Tier`, *Deadlines*) is waited for until the jobs' deadlines at most. Where the
-        medium does not confirm that it has forgotten, the tier is out of service until it does:
-        every lookup is a miss, and nothing is stored.
+        vLLM calls it only when it resets its caches. For a staged tier (see `Tier`, *Deadlines*)
+        this waits at most until the jobs' deadlines. If the medium does not confirm that it has
+        forgotten, the tier is out of service until it does: every lookup is a miss, and nothing is
+        stored.
         """
         waited = 0.0
         while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
@@ -446,7 +446,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                 request.answers.clear()
 
     def _serves(self) -> bool:
-        """Return whether nothing stands against using the tier: no reset that is unconfirmed."""
+        """Return whether the tier is in service, that is, no reset is unconfirmed."""
         if self._is_waiting and self.tier.health().forgotten:
             self._is_waiting = False
             logger.warning("kvoffload: tier %r: back in service", self.tier.name)
@@ -455,10 +455,10 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Close the tier; a second call does nothing.
 
-        TierError if a call of the kernel's has not returned that may still write to the primary
-        tier's memory, which vLLM then keeps.
+        Raise TierError if a system call that may still write to the primary tier's memory has not
+        returned; vLLM then keeps that memory.
         """
-        tier: Tier | None = self.__dict__.pop("tier", None)  # it holds the primary tier's memory
+        tier: Tier | None = self.__dict__.pop("tier", None)  # it uses the primary tier's memory
         if tier is not None and not tier.close(CLOSE_S) and tier.direct:
             raise TierError(
                 f"tier {tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it may "
@@ -470,7 +470,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Return the events of stores and removals since the last call.
 
-        A reset gives none: vLLM announces it for all tiers.
+        A reset has none: vLLM announces it for all tiers.
         """
         if not self._emits:
             return
@@ -494,7 +494,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return {exported_name(metric.name): _definition(metric) for metric in TIER_METRICS}
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Return what was counted since the last call."""
+        """Return the statistics since the last call."""
         stats = OffloadingConnectorStats()
         samples = getattr(self.tier, "samples", None)
         for metric, labels, value in samples() if samples is not None else ():
@@ -546,7 +546,7 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
 
 
 def _replica_folder(folder: str, offloading_spec: Any) -> str:
-    """Return the folder of one data-parallel replica: two cannot share a slab."""
+    """Return the folder of one data-parallel replica, since two cannot share a slab."""
     parallel = offloading_spec.config.parallel
     if parallel.data_parallel_size > 1:
         return f"{folder.rstrip('/')}/replica{parallel.data_parallel_index}"
@@ -563,11 +563,11 @@ class KVOffloadFileTier(SecondaryTier):
     offloading_spec, primary_kv_view, tier_type
         From vLLM.
     path : str
-        A folder; made if there is none.
+        A folder, made if it is missing.
     capacity_bytes : int or str
-        Bytes of chunks, which are allocated at once; a number or text such as ``"2TB"``.
+        Bytes of chunks, allocated at once; a number or text such as ``"2TB"``.
     policy : str
-        Which chunks stay: a policy of the library, with its options.
+        A policy of the library, with its options, which decides which chunks stay.
     threads, staged, staging_bytes, ack, max_queued_bytes, name
         As for `FileTier`.
     locality, **options
@@ -578,7 +578,7 @@ class KVOffloadFileTier(SecondaryTier):
     TypeError, ValueError
         If an option is wrong.
     TierError
-        If the slab cannot be opened: too little space, or it is in use.
+        If the slab cannot be opened, because of too little space or because it is in use.
     """
 
     def __init__(
@@ -630,10 +630,9 @@ class KVOffloadFileTier(SecondaryTier):
 
 
 class KVOffloadTier(SecondaryTier):
-    """Any tier that a line of text names, below vLLM's primary tier.
+    """A tier of any kind, named by its address, below vLLM's primary tier.
 
-    A slab is put into a folder of its own for each data-parallel replica, as by
-    `KVOffloadFileTier`.
+    Each data-parallel replica has its slab in a separate folder, as with `KVOffloadFileTier`.
 
     Parameters
     ----------
@@ -653,7 +652,7 @@ class KVOffloadTier(SecondaryTier):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
-    """Schemes that `url` may have; any, if empty."""
+    """Schemes that `url` may have; empty for any."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""``KVOffloadSpec``, which vLLM loads by ``spec_name``, and what every such spec reads."""
+"""``KVOffloadSpec``, which vLLM loads by ``spec_name``, and the options of all such specs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _PREFIX = "kvoffload_"
 #: Own keys of ``kv_connector_extra_config``.
 OPTIONS = (RECORD, RECORD_MAX_BYTES, WATCH)
 
-#: Keys of vLLM's that are checked, since its errors do not name them: whole numbers, and what they
-#: are at least; what is true or false; text.
+#: Keys of vLLM that are checked, since its errors do not name them: whole numbers with their
+#: minimum; booleans; text.
 _WHOLE = {"cpu_bytes_to_use": 1, "store_threshold": None, "max_tracker_size": 1}
 _FLAGS = ("offload_prompt_only", "self_describing_kv_events")
 _TEXTS = ("eviction_policy", "cache_policy_module_path")
@@ -62,9 +62,9 @@ def _check_options(extra_config: Mapping[str, Any]) -> None:
 
 
 def _check_whole(key: str, value: Any, least: int | None) -> None:
-    """Check a number as vLLM reads it, by `int`: text of a number is one, too.
+    """Check a number that vLLM reads with `int`, which also accepts text.
 
-    TypeError or ValueError if it is none, or less than `least`.
+    Raise TypeError or ValueError if it is not one, or less than `least`.
     """
     try:
         parsed = None if isinstance(value, bool) else int(value)
@@ -79,10 +79,10 @@ def _check_whole(key: str, value: Any, least: int | None) -> None:
 
 
 def _policy_text(name: str, module_path: str | None) -> str | None:
-    """Return the text of one of the library's policies, or None if it is someone else's.
+    """Return the text of one of the library's policies, or None for a foreign policy.
 
-    ValueError if neither the library nor vLLM knows it, or the module does not have it; and what
-    the module of a policy that is registered with vLLM raises when it is imported.
+    Raise ValueError if neither the library nor vLLM has the policy, or the module does not have it.
+    An exception while importing the module of a policy that is registered with vLLM is passed on.
     """
     try:
         registry.parse(name, "eviction_policy")
@@ -127,7 +127,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """Return vLLM's metrics of offloading, that of hints and, if configured, a watch's."""
+        """Return vLLM's offloading metrics, that of hints and, if configured, a watch's."""
         return {
             **super().build_metric_definitions(extra_config),
             IGNORED_METRIC: OffloadingCounterMetadata(
@@ -137,10 +137,10 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         }
 
     def get_manager(self) -> OffloadingManager:
-        """Return the manager, built at the first call; if so configured, recorded and watched.
+        """Return the manager, built at the first call and, if configured, recorded and watched.
 
-        vLLM asks for it when it starts, in the scheduler's process alone: workers import no policy.
-        ValueError for an unknown policy, or a module that does not have it.
+        vLLM calls this when it starts, only in the scheduler's process: workers import no policy.
+        Raise ValueError for an unknown policy, or a module that does not have it.
         """
         if self._manager is None:
             self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
@@ -172,15 +172,15 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         own._watch_export = WatchExport(watch, watching.interval)
 
     def _new_manager(self) -> OffloadingManager:
-        """Build the manager and keep it; vLLM's own for a policy of others."""
+        """Build and keep the manager; for a foreign policy, vLLM's own."""
         return super().get_manager()
 
 
 class KVOffloadSpec(OwnPolicy):
-    """Offloading to host memory with `KVOffloadManager`; the worker and all metrics are vLLM's.
+    """A spec of offloading to host memory with `KVOffloadManager` and vLLM's worker and metrics.
 
     ``{"spec_name": "KVOffloadSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
-    ``kv_connector_extra_config``; every option of vLLM's ``CPUOffloadingSpec`` holds.
+    ``kv_connector_extra_config``; every option of vLLM's ``CPUOffloadingSpec`` is valid.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class KVOffloadSpec(OwnPolicy):
         super().__init__(config)
 
     def _new_manager(self) -> OffloadingManager:
-        """Build the manager; vLLM's own for a policy of others."""
+        """Build the manager; for a foreign policy, vLLM's own."""
         if self._policy_text is None:
             return super()._new_manager()
         self._manager = KVOffloadManager(

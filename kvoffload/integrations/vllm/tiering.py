@@ -1,13 +1,13 @@
 """Host memory as the primary tier of vLLM's secondary tiers, and the spec that builds it.
 
-A request whose chunks lie in a secondary tier waits until all of them are in the primary one. In
-vLLM itself a promotion may evict what was promoted before it, for the same request or for another
-that waits, and where memory is small they evict each other for ever. Here a promoted chunk is
-pinned for the request that it was promoted for, until that loads, stores or finishes. So every
-promotion brings a waiting request nearer to its end, or finds no room, which is an answer, too.
+A request whose chunks are in a secondary tier waits until all of them are in the primary one. In
+vLLM itself a promotion may evict chunks promoted before it, for the same or another waiting
+request, and with little memory they evict each other forever. Here a promoted chunk is pinned for
+its request until that loads, stores or finishes. So every promotion advances a waiting request, or
+finds no room, which also ends the wait.
 
-A secondary tier is offered only what the primary one stores, and is read through its chunks. So the
-policy of the primary tier declines nothing as long as a chunk may leave, if there is a tier below.
+A secondary tier is offered only chunks that the primary one stores, and is read through its chunks.
+So with a secondary tier, the policy of the primary tier declines nothing while a chunk may leave.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ logger = logging.getLogger("vllm.kvoffload")
 
 
 class KVOffloadPrimaryTier(KVOffloadManager):
-    """Host memory that vLLM's secondary tiers read from and write to.
+    """A manager of host memory that vLLM's secondary tiers read and write.
 
     Parameters
     ----------
     num_chunks : int
         Chunks that fit in host memory.
     mmap_region : SharedOffloadRegion
-        The memory; released by `shutdown`.
+        The memory, which `shutdown` releases.
     cache_policy, cache_policy_module_path, enable_events, info
         As for `KVOffloadManager`.
     """
@@ -60,7 +60,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         info: Any = None,
     ) -> None:
         self._require_new()
-        self._promoted: dict[str, list[bytes]] = {}  # request id -> keys that are pinned for it
+        self._promoted: dict[str, list[bytes]] = {}  # request id -> keys pinned for it
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()
         try:
@@ -76,7 +76,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             raise
 
     def decline_nothing(self) -> None:
-        """Store every chunk for which another may leave, also of a session that ends."""
+        """Store every chunk for which another may leave, even if its session ends."""
         self._require_ready()
         self._stores_all = True
         policy = self._rules.policy
@@ -84,7 +84,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             policy._set_declining(False)
 
     def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
-        """Pin chunks that a secondary tier will read; not an access of the request."""
+        """Pin chunks that a secondary tier will read, without an access of the request."""
         return self._prepare_read(keys, req_context)
 
     def complete_read(self, keys: Collection[bytes], req_context: ReqContext) -> None:
@@ -96,8 +96,8 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     ) -> PrepareStoreOutput | None:
         """Make room for chunks that a secondary tier will write; None if none of them is stored.
 
-        None also where the policy stores none of them: vLLM takes an output without keys for a
-        promotion that is under way, and would wait for it.
+        Also return None if the policy stores none of them: vLLM treats an output without keys as a
+        promotion under way, and would wait for it.
         """
         self._require_ready()
         keys = list(keys)
@@ -112,7 +112,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     ) -> None:
         """Make the chunks of `prepare_write` readable, or drop them.
 
-        Where the request still waits for them, they are pinned for it.
+        If the request still waits for them, they are pinned for it.
         """
         self._require_ready()
         keys = list(keys)
@@ -131,7 +131,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     def prepare_load(self, keys: Iterable[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks for reading, and count the access; the request waits no longer."""
         spec = super().prepare_load(keys, req_context)
-        with suppress(MemoryError):  # then a later call lets them go
+        with suppress(MemoryError):  # then a later call releases them
             self._let_go(req_context)
         return spec
 
@@ -140,12 +140,12 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     ) -> PrepareStoreOutput | None:
         """Make room for the chunks that are absent; the request waits no longer."""
         output = super().prepare_store(keys, req_context)
-        with suppress(MemoryError):  # then a later call lets them go
+        with suppress(MemoryError):  # then a later call releases them
             self._let_go(req_context)
         return output
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Count what the request has used as one access, tail first."""
+        """Count the keys that the request has used as one access, tail first."""
         self._let_go(req_context)
         super().on_request_finished(req_context)
 
@@ -155,7 +155,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._promoted.clear()
 
     def _let_go(self, req_context: ReqContext) -> None:
-        """Release what was promoted for a request."""
+        """Release the chunks promoted for a request."""
         self._require_ready()
         held = self._promoted.get(req_context.req_id)
         if held:
@@ -176,10 +176,10 @@ class KVOffloadPrimaryTier(KVOffloadManager):
 
 
 class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[misc]
-    """vLLM's secondary tiers behind a primary tier of this package.
+    """A spec of vLLM's secondary tiers below a primary tier of this package.
 
     ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
-    ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
+    ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` is valid.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
     def __init__(self, config: OffloadingConfig) -> None:
         tiers = config.extra_config.get("secondary_tiers")
         named = {"kv_connector_extra_config": config.extra_config}
-        if isinstance(tiers, list):  # else vLLM itself says that it must be one
+        if isinstance(tiers, list):  # else vLLM's own error says that it must be one
             named |= {f"secondary_tiers[{index}]": tier for index, tier in enumerate(tiers)}
         for name, options in named.items():
             if not isinstance(options, Mapping):
@@ -209,9 +209,9 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
         super().__init__(config)
 
     def _new_manager(self) -> OffloadingManager:
-        """Build vLLM's tiering manager over our primary tier.
+        """Build vLLM's tiering manager over this package's primary tier.
 
-        RuntimeError if vLLM's module does not have the class that is to be exchanged.
+        Raise RuntimeError if vLLM's module does not have the class to replace.
         """
         if self._policy_text is None:
             return super()._new_manager()

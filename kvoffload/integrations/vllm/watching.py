@@ -1,9 +1,9 @@
-"""A watch under vLLM, which the key ``kvoffload_watch`` turns on, and its way to ``/metrics``.
+"""A watch under vLLM, which the key ``kvoffload_watch`` turns on, and its export to ``/metrics``.
 
-vLLM asks the spec, in each frontend, which metrics there are, and the manager, at every step of the
-scheduler, for what is new of them; it adds the labels of the engine. So names come from the
-configuration alone. What is sent also goes into vLLM's own log line of ten seconds; so it is sent
-in parts, each short enough for a line.
+In each frontend vLLM asks the spec for the metrics' definitions, and at every step of the scheduler
+it asks the manager for their changes; it adds the labels of the engine. So the names depend only on
+the configuration. The changes also appear in vLLM's log line every ten seconds, so they are sent in
+parts that are short enough for a line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.kvoffload")
 #: Key of ``kv_connector_extra_config``.
 WATCH = "kvoffload_watch"
 
-#: In front of every name: vLLM takes what begins so away when a second logger declares it again.
+#: Prefix of every name: vLLM removes metrics with it when a second logger declares them again.
 ENGINE_PREFIX = "vllm:"
 
 #: Seconds from one export to the next.
@@ -45,11 +45,11 @@ LONGEST = 1e9
 #: Options of a watch that a configuration may have, besides ``interval``.
 OPTIONS = ("memory", "policies", "slots", "policy_slots", "max_rate", "window", "deadline")
 
-#: What is sent at once: series, and characters that they take in vLLM's log line of its own
-#: metrics, which is to stay below 2,000.
+#: Most series that are sent at once, and most of their characters in vLLM's log line of metrics,
+#: which should stay below 2,000.
 MOST_SERIES = 40
 MOST_CHARACTERS = 1200
-#: Ages that are sent at once; of more, as many of them, evenly.
+#: Most ages that are sent at once; of more, an even selection.
 MOST_AGES = 256
 
 
@@ -64,8 +64,8 @@ class Watching:
     def from_options(cls, options: Mapping[str, Any]) -> Watching | None:
         """Read the key; None if watching is off.
 
-        TypeError or ValueError if the value is not true, false or a mapping of known options, each
-        with a legal value.
+        Raise TypeError or ValueError if the value is not true, false or a mapping of known options
+        with legal values.
         """
         value = options.get(WATCH, False)
         if value is False:
@@ -93,7 +93,7 @@ class Watching:
         return watching
 
     def new_watch(self) -> Watch:
-        """Return a watch as configured; TypeError, ValueError if an option's value is not legal."""
+        """Return a configured watch; TypeError, ValueError if an option's value is not legal."""
         try:
             return Watch(**self.options)
         except (TypeError, ValueError) as cause:
@@ -101,14 +101,14 @@ class Watching:
 
 
 def metric_definitions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what vLLM has to know of the metrics, by name; none where watching is off."""
+    """Return the definitions of the metrics for vLLM, by name; empty if watching is off."""
     if options.get(WATCH, False) is False:
         return {}
     return {exported_name(metric): _definition(metric) for metric in WATCH_METRICS}
 
 
 def exported_name(metric: Metric) -> str:
-    """Return the name of a metric in vLLM; of a counter without the ``_total`` that is added."""
+    """Return the name of a metric in vLLM; for a counter without ``_total``, which vLLM adds."""
     return f"{ENGINE_PREFIX}{WATCH_PREFIX}{metric.name}"
 
 
@@ -129,7 +129,7 @@ class _Change:
     value: float | list[float]
 
     def characters(self) -> int:
-        """Return how much of vLLM's log line it takes."""
+        """Return the number of characters in vLLM's log line."""
         name = exported_name(self.metric)
         if self.labels:
             name = f"{name}:{self.labels}"
@@ -140,7 +140,7 @@ class _Change:
         return sum(map(len, texts))
 
     def add_to(self, stats: Any) -> None:
-        """Put it into the statistics that vLLM collects."""
+        """Add it to the statistics that vLLM collects."""
         name = exported_name(self.metric)
         if isinstance(self.value, list):
             for value in self.value:
@@ -152,11 +152,11 @@ class _Change:
 
 
 class WatchExport:
-    """Send what is new of a watch with the statistics of a manager, in parts.
+    """An exporter that sends the changes of a watch with a manager's statistics, in parts.
 
-    At each `interval`, in seconds, it is looked up what has changed since the last time: counters
-    as differences, gauges that have another value, and NaN for those that no longer have one. What
-    does not fit into one part is sent later, before the interval ends. O(1) while nothing is due.
+    Every `interval` seconds it collects the changes since the last time: differences of counters,
+    gauges with a new value, and NaN for those that no longer have one. Changes that do not fit into
+    one part are sent later, before the interval ends. O(1) while nothing is due.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class WatchExport:
         self._ages: list[int] = []
 
     def add_to(self, stats: Any) -> None:
-        """Put what is due, if anything is, into the statistics that vLLM collects in one step.
+        """Add the changes that are due to the statistics that vLLM collects in one step.
 
-        Raises nothing: where the watch fails it is no longer exported, and the log says so once.
+        Raises nothing: if the watch fails, it is no longer exported, with one log line.
         """
         now = self._clock()
         if now < self._due:
@@ -182,7 +182,7 @@ class WatchExport:
         if not self._parts:
             try:
                 self._parts.extend(in_parts(self._changes()))
-            except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+            except Exception as error:  # noqa: BLE001 (no error may reach the engine)
                 self._due = math.inf
                 logger.warning("kvoffload: the watch is no longer exported: %s", error)
                 return
@@ -193,7 +193,7 @@ class WatchExport:
                 change.add_to(stats)
 
     def _changes(self) -> Iterator[_Change]:
-        """Yield what has changed, first the gauges that are gone, as a point that is marked now."""
+        """Yield the changes, first of vanished gauges, such as a point that is marked now."""
         found = [
             (metric, tuple(labels.values()), value) for metric, labels, value in samples(self.watch)
         ]
@@ -235,7 +235,7 @@ class WatchExport:
 
 
 def in_parts(changes: Iterator[_Change]) -> list[list[_Change]]:
-    """Divide what is to be sent into parts of at most `MOST_SERIES` and `MOST_CHARACTERS`."""
+    """Divide changes into parts of at most `MOST_SERIES` and `MOST_CHARACTERS`."""
     parts: list[list[_Change]] = []
     characters = 0
     for change in changes:
