@@ -60,7 +60,7 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
 cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept
 cdef void batch_close(Batch* batch) noexcept
 # Append the keys of another batch, which are at the end of `items`, with the nodes found for them.
-# # The caller has made room.
+# The caller has made room.
 cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept
 # Consume an iterable of hashes and return a list of checked elements; a list is not copied.
 cdef list checked_list(object hashes, str name)

@@ -19,10 +19,10 @@ Structure
     medium's epoch and returns the one to write, if any. ``remote.shared`` does the I/O.
 Protocol
     A process that finds its last epoch keeps it. One that finds a higher epoch adopts it: another
-    process has forgotten. One that finds a lower epoch, none, or an invalid one is in doubt: a
-    `forget` may have preceded the loss. It writes a new epoch above everything it has seen, and
-    never its own again. A `forget` that the medium has not confirmed is also a doubt, which only an
-    epoch drawn after the call resolves.
+    process has forgotten. One that finds a lower epoch, none, or an invalid one is in doubt, since
+    another process may have forgotten meanwhile. It writes a new epoch above everything it has
+    seen, and never its own again. A `forget` that the medium has not confirmed is also a doubt,
+    which only an epoch drawn after the call resolves.
 Invariants
     Each epoch is drawn for one write, and blocks are put only under an epoch that was found on the
     medium. So a replaced epoch does not return unless the medium is restored from a snapshot, and

@@ -43,7 +43,7 @@ TAILS = 0.05
 """Points are marked above this ratio of tokens that windows or states kept from being loaded to hit
 tokens."""
 OVERLAPPING = 16
-"""Number of requests in a window that meet pending blocks from which LRU has miniatures."""
+"""Number of such requests in a window from which LRU has miniatures."""
 LEAST_OVERLAPPING = 4
 """The same if their share is larger than `IN_FLIGHT`; fewer may be chance."""
 MOST_SIZES = 12

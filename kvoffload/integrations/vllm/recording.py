@@ -1,9 +1,10 @@
 """The recording of requests under vLLM, which the key ``kvoffload_record`` turns on.
 
-A request is recorded when it finishes. Its context has its keys by token position, including those
-never looked up or found on the accelerator; the record has those up to the last that it loaded or
-offered for storing, in one step or many. So a record includes the answer exactly if vLLM offloads
-answers (``offload_prompt_only`` false), and omits the part that an aborted request never reached.
+A request is recorded when it finishes. Its context has all its keys by token position, whether or
+not they were looked up or found on the accelerator; the record has those up to the last that it
+loaded or offered for storing, in one step or many. So a record includes the answer exactly if vLLM
+offloads answers (``offload_prompt_only`` false), and omits the part that an aborted request never
+reached.
 
 vLLM reports the finish of a request in the step after its last one, and a stopped engine may make
 no further step: `vllm.LLM` always ends that way. So a request without a reported finish is recorded
@@ -13,8 +14,8 @@ A row has the hints of the request's client, read when the request first loads o
 and `expect` in milliseconds. The source is not recorded.
 
 With several KV groups each chunk of tokens has a key per group, and these share one block hash. A
-block of the trace is a chunk of tokens, so one group represents all: the first full group, if there
-is any, with the fewest tokens per chunk.
+block of the trace is a chunk of tokens, so one group represents all: among the full groups, if
+there are any, the first with the fewest tokens per chunk.
 
 Windows and states are kept for the last multiple of a chunk before a prompt's last token, and are
 useless after it. A replay by groups derives that position from the recorded length: the length of

@@ -67,8 +67,8 @@ local epoch = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 return {type(epoch) == 'string' and epoch or '', table.concat(found)}
 """
 # Epochs are texts of equal length, ordered like their numbers. ARGV: the new epoch; the bound above
-# which a present one stays; the last valid epoch. An invalid value - a list, a word, a later epoch
-# - is replaced.
+# which a present one stays; the last valid epoch. A list, a word, a
+# later epoch and any other invalid value is replaced.
 RAISE = """
 local found = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 if type(found) == 'string' and #found == 16 and not string.find(found, '[^0-9a-f]')
@@ -170,7 +170,7 @@ class RedisStore(RemoteStore):
         self._cluster = cluster
         self._settings = settings
         self._connections = connections
-        self._is_asked = False  # whether the server was asked for its eviction
+        self._is_asked = False  # whether the server was asked for its limits
         self._client: Any = None if cluster else self._make_client()
 
     def _make_client(self) -> Any:

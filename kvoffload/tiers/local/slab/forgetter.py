@@ -4,8 +4,8 @@ The medium may fail or hang, and the process may be killed, at every step. So on
 headers, in these steps:
 
 1. The marker, an empty file, is made. It is a single entry of a folder: a frozen file system
-completes it when it resumes, even for a process that was killed meanwhile, whose writes it
-abandons. A tier that opens the slab and finds the marker treats no seal as valid.
+   completes it when it resumes, even for a process that was killed meanwhile, whose writes it
+   abandons. A tier that opens the slab and finds the marker treats no seal as valid.
 2. The header is written and synced: the forgotten blocks are gone permanently.
 3. The marker is removed, unless another `forget` came meanwhile.
 
