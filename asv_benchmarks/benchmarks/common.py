@@ -1,59 +1,101 @@
-"""Helpers of the benchmarks. Nothing of the package is imported: every commit can import it."""
+"""The differences between commits, found by looking at what is there, and helpers."""
 
-import contextlib
+from __future__ import annotations
+
 import hashlib
 import importlib
-import os
-import sys
-from pathlib import Path
+import inspect
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-IMPLEMENTATIONS = ["python", "compiled"]
-#: Set to a number of blocks to make everything smaller: a smoke run need not fill a million.
-LARGEST = int(os.environ.get("KVOFFLOAD_BENCH_LARGEST") or 1_000_000)
-CAPACITIES = [size for size in (10_000, 100_000, 1_000_000) if size <= LARGEST] or [LARGEST]
-REQUEST_LENGTHS = [length for length in (16, 128, 1_024) if length * 8 <= LARGEST]
-MIDDLE = min(100_000, LARGEST)
+POLICIES = ["lru", "arc", "hit-density"]
+LENGTH = 128
+"""Blocks per request."""
+CAPACITY = 100_000
+"""Blocks of a manager."""
 
 
-def policy_names() -> list[str]:
-    """Return the policies of the commit at hand."""
+def public(module: str, *names: str) -> Any:
+    """Return a public name of a module, or several; a commit without them has no benchmark."""
     try:
-        registry: Any = importlib.import_module("kvoffload.policies.registry")
-    except ImportError:
-        return ["lru", "arc"]
-    return list(registry.names())
-
-
-def implementation(name: str) -> Any:
-    """Return the module with one implementation's classes; asv skips what a commit lacks."""
-    # The first is of 0.1. The other stands beside this folder, after the package that is measured.
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    for module in (f"kvoffload._{name}", f"tests._{name}"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(module)
-    raise NotImplementedError(f"not built: {name}")
+        found = importlib.import_module(module)
+        values = [getattr(found, name) for name in names]
+    except (ModuleNotFoundError, AttributeError) as cause:
+        raise NotImplementedError(f"{module} lacks {', '.join(names)}") from cause
+    return values[0] if len(values) == 1 else values
 
 
 def block_hashes(first: int, count: int) -> list[bytes]:
-    """Make `count` keys of 36 bytes: a digest and a group suffix, as an engine makes them."""
+    """Return `count` keys of 36 bytes: a digest and a group suffix, as engines make them."""
     return [
         hashlib.sha256(number.to_bytes(8, "big")).digest() + b"\0\0\0\0"
         for number in range(first, first + count)
     ]
 
 
-def new_manager(name: str, policy: str, capacity: int, *, events: bool = False) -> Any:
-    """Make an empty manager."""
-    return implementation(name).CPUOffloadingManager(16, capacity, policy, events)
+def new_manager(policy: str, capacity: int, **options: Any) -> Any:
+    """Return an empty compiled manager."""
+    create, implementation = public("kvoffload", "CPUOffloadingManager", "IMPLEMENTATION")
+    if implementation != "compiled":
+        raise NotImplementedError("the extensions are not built")
+    lacking = options.keys() - inspect.signature(create).parameters.keys()
+    if lacking:
+        raise NotImplementedError(f"managers lack {', '.join(sorted(lacking))}")
+    try:
+        return create(16, capacity, policy, **options)
+    except ValueError as cause:
+        raise NotImplementedError(f"no policy {policy}") from cause
 
 
-def fill(manager: Any, hashes: list[bytes], request_length: int = 1_000) -> None:
-    """Store blocks as requests, each touched after its store, as an engine does."""
-    for start in range(0, len(hashes), request_length):
-        request = hashes[start : start + request_length]
+def fill(manager: Any, hashes: list[bytes], length: int = LENGTH) -> None:
+    """Store blocks as requests, each touched after its store."""
+    for start in range(0, len(hashes), length):
+        request = hashes[start : start + length]
         output = manager.prepare_store(request)
         manager.touch(request)
         manager.complete_store(output.block_hashes_to_store)
+
+
+def serve(manager: Any, hashes: list[bytes], **options: Any) -> int:
+    """Serve a prompt as an engine does, by a request where managers have them; return the hits."""
+    if not hasattr(manager, "begin"):  # before 0.4
+        if options:
+            raise NotImplementedError("no requests")
+        return serve_by_calls(manager, hashes)
+    request = manager.begin(hashes, **options)
+    hits: int = request.lookup()
+    if hits:
+        request.prepare_load(0, hits)
+        request.complete_load(0, hits)
+    if request.prepare_store() is not None:
+        request.complete_store()
+    request.finish()
+    return hits
+
+
+def serve_by_calls(manager: Any, hashes: list[bytes]) -> int:
+    """Serve a prompt by the calls that managers have had since 0.1."""
+    manager.touch(hashes)
+    hits: int = manager.lookup(hashes)
+    if hits:
+        manager.prepare_load(hashes[:hits])
+        manager.complete_load(hashes[:hits])
+    output = manager.prepare_store(hashes)
+    manager.touch(hashes)
+    if output is not None:
+        manager.complete_store(output.block_hashes_to_store)
+    return hits
+
+
+class FreshRequests:
+    """Requests of blocks that were never seen, each served once: the number of calls is fixed."""
+
+    number = 8
+    repeat = 8
+    warmup_time = 0
+    first = CAPACITY * 2
+
+    def renew(self, length: int = LENGTH) -> None:
+        """Make the requests of the next sample."""
+        fresh = block_hashes(self.first, self.number * length)
+        self.first += len(fresh)
+        self.requests = [fresh[start : start + length] for start in range(0, len(fresh), length)]

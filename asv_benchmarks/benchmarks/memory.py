@@ -1,85 +1,57 @@
-"""Resident memory per block, and per remembered block that has left."""
+"""Memory per block, with and without what policies remember of evicted blocks, and of a replay."""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-from .common import IMPLEMENTATIONS, LARGEST, block_hashes, fill, new_manager, policy_names
+from .common import LENGTH, POLICIES, block_hashes, fill, new_manager, public
 
-BLOCKS = min(200_000, LARGEST)
-REQUEST = 128
+BLOCKS = 100_000
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds now."""
+    """Return the memory that this process holds now; Linux only."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
-    """Growth while BLOCKS blocks are stored; the key objects exist before."""
+    """Growth of the process while blocks are stored; the key objects exist before."""
 
-    params = (IMPLEMENTATIONS, policy_names())
-    param_names = ("implementation", "policy")
-    timeout = 300
+    params = POLICIES
+    param_names = ("policy",)
 
-    def setup(self, name: str, policy: str) -> None:
+    def setup(self, policy: str) -> None:
         """Make the keys, and warm the allocators up."""
         self.hashes = block_hashes(0, BLOCKS)
-        fill(new_manager(name, policy, 1_000), self.hashes[:1_000])
+        fill(new_manager(policy, 1_000), self.hashes[:1_000])
 
-    def peakmem_fill(self, name: str, policy: str) -> None:
-        fill(new_manager(name, policy, BLOCKS), self.hashes)
-
-    def track_bytes_a_block(self, name: str, policy: str) -> float:
+    def track_bytes_per_block(self, policy: str) -> float:
         before = resident_bytes()
-        manager = new_manager(name, policy, BLOCKS)
-        fill(manager, self.hashes, 128)
+        manager = new_manager(policy, BLOCKS)
+        fill(manager, self.hashes)
+        return (resident_bytes() - before) / len(manager)
+
+    def track_bytes_per_block_with_evicted(self, policy: str) -> float:
+        before = resident_bytes()
+        manager = new_manager(policy, BLOCKS)
+        for start in range(0, 3 * BLOCKS, LENGTH):  # keys of evicted blocks do not stay
+            fill(manager, block_hashes(start, LENGTH))
         return (resident_bytes() - before) / len(manager)
 
 
-Memory.track_bytes_a_block.unit = "bytes"  # type: ignore[attr-defined]
+Memory.track_bytes_per_block.unit = "bytes"  # type: ignore[attr-defined]
+Memory.track_bytes_per_block_with_evicted.unit = "bytes"  # type: ignore[attr-defined]
 
 
-class Ghosts:
-    """Growth while BLOCKS blocks are stored and as many ghosts are made as a policy remembers.
+class Peak:
+    """Peak memory of the process, in a replay of 1,000 generated requests."""
 
-    The keys of the ghosts are made as they are needed: no key object stays.
-    """
+    params = POLICIES
+    param_names = ("policy",)
 
-    params = (["compiled"], policy_names())
-    param_names = ("implementation", "policy")
-    timeout = 300
-
-    def setup(self, name: str, policy: str) -> None:
-        """Warm the allocators up."""
-        self.serve(new_manager(name, policy, 1_000), 1_000)
-
-    def serve(self, manager: Any, blocks: int) -> None:
-        """Fill the cache, push it out twice, and ask for what is not stored, once and again."""
-        self.store(manager, 0, blocks)
-        self.store(manager, blocks, 2 * blocks)
-        for start in range(3 * blocks, 6 * blocks, REQUEST):
-            request = block_hashes(start, REQUEST)
-            manager.touch(request)
-            manager.touch(block_hashes(0, 1))
-            manager.touch(request)
-        for start in range(6 * blocks, 12 * blocks, REQUEST):
-            manager.touch(block_hashes(start, REQUEST))
-
-    def store(self, manager: Any, first: int, blocks: int) -> None:
-        for start in range(first, first + blocks, REQUEST):
-            request = block_hashes(start, REQUEST)
-            manager.touch(request)
-            output = manager.prepare_store(request)
-            manager.touch(request)
-            manager.complete_store(output.block_hashes_to_store)
-
-    def track_bytes_a_block_with_ghosts(self, name: str, policy: str) -> float:
-        before = resident_bytes()
-        manager = new_manager(name, policy, BLOCKS)
-        self.serve(manager, BLOCKS)
-        return (resident_bytes() - before) / len(manager)
-
-
-Ghosts.track_bytes_a_block_with_ghosts.unit = "bytes"  # type: ignore[attr-defined]
+    def peakmem_replay(self, policy: str) -> None:
+        replay = public("kvoffload.replay", "replay")
+        workload = public("kvoffload.traces", "Workload")
+        replay(workload(1_000), new_manager(policy, 10_000))

@@ -1,69 +1,114 @@
-"""Whole replays: time, and whether both implementations still decide the same."""
+"""Replays of 1,000 generated requests: time, and whether the hits stay the same."""
 
-import hashlib
-import random
+from __future__ import annotations
+
 from typing import Any
 
-from .common import IMPLEMENTATIONS, LARGEST, block_hashes, new_manager, policy_names
+from .common import POLICIES, new_manager, public
 
-
-def make_requests(count: int, seed: int = 1) -> list[list[bytes]]:
-    """Make requests over 200 shared prefixes with tails of their own: some hits, many misses."""
-    rng = random.Random(seed)
-    prefixes = [block_hashes(1_000 * number, rng.randrange(4, 64)) for number in range(200)]
-    return [
-        prefixes[min(int(rng.expovariate(0.05)), 199)]
-        + block_hashes(1_000_000 + 100 * number, rng.randrange(1, 32))
-        for number in range(count)
-    ]
-
-
-def replay(manager: Any, requests: list[list[bytes]]) -> str:
-    """Make an engine's calls for each request; return a digest of every decision."""
-    digest = hashlib.sha256()
-    for request in requests:
-        manager.touch(request)
-        hits = manager.lookup(request)
-        if hits:
-            manager.prepare_load(request[:hits])
-            manager.complete_load(request[:hits])
-        output = manager.prepare_store(request)
-        manager.touch(request)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
-            digest.update(b"".join(output.block_hashes_evicted))
-        digest.update(b"%d" % hits)
-    return digest.hexdigest()
+CAPACITY = 2_000
+CAPACITIES = (250, 500, 1_000, 2_000, 4_000)
 
 
 class Replay:
-    """A whole generated trace of 2,000 requests."""
+    """A replay through a manager that exists, one request at a time."""
 
-    params = (IMPLEMENTATIONS, policy_names(), sorted({min(1_000, LARGEST), min(10_000, LARGEST)}))
-    param_names = ("implementation", "policy", "capacity")
-    timeout = 300
+    params = POLICIES
+    param_names = ("policy",)
+    repeat = 5
 
-    def setup(self, name: str, policy: str, capacity: int) -> None:
-        """Make the trace."""
-        new_manager(name, policy, capacity)
-        self.requests = make_requests(2_000)
+    def setup(self, policy: str) -> None:
+        """Make the requests."""
+        self.replay, workload = (
+            public("kvoffload.replay", "replay"),
+            public("kvoffload.traces", "Workload"),
+        )
+        self.requests = list(workload(1_000))
 
-    def time_replay(self, name: str, policy: str, capacity: int) -> None:
-        replay(new_manager(name, policy, capacity), self.requests)
-
-
-class Equality:
-    """Whether the implementations decide the same: 1, or 0 if they ever do not."""
-
-    params = (policy_names(), [100, 1_000])
-    param_names = ("policy", "capacity")
-
-    def track_equal_results(self, policy: str, capacity: int) -> int:
-        requests = make_requests(500)
-        decisions = {
-            replay(new_manager(name, policy, capacity), requests) for name in IMPLEMENTATIONS
-        }
-        return int(len(decisions) == 1)
+    def time_replay(self, policy: str) -> None:
+        self.replay(self.requests, new_manager(policy, CAPACITY))
 
 
-Equality.track_equal_results.unit = "equal"  # type: ignore[attr-defined]
+class Simulate:
+    """A replay of a decoded trace, and its hits."""
+
+    params = POLICIES
+    param_names = ("policy",)
+    repeat = 5
+
+    def setup(self, policy: str) -> None:
+        """Decode the requests."""
+        decoded, device_hits, self.simulate = public(
+            "kvoffload.replay", "DecodedTrace", "device_hits", "simulate"
+        )
+        self.trace = decoded.of(public("kvoffload.traces", "Workload")(1_000))
+        self.keys, self.nothing = self.trace.keys(), device_hits(self.trace, 0)
+        new_manager(policy, CAPACITY)
+
+    def run(self, policy: str, capacity: int) -> Any:
+        return self.simulate(self.trace, self.keys, policy, capacity, device_hits=self.nothing)
+
+    def time_simulate(self, policy: str) -> None:
+        self.run(policy, CAPACITY)
+
+    def time_sweep(self, policy: str) -> None:
+        for capacity in CAPACITIES:
+            self.run(policy, capacity)
+
+    def track_hits(self, policy: str) -> int:
+        counts = self.run(policy, CAPACITY)
+        for name in ("hit_blocks", "hits"):
+            if hasattr(counts, name):
+                return int(getattr(counts, name))
+        raise NotImplementedError("no count of hits")
+
+
+Simulate.track_hits.unit = "blocks"  # type: ignore[attr-defined]
+
+
+class Decode:
+    """A trace in memory: decoding it, the hits of an accelerator's cache, its reuse distances."""
+
+    repeat = 5
+
+    def setup(self) -> None:
+        """Make the requests."""
+        self.decoded = public("kvoffload.replay", "DecodedTrace")
+        self.requests = list(public("kvoffload.traces", "Workload")(1_000))
+        self.trace = self.decoded.of(self.requests)
+
+    def time_decode(self) -> None:
+        self.decoded.of(self.requests)
+
+    def time_device_hits(self) -> None:
+        public("kvoffload.replay", "device_hits")(self.trace, 1_000)
+
+
+class Fleet:
+    """A replay of four engines behind a router."""
+
+    params = ["round-robin", "prefix"]
+    param_names = ("router",)
+    repeat = 3
+
+    def setup(self, router: str) -> None:
+        """Decode the requests."""
+        routers, create, self.replay = public(
+            "kvoffload.replay.fleet", "ROUTERS", "Fleet", "replay_fleet"
+        )
+        if router not in routers:
+            raise NotImplementedError(f"no router {router}")
+        requests = public("kvoffload.traces", "Workload")(1_000)
+        self.trace = public("kvoffload.replay", "DecodedTrace").of(requests, arrivals=True)
+        self.keys = self.trace.keys()
+        self.fleet = create(
+            engines=4,
+            router=router,
+            host_blocks=CAPACITY // 4,
+            rate=10_000,
+            block_tokens=512,
+            block_bytes=2**20,
+        )
+
+    def time_fleet(self, router: str) -> None:
+        self.replay(self.trace, self.keys, self.fleet)
