@@ -3,6 +3,7 @@
 The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folder it is read from.
 """
 
+import doctest
 import os
 import re
 from collections import Counter
@@ -47,6 +48,13 @@ def words(text):
     return re.sub(r"─+", "─", text).split()
 
 
+def matches(shown, printed):
+    """Return whether a page shows what is printed; ``...`` stands for anything."""
+    checker = doctest.OutputChecker()
+    both = (" ".join(words(text)) for text in (shown, printed))
+    return checker.check_output(*both, doctest.ELLIPSIS)
+
+
 def shown_policies(shown):
     """Return the policies in a page's table: one that was added later has no row there yet."""
     rows = set(re.findall(r"^(?!none )([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE))
@@ -69,7 +77,6 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
         model.bytes_per_token(),
         full_blocks=True,
         engine=engine,
-        policies=shown_policies(shown),
     )
     recorded = RecordedTrace.of(Selection(Trace(TRACE), full_block_tokens=512))
     behind = replace(alone, device_memory=engine.device_memory, device_is_assumed=True)
@@ -83,7 +90,8 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
         alone=advise(recorded, alone, jobs=2), details=details(recorded, advice), shares=shares,
     )  # fmt: skip
     print_advice(subject)
-    assert words(capsys.readouterr().out) == words(shown)
+    assert len(words(shown)) > 200
+    assert matches(shown, capsys.readouterr().out)
 
 
 @needs_trace
