@@ -4,7 +4,7 @@
 ``KVOFFLOAD_PURE_PYTHON`` chooses (see the reference).
 """
 
-from . import _interrupts as _interrupts  # first: what follows takes a while
+from . import _interrupts as _interrupts  # first: the other imports take a while
 
 # isort: split
 import typing as _typing
@@ -46,7 +46,7 @@ try:
 except _metadata.PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-if not _typing.TYPE_CHECKING:  # they take what is imported under its own name, or by *, as public
+if not _typing.TYPE_CHECKING:  # type checkers infer public names from the imports
     __all__ = [
         "IMPLEMENTATION",
         "ARCOffloadingManager",

@@ -1,8 +1,8 @@
 """``python -m kvoffload``, and the entry point of the console script.
 
-Before a command that drives managers, one line on standard error warns if they are the Python ones
-and those were not asked for, on a terminal and in the log of a job alike. ``--quiet`` suppresses
-it, as it does every note.
+Before a command that runs managers, one line on standard error warns if the Python twins are used
+without having been asked for, on a terminal and in the log of a job. ``--quiet`` suppresses the
+warning, like every note.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _warn_of_python() -> None:
 
 
 def _why_not_compiled() -> str:
-    """Import the compiled modules once more, and return why that failed."""
+    """Import the compiled modules again, and return the reason for the failure."""
     try:
         import_compiled()
     except ImportError as error:
@@ -54,7 +54,7 @@ def _build_command() -> str:
     """Return the command that builds the extensions for this interpreter."""
     import shlex
 
-    # Otherwise pip would use its cache, or leave the installed package as it is.
+    # Otherwise pip would use its cache, or keep the installed package.
     options = ["--force-reinstall", "--no-deps", "--no-cache-dir"]
     command = [sys.executable, "-m", "pip", "install", *options, *_requirement()]
     return f"{VARIABLE}=0 {shlex.join(command)}"

@@ -1,4 +1,4 @@
-"""Checks of arguments: one text for one rule, in every implementation.
+"""Checks of arguments, with one text per rule in every implementation.
 
 A message names the argument, the rule and the value.
 """
@@ -40,7 +40,7 @@ def check_int(
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False, of Python or numpy; TypeError if it is not."""
+    """Return `value` if it is a bool of Python or numpy; TypeError if not."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {describe(value)}")
     return bool(value)
@@ -109,7 +109,7 @@ def _iterate(name: str, hashes: Any) -> Iterable[Any]:
 def as_batch(hashes: Iterable[bytes], name: str = "hashes") -> list[BlockHash]:
     """Consume an iterable of block hashes whole and return it as a list of checked elements.
 
-    A list is returned as it is, not copied. TypeError if an element is not exactly ``bytes``, or
+    A list is returned itself, not copied. TypeError if an element is not exactly ``bytes``, or
     `hashes` is itself a hash; ValueError if an element is empty; both give its position.
     """
     batch = hashes if type(hashes) is list else list(_iterate(name, hashes))

@@ -35,9 +35,9 @@ _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 class TableCollector(Collector):
     """A collector of the samples of several sources, which share one table of metrics.
 
-    `labels` are those of every series; `source_label` tells the sources apart, None where there is
-    one source alone. TypeError or ValueError if `labels` is no mapping of text to text, or a name
-    is no label's, or taken.
+    `labels` are the labels of every series; `source_label` distinguishes the sources, None for a
+    single source. TypeError or ValueError if `labels` is not a mapping of text to text, or a name
+    is not a valid label or already taken.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Features that need an extra, and the error where it is missing."""
+"""Features that need an extra, and the error if it is missing."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
 def _command(extra: str) -> str:
     """Return the command that installs an extra.
 
-    It names this interpreter, as a bare ``pip`` may belong to another. Its pip finds the package
-    installed, and builds nothing.
+    The command names this interpreter, since a bare ``pip`` may belong to another. Its pip finds
+    the package installed, and builds nothing.
     """
     requirement = ["kvoffload"]
     try:

@@ -1,4 +1,4 @@
-"""Former names of modules and classes: they work, with a warning, until a release ends them."""
+"""Former names of modules and classes, which work with a warning until they are removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["former_attribute", "former_names"]
 def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module whose former names are these.
 
-    Each has what it stands for, and what to use instead.
+    Each name maps to its object, and to the replacement to name in the warning.
     """
 
     def find(name: str) -> Any:
@@ -27,7 +27,7 @@ def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[
 
 
 def former_attribute(owner: str, former: str, present: str) -> Any:
-    """Return a property that warns and gives the attribute's value under its present name."""
+    """Return a property that warns and returns the attribute of the present name."""
 
     def value(self: object) -> Any:
         text = f"{owner}.{former} is called {present}; the name goes in 0.5"

@@ -1,8 +1,8 @@
-"""Compiled or Python: decided once, here, for all twins or none.
+"""The choice between compiled and Python twins, made once for all twins.
 
 ``KVOFFLOAD_PURE_PYTHON`` decides: unset or empty, compiled if it imports; ``0``, compiled required;
 any other value, Python. A free-threaded interpreter enables its global lock when it imports the
-extensions; where it was told to keep the lock off, compiled twins are refused.
+extensions; if it was told to keep the lock off, compiled twins are refused.
 """
 
 from __future__ import annotations

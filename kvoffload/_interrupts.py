@@ -1,14 +1,14 @@
 """Ctrl-C while the command imports its modules.
 
-Importing takes some tenths of a second, in which an interrupt would print a traceback of whatever
-module it met. There is nothing to clean up yet, so the process ends at once: this is the first
-module of the package, and imports none that Python has not loaded itself. A program that imports
-the package keeps its own handling of signals.
+Importing takes some tenths of a second, during which an interrupt would print the traceback of an
+import. There is nothing to clean up yet, so the process ends at once: this is the first module of
+the package, and imports only modules that Python has already loaded. A program that imports the
+package keeps its own handling of signals.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found] # what signal wraps, without its enumerations
+import _signal  # type: ignore[import-not-found] # without the enumerations of signal
 import os
 import sys
 
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 def raise_again() -> None:
-    """Let Ctrl-C raise `KeyboardInterrupt` from now on, if it ends the process at once."""
+    """Let Ctrl-C raise `KeyboardInterrupt` from now on, instead of ending the process at once."""
     if _signal.getsignal(_signal.SIGINT) is _end:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
@@ -27,8 +27,8 @@ def raise_again() -> None:
 def _is_command() -> bool:
     """Return whether ``kvoffload`` or ``python -m kvoffload`` was called.
 
-    ``sys.argv[0]`` is not yet the file of the module; a process that shares the command's work has
-    the arguments of the command in ``sys.argv``, and its own in ``sys.orig_argv``.
+    ``sys.argv[0]`` is not yet the file of the module; a worker process of the command has the
+    command's arguments in ``sys.argv``, and its own in ``sys.orig_argv``.
     """
     arguments = getattr(sys, "argv", [])
     if not 0 < len(arguments) <= len(sys.orig_argv):

@@ -18,10 +18,10 @@ __all__ = [
 ]
 
 TIER_PREFIX = "kvoffload:tier_"
-"""Start of the names of tiers' metrics, which have the label ``tier`` besides their own."""
+"""Prefix of the names of tiers' metrics, which have the additional label ``tier``."""
 
 WATCH_PREFIX = "kvoffload_"
-"""Start of the names of watches' metrics, before which an engine may put a prefix of its own."""
+"""Prefix of the names of watches' metrics; an engine may add its own before it."""
 
 
 class Metric(NamedTuple):
@@ -30,7 +30,7 @@ class Metric(NamedTuple):
     name: str  # without the prefix, and without the ``_total`` that Prometheus adds to a counter
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
-    help: str  # what it counts, with its unit
+    help: str  # meaning and unit
     bounds: tuple[float, ...] = ()  # of a histogram's buckets; there is one more without a bound
 
 

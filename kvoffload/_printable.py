@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return a text whose line breaks, control characters and the like are escaped."""
+    """Return a text with line breaks, control characters and the like escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

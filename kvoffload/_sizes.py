@@ -1,4 +1,4 @@
-"""Sizes in text, such as ``2TB``, ``64 GiB`` or ``4096``: of commands, tiers and vLLM's keys."""
+"""Sizes as text, such as ``2TB``, ``64 GiB`` or ``4096``, for commands, tiers and vLLM's keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def read_size(text: str, *, needs_unit: bool = False) -> int | None:
-    """Return a size in bytes, rounded down, None if the text is not one.
+    """Return a size in bytes, rounded down, or None if the text is not a size.
 
     The units are ``B`` to ``TB`` and ``KiB`` to ``TiB``; `needs_unit` refuses a number without one.
     """
@@ -30,7 +30,7 @@ def read_size(text: str, *, needs_unit: bool = False) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes, with or without a unit; ValueError if the text is not one."""
+    """Return a number of bytes, with or without a unit; ValueError if the text is not a size."""
     size = read_size(text.strip())
     if size is None:
         raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
@@ -38,7 +38,7 @@ def parse_size(text: str) -> int:
 
 
 def check_size(name: str, value: int | str, minimum: int = 0) -> int:
-    """Return a number of bytes, >= `minimum`, that is given as one, or as text."""
+    """Return a number of bytes, >= `minimum`, given as an integer or as text."""
     if isinstance(value, str):
         try:
             value = parse_size(value)

@@ -1,4 +1,4 @@
-"""The exceptions, and the one place where their texts are written, for both twins."""
+"""The exceptions and their texts, for both twins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OffloadError(Exception):
 
 
 class BlockNotFoundError(OffloadError, KeyError):
-    """A block that is not resident was asked for."""
+    """A requested block is not resident."""
 
 
 class BlockNotReadyError(OffloadError, RuntimeError):
@@ -46,7 +46,7 @@ class RefCountOverflowError(OffloadError, OverflowError):
 
 
 class RequestFinishedError(OffloadError, RuntimeError):
-    """A request that has finished was asked to do more."""
+    """A method of a finished request was called."""
 
 
 class BackendError(OffloadError, RuntimeError):
@@ -54,7 +54,7 @@ class BackendError(OffloadError, RuntimeError):
 
 
 class PolicyError(OffloadError, RuntimeError):
-    """A user's policy broke its contract, or a manager's own policy was to be changed."""
+    """A user's policy broke its contract, or a call would change a policy that a manager owns."""
 
 
 def describe(value: object) -> str:
@@ -85,7 +85,7 @@ def block_not_ready(call: str, block_hash: bytes) -> BlockNotReadyError:
 
 
 def block_not_pinned(call: str, block_hash: bytes) -> BlockNotPinnedError:
-    """Build the error of `call` on a block with no pin left to release."""
+    """Build the error of `call` on a block without a pin to release."""
     return BlockNotPinnedError(f"{call}: block {describe_hash(block_hash)} is not pinned")
 
 
@@ -113,12 +113,12 @@ def manager_not_initialised() -> RuntimeError:
 
 
 def manager_initialised() -> RuntimeError:
-    """Build the error of a manager of vLLM's whose ``__init__`` runs again."""
+    """Build the error of a vLLM manager whose ``__init__`` runs again."""
     return RuntimeError("the manager is initialised already: build another one")
 
 
 def manager_at_work() -> RuntimeError:
-    """Build the error of a call on a manager of vLLM's that is in the middle of another call."""
+    """Build the error of a call on a vLLM manager during another call."""
     return RuntimeError(
         "the manager is in the middle of another call: hold a lock around each, and do not call it "
         "from a request's context"
@@ -136,7 +136,7 @@ def backend_not_initialised() -> RuntimeError:
 
 
 def backend_in_use(num_given: int) -> RuntimeError:
-    """Build the error of initialising a backend again while its slots are in use."""
+    """Build the error of reinitialising a backend while its slots are in use."""
     return RuntimeError(
         f"the backend cannot be initialised again: {num_given} of its slots are given out"
     )

@@ -1,7 +1,7 @@
 """The types that policies, managers, backends and the engine exchange.
 
-This module imports nothing else of the package, and its types have no twins: the Python and the
-compiled implementation use the same classes.
+This module imports no other module of the package, and its types have no twins: both
+implementations use the same classes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BlockStatus(ctypes.Structure):
         return f"BlockStatus(ref_cnt={self.ref_cnt}, block_id={self.block_id})"
 
 
-#: A row of ``block_table``: the fields of `BlockStatus`, where it has them.
+#: A row of ``block_table``: the fields of `BlockStatus`, at its offsets.
 BLOCK_DTYPE = np.dtype(BlockStatus)
 
 
@@ -94,7 +94,7 @@ class BlockIDsLoadStoreSpec(LoadStoreSpec):
     Parameters
     ----------
     block_ids : sequence of int or numpy.ndarray
-        ``(n,)`` slot indices; copied. The empty one is legal.
+        ``(n,)`` slot indices, possibly empty; copied.
 
     Attributes
     ----------
@@ -149,9 +149,9 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
         return "GPU"
 
 
-#: The type of the specs that a backend makes and a manager over it returns. Type checkers know a
-#: default, so that the bare names of generic classes stay complete; ``typing`` has defaults from
-#: Python 3.13 on.
+#: The type of the specs of a backend and of a manager over it. It has a default for type checkers,
+#: so that the bare names of generic classes are complete; ``typing`` has defaults from Python 3.13
+#: on.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -164,9 +164,9 @@ else:
 
 @dataclass(slots=True)
 class PrepareStoreOutput(Generic[Spec_co]):
-    """The work of a store.
+    """The blocks of a store, their slots, and the blocks evicted for them.
 
-    To a type checker ``PrepareStoreOutput[CPULoadStoreSpec]`` is one whose `store_spec` is a
+    For type checkers, the `store_spec` of ``PrepareStoreOutput[CPULoadStoreSpec]`` is a
     ``CPULoadStoreSpec``.
 
     Attributes
@@ -174,10 +174,10 @@ class PrepareStoreOutput(Generic[Spec_co]):
     block_hashes_to_store : list of BlockHash
         The blocks to write, in batch order.
     store_spec : LoadStoreSpec
-        Where to write them, in the same order.
+        The slots to write to, in the same order.
     block_hashes_evicted : list of BlockHash
-        The blocks that left to make room, in eviction order. A compiled manager makes this list
-        when it is read first.
+        The evicted blocks, in eviction order. A compiled manager builds this list at the first
+        read.
     """
 
     block_hashes_to_store: list[BlockHash]
@@ -187,13 +187,13 @@ class PrepareStoreOutput(Generic[Spec_co]):
 
 @dataclass(slots=True)
 class OffloadingEvent:
-    """A report of blocks that became readable in the medium, or that left it.
+    """A report of blocks that became readable in the medium or left it.
 
     Attributes
     ----------
     block_hashes : list of BlockHash
-        The blocks: in batch order when stored, in eviction order when removed. Of those that left
-        a compiled manager makes the list when it is read first.
+        The blocks: in batch order when stored, in eviction order when removed. A compiled manager
+        builds a list of removed blocks at the first read.
     block_size : int
         Tokens per block.
     medium : str
@@ -213,7 +213,7 @@ MOST_SOURCE_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """A client's statement about its session, beside a request.
+    """A client's statement about its session, given with a request.
 
     A hint is evidence, not an order: a policy weighs it against what it has learned, and may
     ignore it.
@@ -221,13 +221,13 @@ class Hints:
     Attributes
     ----------
     ends : bool
-        The session asks no more: nobody is expected to ask for the request's blocks again.
+        Whether the session ends, so that the request's blocks are not expected to be used again.
     expect_s : float or None
-        Seconds until the next request that begins with these blocks, finite and > 0; None where
-        the client does not say.
+        Seconds until the next request that begins with these blocks, finite and > 0; None if
+        unknown.
     source : str
-        Who says so, at most 64 characters: an application or a tenant. A gateway sets it; clients
-        must not choose it freely.
+        The application or tenant that gives the hints, at most 64 characters. A gateway sets it;
+        clients must not choose it freely.
 
     Raises
     ------
@@ -259,25 +259,24 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class HintSource:
-    """What a policy has learned of one source that says when sessions return.
+    """The statistics of one source that says when sessions return.
 
     Attributes
     ----------
     name : str or None
-        The source; None for all those that are not told apart.
+        The source; None for all sources beyond the distinct ones.
     hints : int
-        Requests of which it said when the session returns; the same words again at the finish
-        count once.
+        Requests with a return time from this source; the same hint again at the finish counts once.
     returns : int
         Requests that came back to the blocks of such a request. Several may come back to one.
     slope : float or None
-        By how much ln of the seconds that pass rises with ln of those that it says, in [0, 1]: 1
-        where they say all, 0 where they say nothing. Fitted to the returns of late, leaning on
-        those to all sources. None below 10 returns.
+        Slope of ln of the elapsed seconds over ln of the said seconds, in [0, 1]: 1 if the hints
+        are fully informative, 0 if they are not. Fitted to recent returns, with the returns to all
+        sources as a prior. None below 10 returns.
     spread : float or None
-        Standard deviation of ln of the seconds that passed around the fitted line, of late: two
-        returns in three are within a factor of e to this, if they spread evenly to both sides.
-        None below 10 returns.
+        Recent standard deviation of ln of the elapsed seconds around the fitted line: about two
+        returns in three are within a factor of e to this, if they spread evenly to both sides. None
+        below 10 returns.
     """
 
     name: str | None
@@ -289,19 +288,20 @@ class HintSource:
 
 @dataclass(frozen=True, slots=True)
 class HintGain:
-    """What hints of returns bring: a small cache that heeds them beside one that does not.
+    """The gain by hints of returns: a small cache that heeds them compared with one that does not.
 
-    Both serve the same sample of the blocks, in the requests of late; half a request's weight is
-    gone 600 requests later. Both heed that sessions end.
+    Both serve the same sample of the blocks of recent requests; a request's weight halves within
+    600 requests. Both heed the ends of sessions.
 
     Attributes
     ----------
     hit_ratio, plain : float
         Share of the sampled blocks of all requests that were hits, with hints and without.
     error : float
-        Half-width of the interval of `gain` that holds the truth in 19 of 20 cases.
+        Half-width of the 95 % interval of `gain`.
     followed : bool
-        Whether the manager itself evicts by the rule with hints; else it has no such gain now.
+        Whether the manager itself evicts by the rule with hints; otherwise it does not have this
+        gain now.
     """
 
     hit_ratio: float
@@ -311,5 +311,5 @@ class HintGain:
 
     @property
     def gain(self) -> float:
-        """Share of the blocks that are hits by the hints alone; negative where they harm."""
+        """Share of the blocks that are hits only thanks to hints; negative if hints harm."""
         return self.hit_ratio - self.plain

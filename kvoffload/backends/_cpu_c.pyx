@@ -1,4 +1,4 @@
-"""The built-in pool, compiled: slots of host memory, given out by index.
+"""The built-in pool, compiled: slots of host memory, allocated by index.
 
 See ``_cpu_py`` for the Python twin, ``_core/pool.pxd`` for the structure.
 """
@@ -41,7 +41,7 @@ cdef class PoolCore:
     def _open(self, num_blocks):
         """Reserve the pool; a second call gives up the first."""
         cdef int64_t count = check_num_blocks(num_blocks)
-        self._require_unused()  # now: another thread may have run since the constructor asked
+        self._require_unused()  # again: another thread may have run since the constructor's check
         self.close()
         if not pool_open(&self.pool, count):
             raise MemoryError(f"no room for a pool of {count} blocks")
@@ -58,7 +58,7 @@ cdef class PoolCore:
             pool_close(&self.pool)
 
     def _require_unused(self):
-        """Raise RuntimeError while slots are given out: their holders would lose them."""
+        """Raise RuntimeError while slots are allocated: their holders would lose them."""
         if self.opened and pool_num_free(&self.pool) < self.pool.num_blocks:
             raise backend_in_use(self.pool.num_blocks - pool_num_free(&self.pool))
 
@@ -79,7 +79,7 @@ cdef class PoolCore:
         return self.pool.num_blocks
 
     def get_num_free_blocks(self):
-        """Return how many blocks `allocate_blocks` can give now."""
+        """Return the number of blocks that `allocate_blocks` can allocate now."""
         self.require_open()
         return pool_num_free(&self.pool)
 
@@ -88,7 +88,7 @@ cdef class PoolCore:
         cdef list statuses
         cdef int64_t num_free, block_id
         self.require_open()
-        # Python code may run while they are made, and change the caller's list.
+        # Python code may run while they are created, and change the caller's list.
         statuses = [BlockStatus(-1) for _ in as_batch(hashes)]
         num_free = pool_num_free(&self.pool)
         if len(statuses) > num_free:
@@ -102,7 +102,7 @@ cdef class PoolCore:
         return statuses
 
     def free(self, block):
-        """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
+        """Free a slot; ValueError if `allocate_blocks` did not allocate it."""
         cdef int64_t block_id
         self.require_open()
         block_id = check_status(block, "block").block_id
@@ -112,7 +112,7 @@ cdef class PoolCore:
         pool_give(&self.pool, block_id)
 
     def get_load_store_spec(self, hashes, blocks):
-        """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
+        """Return the slots of `blocks`, in their order; `hashes` is ignored."""
         self.require_open()
         spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
         block_ids = [check_status(block, "each of blocks").block_id for block in blocks]
@@ -135,7 +135,7 @@ cdef class PoolCore:
 
 
 class CPUBackend(PoolCore, Backend):
-    """A host memory pool of fixed size, whose slots are given out by index.
+    """A host memory pool of fixed size, whose slots are allocated by index.
 
     Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last
     freed first.

@@ -1,13 +1,13 @@
-"""The built-in pool: slots of host memory, given out by index.
+"""The built-in pool: slots of host memory, allocated by index.
 
 Structure
-    ``_num_fresh`` counts the ids that were given out at least once; ``_freed`` holds those that
-    came back, last freed last (a dict: a stack with membership).
+    ``_num_fresh`` counts the ids that were allocated at least once; ``_freed`` holds freed ids,
+    last freed last (a dict: a stack with membership).
 Invariants
     Every freed id is below ``_num_fresh``, and ``_num_fresh <= num_blocks``. ``_lent`` holds the
-    ids that `allocate_blocks` gave and `free` may take back; what a manager was given is its own.
+    ids that `allocate_blocks` allocated and `free` may free; it omits the slots of managers.
 Cost
-    O(1) a block.
+    O(1) per block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLOT: Final = "_slot"  # attribute of a status
 
 
 class CPUBackend(Backend[CPULoadStoreSpec]):
-    """A host memory pool of fixed size, whose slots are given out by index.
+    """A host memory pool of fixed size, whose slots are allocated by index.
 
     Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last
     freed first.
@@ -53,11 +53,11 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         self._num_fresh = 0
         self._freed = {}
         self._lent = set()
-        # The last to be set: without it no method works.
+        # Set last: no method works without it.
         self._num_blocks = num_blocks
 
     def _require_unused(self) -> None:
-        """Raise RuntimeError while slots are given out: their holders would lose them."""
+        """Raise RuntimeError while slots are allocated: their holders would lose them."""
         if "_num_blocks" in vars(self) and self._num_free() < self._num_blocks:
             raise backend_in_use(self._num_blocks - self._num_free())
 
@@ -79,7 +79,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         return self._num_blocks
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks `allocate_blocks` can give now."""
+        """Return the number of blocks that `allocate_blocks` can allocate now."""
         return self._num_free()
 
     def allocate_blocks(self, hashes: Iterable[bytes]) -> list[BlockStatus]:
@@ -96,7 +96,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         return statuses
 
     def free(self, block: BlockStatus) -> None:
-        """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
+        """Free a slot; ValueError if `allocate_blocks` did not allocate it."""
         self._require_open()
         block_id = check_status(block, "block").block_id
         if block_id not in self._lent:
@@ -109,7 +109,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         hashes: Iterable[bytes],  # noqa: ARG002
         blocks: Iterable[BlockStatus],
     ) -> CPULoadStoreSpec:
-        """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
+        """Return the slots of `blocks`, in their order; `hashes` is ignored."""
         self._require_open()
         return _spec([check_status(block, "each of blocks").block_id for block in blocks])
 
@@ -131,7 +131,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         self._freed.update(dict.fromkeys(_slots_of(statuses)))
 
     def _give_up(self, statuses: list[BlockStatus]) -> None:
-        """Free the slots of a store that failed; the first is given again first."""
+        """Free the slots of a failed store; the first is allocated again first."""
         self._free(reversed(statuses))
 
     def _load_store_spec(
@@ -142,15 +142,15 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         return _spec(_slots_of(statuses))
 
     def _release_all(self, statuses: list[BlockStatus]) -> None:
-        """Take back all slots of one manager; ids start at 0 again if no others are given out."""
+        """Free all slots of one manager; ids start at 0 again if no others are allocated."""
         if self._num_fresh - len(self._freed) == len(statuses):
-            self._freed.clear()  # first: interrupted in between, slots are missing, not given twice
+            self._freed.clear()  # first: an interrupt loses slots, but allocates none twice
             self._num_fresh = 0
         else:
             self._free(statuses)
 
     def _free_all_but(self, statuses: Iterable[BlockStatus]) -> None:
-        """Free every slot that is neither lent nor one of these; O(slots)."""
+        """Free every slot that is neither lent nor one of `statuses`; O(slots)."""
         used = self._lent.union(_slots_of(statuses))
         self._freed = {slot: None for slot in range(self._num_fresh) if slot not in used}
 
@@ -170,7 +170,7 @@ def _spec(block_ids: list[int]) -> CPULoadStoreSpec:
 
 
 def _pooled_status(slot: int) -> BlockStatus:
-    """Return a status that keeps its slot, whatever is written to its ``block_id``."""
+    """Return a status that keeps its slot even if its ``block_id`` is overwritten."""
     status = BlockStatus(slot)
     vars(status)[_SLOT] = slot
     return status
@@ -181,12 +181,12 @@ def _slots_of(statuses: Iterable[BlockStatus]) -> list[int]:
 
 
 def slot_of(status: BlockStatus) -> int:
-    """Return the slot that a pool gave with a status, for its manager."""
+    """Return the slot that a pool allocated with a status, for its manager."""
     slot: int = vars(status)[_SLOT]
     return slot
 
 
 def keep_slot(live: BlockStatus, given: BlockStatus) -> None:
-    """Copy the slot of a pool's status to the status that a user's policy made of it."""
+    """Copy the slot of a pool's status to the status that a user's policy derived from it."""
     if _SLOT in vars(given):
         vars(live)[_SLOT] = slot_of(given)

@@ -1,4 +1,4 @@
-"""The contract of backends, which decide where blocks live."""
+"""The contract of backends, which allocate slots for blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ __all__ = ["Backend"]
 
 
 class Backend(ABC, Generic[Spec_co]):
-    """The owner of an offload medium, which hands out its slots and takes them back.
+    """The owner of an offload medium, which allocates and frees its slots.
 
-    Write your own by subclassing: implement the three abstract methods, and `get_load_store_spec`
-    for a medium of your own. A manager keeps the status objects that `allocate_blocks` returned
-    and hands the same ones to `free` and `get_load_store_spec`. To a type checker
-    ``Backend[MySpec]`` is one whose specs are ``MySpec``, as are those of a manager over it.
+    To write a backend, subclass this class: implement the three abstract methods, and
+    `get_load_store_spec` for the new medium. A manager keeps the status objects that
+    `allocate_blocks` returned and passes the same objects to `free` and `get_load_store_spec`. For
+    type checkers, the specs of ``Backend[MySpec]``, and of a manager over it, have the type
+    ``MySpec``.
 
     Parameters
     ----------
     block_size : int
         Tokens per block, >= 1.
     medium : str
-        Name of the medium, as events carry it.
+        Name of the medium, as given in events.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class Backend(ABC, Generic[Spec_co]):
     Raises
     ------
     TypeError, ValueError
-        If `block_size` is not such an integer, or `medium` not a string.
+        If `block_size` is not an integer >= 1, or `medium` not a string.
 
     Notes
     -----
@@ -56,14 +57,14 @@ class Backend(ABC, Generic[Spec_co]):
         self.medium = medium
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if name in {"block_size", "medium"}:
             raise backend_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks `allocate_blocks` can give now."""
+        """Return the number of blocks that `allocate_blocks` can allocate now."""
 
     @abstractmethod
     def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
@@ -72,7 +73,7 @@ class Backend(ABC, Generic[Spec_co]):
         Parameters
         ----------
         hashes : sequence of BlockHash
-            Blocks that will be stored, at most `get_num_free_blocks` of them.
+            Blocks to store, at most `get_num_free_blocks` of them.
 
         Returns
         -------
@@ -82,12 +83,12 @@ class Backend(ABC, Generic[Spec_co]):
 
     @abstractmethod
     def free(self, block: BlockStatus) -> None:
-        """Take back the slot of a block that `allocate_blocks` gave."""
+        """Free the slot of a block that `allocate_blocks` returned."""
 
     def get_load_store_spec(
         self, hashes: Iterable[bytes], blocks: Iterable[BlockStatus]
     ) -> Spec_co:
-        """Describe where `blocks` lie, in their order. Not implemented by default."""
+        """Return the location of `blocks`, in their order. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")
 
 

@@ -1,4 +1,4 @@
-"""The built-in pool of the implementation that was chosen."""
+"""The built-in pool of the chosen implementation."""
 
 from typing import TYPE_CHECKING
 
