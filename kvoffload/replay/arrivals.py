@@ -1,4 +1,4 @@
-"""Arrivals of a trace's requests: as recorded, or each after the one before in its session."""
+"""Arrivals of a trace's requests: as recorded, or each after its predecessor in the session."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class NoSessionsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When each request of a trace comes, and what it waits for: 48 bytes per request.
+    """The arrival of each request of a trace and its place in its session: 48 bytes per request.
 
     Attributes
     ----------
     recorded : (requests,) int64
         Recorded arrival, nanoseconds.
     wait : (requests,) int64
-        From the end of the request before it in its session to its arrival, nanoseconds: its
-        `think`, where that is not known the whole recorded time between their arrivals.
+        Nanoseconds from the end of the previous request in its session to its arrival: its `think`,
+        or, if that is unknown, the recorded time between their arrivals.
     service : (requests,) int64
-        How long it took, nanoseconds; 0 where that is not known.
+        Recorded service time, nanoseconds; 0 if unknown.
     answers : (requests,) int64
         Its answer, tokens.
     following : (requests,) int64
-        The next request of its session; -1 if there is none. In a session, requests follow each
-        other by arrival, then by their place in the trace.
+        The next request of its session, or -1. Within a session, requests are ordered by arrival,
+        then by their place in the trace.
     sessions : (requests,) int64
-        Number of its session, from 0 in the order in which they are seen; -1 for none.
+        Number of its session, from 0 in the order of first appearance; -1 for none.
     names : (n,) uint8
         The names of all sessions in UTF-8, one after the other.
     name_starts : (sessions + 1,) int64
-        Where each begins in `names`, then the length of that.
+        Start of each name in `names`, then the length of `names`.
     """
 
     recorded: Times
@@ -64,7 +64,7 @@ class Arrivals:
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Arrivals:
-        """Return those of a trace, which is iterated over once.
+        """Return the arrivals of a trace, which is iterated over once.
 
         Raises
         ------
@@ -132,10 +132,10 @@ class ArrivalsCollector:
             yield request
 
     def arrivals(self) -> Arrivals:
-        """Return when they come."""
+        """Return the arrivals."""
         sessions = np.array(self._sessions, dtype=np.int64)
         recorded, service = _nanoseconds(self._times), _nanoseconds(self._service)
-        order = np.lexsort((recorded, sessions))  # stable: by place where times are equal
+        order = np.lexsort((recorded, sessions))  # stable: equal times are ordered by place
         before, after = order[:-1], order[1:]
         follows = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
         before, after = before[follows], after[follows]

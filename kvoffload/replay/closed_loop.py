@@ -1,8 +1,8 @@
-"""A replay in which sessions wait for their answers: each request comes after the one before.
+"""A replay in which sessions wait for their answers before their next request.
 
-One engine computes prompts, one after the other, first come first served, at a rate; what its
-caches hit need not be computed. A request that waits lets its session wait, so a cache that hits
-more is asked more.
+One engine computes prompts one at a time, first come first served, at a rate; blocks that its
+caches hit are not computed. A waiting request delays its session, so a cache with more hits
+receives more requests.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["ClosedLoop", "replay_closed"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """How fast the engine of a closed loop is.
+    """The speed of the engine of a closed loop.
 
     Attributes
     ----------
     rate : int or None
-        Tokens of prompts that it computes per second. None: requests take as long as recorded, and
-        no times are found.
+        Prompt tokens computed per second. None: requests take as long as recorded, and no times are
+        measured.
     decode_ns : int
-        Nanoseconds for each token of an answer; answers do not wait for each other.
+        Nanoseconds per token of an answer; answers do not wait for each other.
     """
 
     rate: int | None
@@ -58,8 +58,9 @@ def replay_closed(
 ) -> ReplayResult:
     """Replay a trace in a closed loop.
 
-    A session's first request comes at its time, each later one its wait after the one before it has
-    ended; one without a session comes at its time. With hints the clock is that of the loop.
+    A session's first request arrives at its recorded time, each later one after its wait from the
+    end of the previous one; a request without a session arrives at its recorded time. With hints
+    the clock is that of the loop.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def replay_closed(
     loop : ClosedLoop
         The engine.
     groups : GroupChunks
-        A model with one group, of a known block size where the loop has a rate.
+        A model with one group, of a known block size if the loop has a rate.
     device_blocks : int
         Capacity of the accelerator's own cache; 0 for none.
     progress : callable, optional
@@ -81,7 +82,7 @@ def replay_closed(
     Returns
     -------
     ReplayResult
-        With the times of the loop where it has a rate.
+        With the times of the loop if it has a rate.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def replay_closed(
         raise ValueError("groups must be one in a closed loop, got several")
     fleet = Fleet(
         engines=1,
-        host_blocks=0,  # the manager is the caller's
+        host_blocks=0,  # the caller owns the manager
         rate=loop.rate,
         block_tokens=groups.block_tokens,
         decode_ns=loop.decode_ns,
@@ -130,7 +131,7 @@ def _regularly(progress: Callable[[int], object] | None) -> Callable[[], object]
 
 
 def _times(log: Log, prompt_tokens: int, answer_tokens: int) -> LoopTimes:
-    """Return the times in seconds, and what was done in one."""
+    """Return the times in seconds, and the rates per second."""
     count, span = len(log.latencies), log.span / NANOSECONDS
     ordered = sorted(log.first_tokens)
     return LoopTimes(

@@ -1,4 +1,4 @@
-"""The prefix cache of the accelerator itself, which answers before the manager is asked."""
+"""The prefix cache of the accelerator itself, which is looked up before the manager."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["DeviceCache", "device_hits", "device_hits_and_junctions"]
 
 
 class DeviceCache:
-    """An LRU cache of slots that answers for the leading blocks of each request.
+    """An LRU cache of slots that serves the leading blocks of each request.
 
-    Every request leaves in it what the engine keeps, whether it was computed or loaded: of full and
-    chunked groups every chunk, of others the chunks before its resume points. The first is the most
-    recent; of a request larger than the cache the first ones stay. Blocks of the engine are not
-    told apart: chunks stand for them.
+    Every request leaves in it the chunks that the engine keeps, computed or loaded: every chunk of
+    full and chunked groups, and of others the chunks before its resume points. The first is the
+    most recent; of a request larger than the cache the first ones stay. Chunks stand for the blocks
+    of the engine.
 
     Parameters
     ----------
     num_slots : int
-        Its capacity, blocks of the trace or chunks of any group; 0 for no cache.
+        Its capacity, in blocks of the trace or chunks of any group; 0 for no cache.
     groups : GroupChunks, optional
-        The KV groups of the model; without them it has one full group.
+        The KV groups of the model; one full group by default.
     """
 
     def __init__(self, num_slots: int, groups: GroupChunks | None = None) -> None:
@@ -36,19 +36,19 @@ class DeviceCache:
         self._cached: OrderedDict[Hashable, None] = OrderedDict()
 
     def ask(self, blocks: Sequence[Hashable], input_length: int = 0) -> tuple[int, int]:
-        """Return how many leading blocks are there, and the junction; insert the request.
+        """Return the number of leading blocks present, and the junction; insert the request.
 
         Parameters
         ----------
         blocks : sequence
             The prompt's blocks in the trace, first block first.
         input_length : int
-            Tokens of the prompt; 0 where they are not known.
+            Tokens of the prompt; 0 if unknown.
 
         Returns
         -------
         (int, int)
-            Blocks; the junction is how many full groups have where others have fewer, else 0.
+            Blocks; the junction is the number that full groups have if others have fewer, else 0.
 
         Complexity: O(len(blocks)) with one full group.
         """
@@ -86,7 +86,7 @@ class DeviceCache:
 def device_hits(
     trace: DecodedTrace, num_slots: int, groups: GroupChunks | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return how many leading blocks of each request a `DeviceCache` of `num_slots` slots has.
+    """Return the leading blocks of each request that a `DeviceCache` of `num_slots` slots has.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def device_hits(
 def device_hits_and_junctions(
     trace: DecodedTrace, num_slots: int, groups: GroupChunks | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return what `DeviceCache.ask` returns of each request: two arrays of blocks."""
+    """Return the results of `DeviceCache.ask` for each request: two arrays of blocks."""
     found = np.zeros((2, trace.num_requests), dtype=np.int64)
     if num_slots:
         asked = map(DeviceCache(num_slots, groups).ask, trace.rows(), trace.lengths.tolist())

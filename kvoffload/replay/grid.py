@@ -36,10 +36,10 @@ class Cell:
 class GridWork:
     """The work of a grid.
 
-    Each cell is computed once, and the longest start first, whatever their order. The counts of a
-    policy are divided into `parts`, of equally many requests give or take one; those of a ceiling
-    are never divided. With a `loop`, of a trace with arrivals, each cell is a closed loop of its
-    own; then there are no parts, and no stores in flight.
+    Each cell is computed once, and the longest cells start first, in whatever order they are given.
+    The counts of a policy are divided into `parts` whose requests differ by at most one; those of a
+    ceiling are never divided. With a `loop`, for a trace with arrivals, each cell is a separate
+    closed loop, without parts and without stores in flight.
     """
 
     trace: DecodedTrace

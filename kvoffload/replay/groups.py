@@ -1,4 +1,4 @@
-"""Groups of layers that keep their cache alike, and the pool of slots that they share.
+"""Groups of layers with one kind of cache, and the pool of slots that they share.
 
 An engine divides the layers of a model into groups. A block of any group fills one slot of one
 pool, so a slot is as wide as the widest group. A prefix of a prompt has a key per group and chunk.
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 GroupKind = Literal["full", "window", "state", "chunked"]
-"""How a group keeps its cache: see `Group`."""
+"""The kind of a group's cache: see `Group`."""
 
 MAX_CHUNK_TOKENS = 2**24
 """Most tokens of a chunk."""
@@ -42,17 +42,17 @@ _SLOT_ALIGNMENT = 4096  # bytes; pools begin a slot at a multiple
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that keep their cache alike and are stored together.
+    """Layers with one kind of cache that are stored together.
 
     Attributes
     ----------
     kind : {"full", "window", "state", "chunked"}
-        What a hit needs of the group: every chunk; those with the last ``window - 1`` tokens; the
-        state at its end; or those of the last, not whole, part of `window` tokens.
+        The chunks of the group that a hit needs: every chunk; those with the last ``window - 1``
+        tokens; the state at its end; or those of the last, incomplete part of `window` tokens.
     layers : int
         Number of layers.
     block_tokens : int
-        Tokens that a block holds; of a state, tokens from one state to the next.
+        Tokens per block; for a state, tokens from one state to the next.
     window : int
         Tokens that a layer attends to, for ``"window"`` and ``"chunked"``; else 0.
     """
@@ -80,7 +80,7 @@ class GroupLayout:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether some groups are windows or states, of which not every chunk is stored."""
+        """Whether some groups are windows or states, whose chunks are not all stored."""
         return any(group.kind in ("window", "state") for group in self.groups)
 
     def slot_bytes(self, blocks_per_chunk: int = 1) -> int:
@@ -90,9 +90,9 @@ class GroupLayout:
 
 
 Retention = int | None
-"""Which prefixes a window or a state can be resumed at: ``prefix_cache_retention_interval``.
+"""Prefixes at which a window or a state can be resumed: ``prefix_cache_retention_interval``.
 
-0, only before the last token of a prompt; N tokens, at the multiples of N, too; None, at every
+0: only before the last token of a prompt; N tokens: also at the multiples of N; None: at every
 chunk.
 """
 
@@ -109,13 +109,13 @@ Chunks = list[tuple[int, Sequence[int]]]
 
 
 class Runs(Protocol):
-    """Answers of a cache about the chunks of a prompt."""
+    """The runs of a prompt's chunks in a cache."""
 
     def leading(self, group: int, start: int, end: int) -> int:
-        """Return how many chunks from `start` on are there, before one that is not or `end`."""
+        """Return the number of chunks present from `start` on, up to a missing one or `end`."""
 
     def trailing(self, group: int, start: int, end: int) -> int:
-        """Return how many chunks before `end` are there, after one that is not or `start`."""
+        """Return the number of chunks present before `end`, back to a missing one or `start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _Rule:
     chunk: int  # tokens
     block: int  # tokens
     span: int  # chunks in a row that a hit needs; 0 for all
-    need: int  # blocks in a row stored before a resume point; 0 where everything is stored
+    need: int  # blocks in a row stored before a resume point; 0 if everything is stored
 
     @classmethod
     def of(cls, group: Group, chunk: int, block: int) -> _Rule:
@@ -143,7 +143,7 @@ class _Rule:
         return self.chunk // self.block
 
     def span_before(self, end: int) -> int:
-        """Return how many chunks in a row the first run before token `end` needs."""
+        """Return the number of chunks in a row that the first run before token `end` needs."""
         if self.kind != "window":
             return self.span
         return max(self.span, _whole(self.window - 1 + -end % self.chunk, self.chunk))
@@ -161,11 +161,11 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class GroupChunks:
-    """Groups whose chunks are blocks of a trace: what a request hits, loads and offers.
+    """Groups whose chunks are blocks of a trace, with the hits, loads and offers of requests.
 
-    A chunk of the group with the smallest blocks is a block of the trace where that is whole blocks
-    of the groups; otherwise it stands for one of the engine's, and `is_exact` is False. No chunk is
-    smaller than a block of the trace, whose last block may be full in part.
+    A chunk of the group with the smallest blocks is a block of the trace if that consists of whole
+    blocks of the groups; otherwise it stands for a chunk of the engine, and `is_exact` is False. No
+    chunk is smaller than a block of the trace; the last block of a prompt may be partly filled.
 
     The rules are those of vLLM's ``OffloadingConnectorScheduler``; none of them needs a manager.
 
@@ -184,7 +184,7 @@ class GroupChunks:
     engine_chunk_tokens : tuple of int
         Tokens per chunk of each group in the engine; those of `chunk_tokens` if `is_exact`.
     align : int or None
-        Tokens to whose multiples resume points are floored; None where full groups have chunks of
+        Tokens to whose multiples resume points are floored; None if full groups have chunks of
         several sizes.
     step_tokens : int or None
         Most tokens of a prompt that a scheduler step computes: ``max_num_batched_tokens``. None
@@ -207,7 +207,7 @@ class GroupChunks:
     is_plain: bool
     knows_tokens: bool
     _rules: tuple[_Rule, ...] = field(repr=False)
-    _order: tuple[int, ...] = field(repr=False)  # in which groups are looked up
+    _order: tuple[int, ...] = field(repr=False)  # order of the groups' lookups
     _interval: int = field(repr=False)  # tokens of the trace, 0 for none
     _step_block: int = field(repr=False)  # tokens to whose multiples the engine floors its steps
 
@@ -295,16 +295,16 @@ class GroupChunks:
         Parameters
         ----------
         block_tokens : int, optional
-            Tokens per block of the trace, >= 1, where that is known.
+            Tokens per block of the trace, >= 1, if known.
         block_bytes : int
-            Bytes of a block, where that is known.
+            Bytes of a block, if known.
         step_tokens : int, optional
             Most tokens of a prompt that a scheduler step computes, >= 1; it needs `block_tokens`.
 
         Raises
         ------
         ValueError
-            If one of them is not so.
+            If an argument breaks its rule.
         """
         if step_tokens is not None:
             if block_tokens is None:
@@ -333,7 +333,7 @@ class GroupChunks:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the trace's chunks are the engine's; else they stand for them."""
+        """Whether the trace's chunks are the engine's; otherwise they stand for them."""
         return self.chunk_tokens == self.engine_chunk_tokens
 
     @property
@@ -347,17 +347,17 @@ class GroupChunks:
 
     @property
     def slot_name(self) -> str:
-        """The word for a slot: ``"block"``, where it holds a block of the trace, or ``"slot"``."""
+        """The word for a slot: ``"block"`` if it holds a block of the trace, else ``"slot"``."""
         return "block" if self.is_plain else "slot"
 
     @property
     def hit_name(self) -> str:
-        """The word for what hits are counted in: ``"blocks"``, where they are, or ``"tokens"``."""
+        """The unit of hits: ``"blocks"`` or ``"tokens"``."""
         return "blocks" if self.is_plain else "tokens"
 
     @property
     def hit_unit(self) -> int:
-        """Tokens of one of these: those of a block, or 1."""
+        """Tokens per unit of hits: those of a block, or 1."""
         return self.block_tokens if self.is_plain else 1
 
     @property
@@ -373,16 +373,16 @@ class GroupChunks:
 
     @property
     def retention_multiple(self) -> int:
-        """Tokens that a retention interval is a multiple of."""
+        """Tokens of which a retention interval is a multiple."""
         return _retention_multiple(self.layout, self.engine_chunk_tokens)
 
     def is_bounded(self, *, junctions: bool) -> bool:
-        """Return whether no policy hits more than a cache without bounds.
+        """Return whether an unbounded cache is an upper bound of every policy's hits.
 
-        What hits more computes less, and a window or state is stored only of what is computed. So
-        one that hits less may store what others hit later: the states where the steps of a longer
-        computation end, which count at an interval other than 0, and what the accelerator's cache
-        makes a resume point, a junction, inside the hit, if it makes any.
+        A policy with more hits computes less, and windows and states are stored only of computed
+        tokens. So a policy with fewer hits may store chunks that hit later: states at the ends of
+        the steps of a longer computation, which count at an interval other than 0, and resume
+        points that the accelerator's cache makes inside the hit, its junctions.
         """
         if not self.layout.is_sparse:
             return True
@@ -390,20 +390,20 @@ class GroupChunks:
         return not junctions and (self.retention == 0 or not has_states)
 
     def length_of(self, input_length: int, num_blocks: int) -> int:
-        """Return the tokens of a prompt that has so many blocks in the trace.
+        """Return the tokens of a prompt with a number of blocks in the trace.
 
-        A length that is not known, 0, is that of the blocks and a token; what is longer than the
-        blocks say is cut before the next block. With blocks that count as full it is theirs.
+        An unknown length, 0, becomes that of the blocks plus one token; a length beyond the blocks
+        is cut before the next block. If blocks count as full, the length is that of the blocks.
         """
         known = num_blocks * self.block_tokens
         if self.is_plain:
             return known
         return min(input_length, known + self.block_tokens - 1) if input_length else known + 1
 
-    # -- what is loaded ----------------------------------------------------------------------
+    # -- loads -----------------------------------------------------------------------------
 
     def hit(self, length: int, local: int, runs: Runs) -> int:
-        """Return how many tokens after the first `local` ones can be loaded.
+        """Return the number of tokens after the first `local` ones that can be loaded.
 
         Parameters
         ----------
@@ -412,7 +412,7 @@ class GroupChunks:
         local : int
             Leading tokens that the accelerator has.
         runs : Runs
-            Answers which chunks are there.
+            The runs of the chunks present.
         """
         if self.is_plain:
             size = self.block_tokens
@@ -420,7 +420,7 @@ class GroupChunks:
         rules = self._rules
         limit = length
         if any(rule.span for rule in rules):
-            limit -= 1  # a token is left to compute
+            limit -= 1  # one token is left to compute
         for rule in rules:
             if rule.kind == "state":
                 limit -= limit % rule.chunk
@@ -456,7 +456,7 @@ class GroupChunks:
         return _indexes(self.loaded_chunks(local, hit))
 
     def loaded_chunks(self, local: int, hit: int) -> Chunks:
-        """Return what `loaded` does, the chunks of each group together."""
+        """Return the result of `loaded`, with the chunks of each group together."""
         end = local + hit
         if self.is_plain:
             return [(0, range(local // self.block_tokens, end // self.block_tokens))]
@@ -469,7 +469,7 @@ class GroupChunks:
                 )
         return found
 
-    # -- what is offered ---------------------------------------------------------------------
+    # -- offers ----------------------------------------------------------------------------
 
     def offers(
         self, length: int, local: int, hit: int, junction: int = 0
@@ -479,9 +479,9 @@ class GroupChunks:
         Parameters
         ----------
         length, local, hit
-            As in `hit`, and its answer.
+            As in `hit`, and its result.
         junction : int
-            Leading tokens that the accelerator's full groups have where others have less; else 0.
+            Leading tokens that the accelerator's full groups have if others have fewer; else 0.
         """
         steps = self.offers_by_step(length, local, hit, junction)
         return [_indexes(call) for _, calls in steps for call in calls]
@@ -499,7 +499,7 @@ class GroupChunks:
     ) -> Iterator[tuple[int, list[Chunks]]]:
         kept = local + hit
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
-        # A state that was loaded, and can be resumed at, is offered with those of the first step.
+        # A loaded state that is a resume point is offered with those of the first step.
         ends = [kept] if hit else []
         for step, end in self._step_ends(length, kept, junction):
             calls: list[Chunks] = [
@@ -530,10 +530,10 @@ class GroupChunks:
     def _blocks_by_step(
         self, length: int, kept: int, first: int
     ) -> Iterator[tuple[int, list[Chunks]]]:
-        """Yield what `offers_by_step` does where there is one full group, from token `first` on."""
+        """Yield the items of `offers_by_step` for one full group, from token `first` on."""
         size = self.block_tokens
         start = first // size
-        length = max(length, kept + 1)  # of a prompt that is there as a whole, a token is computed
+        length = max(length, kept + 1)  # of a fully cached prompt, one token is computed
         for step, end in step_ends(length, kept, self.step_tokens or length, size):
             stop = end // size
             if stop > start:
@@ -595,10 +595,10 @@ class GroupChunks:
     # -- parts -------------------------------------------------------------------------------
 
     def _step_ends(self, length: int, start: int, junction: int) -> Iterator[tuple[int, int]]:
-        """Yield each step that matters, counted from 1, and the tokens that are there after it.
+        """Yield each relevant step, counted from 1, and the tokens present after it.
 
-        A state is only where a step ends, so that with states the engine ends steps at its blocks.
-        Without states and without `step_tokens` the calls of several steps are taken as one.
+        A state exists only at the end of a step, so with states the engine ends steps at its
+        blocks. Without states and without `step_tokens` the calls of several steps count as one.
         """
         if not any(rule.kind == "state" for rule in self._rules):
             step = length if self.step_tokens is None else self.step_tokens
@@ -622,7 +622,7 @@ class GroupChunks:
             start = end
 
     def _states(self, length: int, ends: list[int], junction: int) -> Iterator[ChunkIndex]:
-        """Yield the states after so many tokens that are stored, each group's in order."""
+        """Yield the stored states after a number of tokens, each group's in order."""
         block = self._step_block
         points = {point // block * block for point in (length - 1, junction)}
         for group, rule in enumerate(self._rules):
@@ -644,7 +644,7 @@ class GroupChunks:
                 before = chunk + 1
 
     def _is_kept(self, rule: _Rule, chunk: int, first: int, length: int, junction: int) -> bool:
-        """Return whether the accelerator has what is stored of a chunk, from block `first` on."""
+        """Return whether the accelerator has the stored blocks of a chunk from block `first` on."""
         size = rule.blocks_per_chunk
         if (chunk + 1) * size <= first:
             return False
@@ -656,9 +656,9 @@ class GroupChunks:
     def _reachable(
         self, rule: _Rule, start: int, end: int, length: int, junction: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield the blocks that are stored of the chunks from `start` to before `end`, in order.
+        """Yield the stored blocks of the chunks in the half-open range `start`, `end`, in order.
 
-        Each item is the first block and the one after the last; they may overlap.
+        Each item is a half-open range of blocks; ranges may overlap.
         """
         size, align = rule.blocks_per_chunk, self.align
         first, last = start * size, end * size
@@ -678,7 +678,7 @@ class GroupChunks:
         if self.retention is None:
             horizon = length // rule.chunk * size
             tails.add(horizon)
-            cut = horizon // segment * segment  # the last, shorter segment has a tail of its own
+            cut = horizon // segment * segment  # the last, shorter segment has its own tail
         else:
             tails.update(point // align * align // rule.block for point in (length - 1, junction))
             cut = 0
@@ -693,7 +693,7 @@ def _indexes(chunks: Chunks) -> list[ChunkIndex]:
 
 
 def _whole(tokens: int, size: int) -> int:
-    """Return how many pieces of `size` hold `tokens`."""
+    """Return the number of pieces of `size` that hold `tokens`."""
     return -(-tokens // size)
 
 
@@ -723,7 +723,7 @@ def _local_hit(rule: _Rule, limit: int, align: int, has: Callable[[int], bool]) 
 def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int:
     """Return the end of the last run of chunks before `limit` that is long enough, or 0.
 
-    So is a run that reaches the chunk at `local`, from which chunks are counted.
+    A run that reaches the chunk at `local`, from which chunks are counted, is long enough.
     """
     start, end = local // rule.chunk, _whole(limit, rule.chunk)
     needed = rule.span_before(limit)
@@ -739,7 +739,7 @@ def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> in
 def _check_retention(
     layout: GroupLayout, chunk_tokens: tuple[int, ...], retention: Retention
 ) -> None:
-    """Raise ValueError unless the engine takes that retention."""
+    """Raise ValueError unless the engine accepts the retention."""
     if not retention:
         return
     if not layout.is_sparse:
@@ -752,7 +752,7 @@ def _check_retention(
 
 
 def _retention_multiple(layout: GroupLayout, chunk_tokens: tuple[int, ...]) -> int:
-    """Return the tokens that a retention interval is a multiple of."""
+    """Return the tokens of which a retention interval is a multiple."""
     return math.lcm(
         *(group.block_tokens for group in layout.groups),
         *(
@@ -764,15 +764,15 @@ def _retention_multiple(layout: GroupLayout, chunk_tokens: tuple[int, ...]) -> i
 
 
 def check_step_tokens(step_tokens: int) -> None:
-    """Raise TypeError or ValueError unless these can be the tokens of a step."""
+    """Raise TypeError or ValueError unless these are valid tokens of a step."""
     check_int("step_tokens", step_tokens, 1, MAX_STEP_TOKENS)
 
 
 def step_ends(length: int, start: int, step: int, unit: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps that end behind another multiple of `unit`, and the last one.
+    """Yield the steps that end after another multiple of `unit`, and the last one.
 
     A step computes at most `step` of the `length` tokens of a prompt, of which `start` need none.
-    Yields the number of the step, and the tokens that are there after it.
+    Yields the number of the step, and the tokens present after it.
     """
     count, end = 0, start
     while end < length:

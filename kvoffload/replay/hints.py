@@ -1,8 +1,8 @@
-"""What the clients of a trace say of their sessions: when they return, or that they do not.
+"""Hints of a trace's clients on their sessions: the time of the return, or the end.
 
-A recorded session shows what its client could have said: the time to its next request, and its end.
-Noise, silence and lies make of it what real clients would say. What each request says is drawn once
-per trace, by session, whatever policy and capacity are replayed.
+A recorded session shows the hints that its client could have given: the time to its next request,
+and its end. Noise, silence and false hints make them realistic. The hints of each request are drawn
+once per trace, by session, independently of the replayed policy and capacity.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 
 HintKind = Literal["ends", "expect", "both"]
 HINT_KINDS: tuple[HintKind, ...] = ("ends", "expect", "both")
-"""What clients may tell: that a session ends, when its next request comes, both."""
+"""Kinds of hints: the end of a session, the time of its next request, both."""
 
 MOST_NOISE = 1e6
-LEAST_MS = 1.0  # the resolution of most traces: nobody expects to be back at once
+LEAST_MS = 1.0  # the resolution of most traces; shorter times are not expected
 LIE_S = 1.0
-ROWS_AT_ONCE = 1024  # that are made Python objects
+ROWS_AT_ONCE = 1024  # converted to Python objects
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -48,31 +48,31 @@ Times = npt.NDArray[np.float64]
 
 
 class NothingToldError(ValueError):
-    """A trace holds nothing that its clients could say."""
+    """A trace holds no data for hints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintOptions:
-    """What the clients of a replayed trace say, and how well they know it.
+    """The hints of a replayed trace's clients, and their quality.
 
     Attributes
     ----------
     told : str
-        ``"ends"``, ``"expect"`` or ``"both"``: the fields of `kvoffload.Hints` that they fill.
+        ``"ends"``, ``"expect"`` or ``"both"``: the fields of `kvoffload.Hints` that clients fill.
     noise : float
-        Factor within which an expected time is right, one standard deviation: it is multiplied by
-        exp(n), n normal with mean 0 and deviation ln(noise). 1 is the truth, 1e6 the most.
+        Factor of the noise, one standard deviation: an expected time is multiplied by exp(n), n
+        normal with mean 0 and deviation ln(noise). 1 is without noise, 1e6 the maximum.
     share : float
-        Share of the sessions that say hints, of those that do not lie.
+        Share of the truthful sessions that give hints.
     liars : float
-        Share of all sessions that say 1 second always, and never that they end.
+        Share of all sessions that always say 1 second, and never that they end.
     seed : int
-        Of all draws, which depend on it and on the session's name alone.
+        Seed of all draws, which depend only on it and on the session's name.
 
     Raises
     ------
     TypeError, ValueError
-        If a value breaks its rule, or noise or liars go without expected times.
+        If a value breaks its rule, or noise or liars are given without expected times.
     """
 
     told: HintKind
@@ -101,7 +101,7 @@ class HintOptions:
 
 
 class Told(NamedTuple):
-    """What the client of one request says."""
+    """The hints of one request's client."""
 
     now_s: float  # its arrival on the trace's clock
     at_begin: Hints | None
@@ -110,17 +110,17 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceHints:
-    """What the client of each request of a trace says, in order: 17 bytes per request.
+    """The hints of each request of a trace, in order: 17 bytes per request.
 
-    A request that ends its session says so when it finishes, and no time; any other one says when
-    it begins when the next is expected.
+    A request that ends its session says so at its finish and gives no time; any other says at its
+    beginning when the next is expected.
 
     Attributes
     ----------
     now_s : (requests,) float64
         Arrival, seconds: the clock of a replay with hints.
     expect_s : (requests,) float64
-        Seconds to the session's next request, as the client says; NaN where it does not.
+        Seconds to the session's next request, according to the client; NaN without a hint.
     ends : (requests,) bool
         Whether the client says that the session ends.
     """
@@ -131,17 +131,17 @@ class TraceHints:
 
     @classmethod
     def of(cls, requests: Iterable[Request], options: HintOptions) -> TraceHints:
-        """Return what the clients of a trace say, which is iterated over once.
+        """Return the hints of a trace, which is iterated over once.
 
         An expected time is the request's own `expect`, else the time to the session's next request,
-        at least 1 ms. Where neither is known and no end is told, as where a trace was cut off, a
-        time is drawn from all those that are: a return that never comes. A session ends with its
-        last request if that has `ends`. A request without a session says only what it has itself.
+        at least 1 ms. If neither is known and no end is told, for example because a trace was cut
+        off, a time is drawn from all known ones: a return that never comes. A session ends with its
+        last request if that has `ends`. A request without a session gives only its own hints.
 
         Raises
         ------
         ValueError
-            If the trace holds nothing of what is to be told.
+            If the trace holds no data for the requested hints.
         TraceError
             As the trace does.
         """
@@ -157,7 +157,7 @@ class TraceHints:
 
     @property
     def num_expecting(self) -> int:
-        """Number of requests whose client says when the next is expected."""
+        """Number of requests with an expected time."""
         return self.num_requests - int(np.isnan(self.expect_s).sum())
 
     @property
@@ -170,7 +170,7 @@ class TraceHints:
         return {"now_s": self.now_s, "expect_s": self.expect_s, "ends": self.ends}
 
     def of_each(self, part: slice | None = None) -> Iterator[Told]:
-        """Yield what the client of each request says, or of those of a slice."""
+        """Yield the hints of each request, or of a slice of the requests."""
         part = part or slice(0, self.num_requests)
         for start in range(part.start, part.stop, ROWS_AT_ONCE):
             rows = slice(start, min(start + ROWS_AT_ONCE, part.stop))
@@ -185,7 +185,7 @@ class TraceHints:
                     yield Told(now_s, hints, hints)
 
     def beside(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Told]]:
-        """Yield each request of the trace and what its client says.
+        """Yield each request of the trace and its hints.
 
         ValueError at the end if there are more or fewer.
         """
@@ -205,7 +205,7 @@ _UNKNOWN = -1
 
 
 class HintCollector:
-    """What a pass over a trace finds for `TraceHints`: some 25 bytes per request, and the names."""
+    """A pass over a trace that collects `TraceHints`: some 25 bytes per request, and names."""
 
     def __init__(self, options: HintOptions) -> None:
         self._options = options
@@ -231,7 +231,7 @@ class HintCollector:
             yield request
 
     def hints(self) -> TraceHints:
-        """Return what the clients say; `NothingToldError` if that cannot be anything."""
+        """Return the hints; `NothingToldError` if the trace has no data for any."""
         times, sessions = np.array(self._times), np.array(self._sessions)
         order = np.argsort(sessions, kind="stable")
         before, after = order[:-1], order[1:]
@@ -264,7 +264,7 @@ class HintCollector:
     def _said(
         self, order: Numbers, sessions: Numbers, gaps: Times, ends: Flags
     ) -> tuple[Times, Flags]:
-        """Return the expected times that are said, and the ends; `order` has session by session."""
+        """Return the expected times and the ends that clients say; `order` is by session."""
         options = self._options
         tells_ends, tells_times = options.told != "expect", options.told != "ends"
         known = gaps[~np.isnan(gaps)].tolist()

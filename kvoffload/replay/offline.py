@@ -1,8 +1,8 @@
-"""Answers of a trace that need no manager: upper bounds of every policy, and reuse distances.
+"""Computations on a trace without a manager: upper bounds of every policy, and reuse distances.
 
-The bounds are Belady's choice, which knows the future, and an unbounded cache. Both count as a
-manager behind the accelerator's cache does: from the first block that the accelerator does not
-have. Stores complete at once.
+The bounds are Belady's choice, which knows the future, and an unbounded cache. Both count like a
+manager behind the accelerator's cache: from the first block that the accelerator does not have.
+Stores complete at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 BELADY = "belady"
 INFINITE = "infinite"
 CEILINGS = (BELADY, INFINITE)
-"""Names of the simulations that know the future, or have no bound."""
+"""Names of the simulations that know the future or are unbounded."""
 
 MOST_POSITIONS = 1_000_000
 """Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
@@ -42,7 +42,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close num
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
     """Return the hits of a cache that keeps everything.
 
-    Over all requests, those are the leading blocks that an earlier request had, less `device_hits`,
+    These are the leading blocks of all requests that an earlier request had, less `device_hits`,
     which the manager is not asked for. Complexity: O(n log n) in numpy.
     """
     return int(infinite_hits_of_each(trace, device_hits).sum())
@@ -51,7 +51,7 @@ def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> in
 def infinite_hits_of_each(
     trace: DecodedTrace, device_hits: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the hits of each request, where `infinite_hits` returns their sum."""
+    """Return the hits of each request; `infinite_hits` returns their sum."""
     lengths = np.diff(trace.starts)
     starts = trace.starts[:-1]
     _, first = np.unique(trace.blocks, return_index=True)
@@ -68,17 +68,17 @@ def infinite_hits_of_each(
 def belady(
     trace: DecodedTrace, capacity: int, device_hits: npt.NDArray[np.int64]
 ) -> tuple[int, int]:
-    """Replay with knowledge of the future: an upper bound of every policy's hits.
+    """Return the hits of a replay that knows the future: an upper bound of every policy's hits.
 
     Each use of a block is an opportunity to store it, whether the manager is asked for it or the
     accelerator has it. Keeping a block until its next use is worth one hit if the manager is asked
     for it then, and nothing if the accelerator has it: a block that is not worth keeping leaves at
-    once. Of the others, the one whose next use is last is evicted, or bypasses the cache.
+    once. Of the others, the block with the latest next use is evicted, or bypasses the cache.
 
     No choice of blocks to store, keep and evict, made block by block in the order of the trace,
     hits more: this picks as many as possible of the intervals between two uses, at most `capacity`
-    at a time. Every manager chooses in that way, because it evicts no block of the prompt that it
-    stores, or stores none before the last block that it loads, and obeys two rules besides: a
+    at a time. Every manager chooses in this way, because it evicts no block of the prompt that it
+    stores, or stores none before the last block that it loads. It also obeys two more rules: a
     prompt hits only leading blocks, and loads before it stores. Without an accelerator in front,
     and with ids that each follow one predecessor, those rules cost nothing: the tail of a chain is
     used last, so the cache holds prefixes. Otherwise no manager may reach the bound.
@@ -99,7 +99,7 @@ def belady(
     blocks = array("I", trace.blocks.tobytes())
     in_cache = bytearray(trace.unique_blocks)
     size = hits = stored = 0
-    # Negated positions of the next use of what is in the cache, the last use on top. An entry whose
+    # Negated positions of the next uses of cached blocks, the latest on top. An entry whose
     # position has passed was followed by a newer one; such entries never come to the top.
     uses: list[int] = []
     most_entries = 2 * capacity + 1024
@@ -132,12 +132,12 @@ def belady(
 def belady_of_groups(
     trace: DecodedTrace, capacity: int, groups: GroupChunks, device_hits: npt.NDArray[np.int64]
 ) -> tuple[int, int]:
-    """Return an upper bound of every policy's hits: `belady` over one of the full groups.
+    """Return an upper bound of every policy's hits: `belady` over one full group.
 
-    Each full group stores every chunk, so that one has the slots divided by their number; all of
-    the slots where the groups have chunks of several sizes, whose shares differ with the trace.
-    Returns tokens hit, and slots stored. ValueError if no group is full: nothing bounds the hits
-    then.
+    Each full group stores every chunk, so one group has the slots divided by the number of full
+    groups, or all slots if they have chunks of several sizes, whose shares vary with the trace.
+    Returns tokens hit, and slots stored. ValueError if no group is full: the hits are then
+    unbounded.
     """
     if not groups.num_full:
         raise ValueError("policy must not be 'belady' where no group is full")
@@ -190,16 +190,16 @@ def stack_distances(
     trace : DecodedTrace
         The requests; the blocks of each are used in order.
     most : int
-        Most positions to examine. Of a longer trace a share of the blocks is taken, with all of
-        their uses, and the distances are scaled by that share (Waldspurger et al., "Efficient MRC
-        Construction with SHARDS", FAST 2015).
+        Most positions to examine. A longer trace is sampled: a share of the blocks with all of
+        their uses is examined, and the distances are scaled by that share (Waldspurger et al.,
+        "Efficient MRC Construction with SHARDS", FAST 2015).
 
     Returns
     -------
     (n,) float64
-        The distances, ascending, one for each use that is not the first of its block; blocks.
+        The distances in blocks, ascending, one per use that is not the first of its block.
     float
-        The share of the blocks that was taken.
+        The share of the blocks examined.
 
     Complexity: O(n log² n) in numpy.
 
@@ -215,14 +215,14 @@ def stack_distances(
         blocks = blocks[(mixed < np.uint64(int(share * 2**64)))[blocks]]
     before = _previous(blocks)
     again = before >= 0
-    # Blocks used between p and i, each counted at its first use there: those whose use before is
+    # Blocks used between p and i, each counted at its first use there: those whose previous use is
     # at p or earlier. Up to p itself that holds of every position.
     counts = _not_greater_before(before)[again] - (before[again] + 1)
     return np.sort(counts / share), share
 
 
 def _previous(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the position of the use before of each position's block, -1 where there is none."""
+    """Return the position of the previous use of each position's block, or -1."""
     order = np.argsort(blocks, kind="stable")
     before = np.full(len(blocks), -1, dtype=np.int64)
     same = blocks[order][1:] == blocks[order][:-1]
@@ -231,7 +231,7 @@ def _previous(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _not_greater_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each position how many positions before it hold a value that is not greater.
+    """Return, for each position, the number of earlier positions whose value is not greater.
 
     Merge sort from the bottom up, all pairs of runs of a level at a time.
     """

@@ -1,7 +1,8 @@
-"""The policies that a replay takes: built-in ones, the user's own, and the ceilings.
+"""The policies of a replay: built-in ones, users' own, and the ceilings.
 
-A policy string is ``name`` or ``name?option=value``, as everywhere, or ``module:Class`` for a
-`CachePolicy` of the user's, with the same options after it, which are passed to its constructor.
+A policy string is ``name`` or ``name?option=value``, as elsewhere, or ``module:Class`` for a user's
+own `CachePolicy`, optionally followed by options in the same form, which are passed to its
+constructor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary"]
 
 MOST_NAMES = 20
-"""Names of classes that an error lists at most."""
+"""Most names of classes that an error lists."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _CEILING_SUMMARIES = {
     BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
@@ -34,17 +35,17 @@ _CEILING_SUMMARIES = {
 
 
 def is_own(policy: str) -> bool:
-    """Return whether a policy string names a class of the user's."""
+    """Return whether a policy string names a user's class."""
     return ":" in policy.partition("?")[0]
 
 
 def implementation_of(policy: str) -> str:
-    """Return which implementation replays a policy: ``"python"`` for a class of the user's."""
+    """Return the implementation that replays a policy: ``"python"`` for a user's class."""
     return "python" if is_own(policy) else IMPLEMENTATION
 
 
 def read_policy(text: str) -> str:
-    """Check that a string names a policy, and return it as it is shown.
+    """Check that a string names a policy, and return it in its displayed form.
 
     If it does not, a TypeError or ValueError names the rule and the value.
     """
@@ -57,7 +58,7 @@ def read_policy(text: str) -> str:
             if not _are_names(*module.split("."), class_name):
                 raise
             meant = f"did you mean '{module}:{class_name}'?"
-            with contextlib.suppress(Exception):  # it may be no module, or any other
+            with contextlib.suppress(Exception):  # it may not be a module of policies
                 has = _classes_of(importlib.import_module(path), f"{path}:")
                 meant = f"policies of the module {path}: {has}"
             raise ValueError(f"{error}; {meant}") from None
@@ -66,7 +67,7 @@ def read_policy(text: str) -> str:
 
 
 def summary(policy: str) -> str:
-    """Return what a policy does, in one line."""
+    """Return the one-line summary of a policy."""
     if policy in CEILINGS:
         return _CEILING_SUMMARIES[policy]
     if not is_own(policy):
@@ -92,7 +93,7 @@ def _own(policy: str) -> tuple[Any, dict[str, int | float]]:
     own, options = _own_class(policy), _own_options(policy)
     try:
         parameters = inspect.signature(own).parameters.values()
-    except ValueError:  # a constructor that does not say
+    except ValueError:  # a constructor without a signature
         return own, options
     if any(one.kind == one.VAR_KEYWORD for one in parameters):
         return own, options
@@ -144,7 +145,7 @@ def _is_policy_class(value: object) -> bool:
 
 
 def _own_options(policy: str) -> dict[str, int | float]:
-    """Return the options for a class of the user's; its constructor checks them."""
+    """Return the options for a user's class; its constructor checks them."""
     _, question, rest = policy.partition("?")
     options: dict[str, int | float] = {}
     for part in rest.split("&") if question else ():

@@ -1,4 +1,4 @@
-"""Jobs divided among processes, which end with the process that started them, however it ends."""
+"""Jobs divided among processes, which always end with the process that started them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def shared_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[dict[str, str]]:
-    """Write arrays into temporary files for `mapped_arrays`; provide the path of each."""
+    """Write arrays to temporary files for `mapped_arrays`, and provide the path of each."""
     with contextlib.ExitStack() as opened:
         paths = {}
         for name, array in arrays.items():
@@ -55,14 +55,14 @@ def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Machines that run jobs, and how they read the trace.
+    """Machines that run jobs, and their function to read the trace.
 
     Attributes
     ----------
     executor : concurrent.futures.Executor
-        Only its `submit` is used. A job that is lost with a machine is its business.
+        Only its `submit` is used. It must handle jobs lost with a machine.
     read : callable
-        Returns the trace; picklable, with paths that the machines know.
+        Returns the trace; picklable, with paths valid on the machines.
     """
 
     executor: Executor
@@ -76,18 +76,18 @@ def spread(
     processes: int,
     elsewhere: Elsewhere | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Run jobs over a trace; yield each job with its result as soon as that is there.
+    """Run jobs over a trace; yield each job with its result as soon as it is ready.
 
-    The processes map the trace and start the jobs in this order; with 1, or for a single job, none
-    is started. `make` is called once per process, before its first job, and returns the function
-    that runs one. It must be picklable, at most a few kilobytes: if a process were killed before it
-    had read more than a pipe holds, this one would wait for ever.
+    The processes map the trace and start the jobs in the given order; with 1, or for a single job,
+    no process is started. `make` is called once per process, before its first job, and returns the
+    function that runs one. It must be picklable in at most a few kilobytes: if a process were
+    killed before it had read more than a pipe holds, the parent would wait for ever.
 
     ChildProcessError if a process is killed. If the iteration ends early for any other reason, the
     processes end too.
 
-    With `elsewhere` its executor runs all jobs instead. A worker keeps one trace, and refuses with
-    ValueError one that is not this one.
+    With `elsewhere` its executor runs all jobs instead. A worker keeps one trace, and raises
+    ValueError for a different one.
     """
     if elsewhere is not None:
         yield from _by_executor(trace, jobs, make, elsewhere)
@@ -125,7 +125,7 @@ def _by_executor(
 
 
 def _digest(trace: DecodedTrace) -> str:
-    """Return a digest of all that a replay uses of a trace."""
+    """Return a digest of the parts of a trace that a replay uses."""
     parts = (trace, trace.hints, trace.arrivals)
     found = [digest_of(part.arrays()) for part in parts if part is not None]
     return ":".join(found)
@@ -152,7 +152,7 @@ def _do_elsewhere(
     make: Callable[[DecodedTrace], Callable[[Any], Any]],
     job: Any,
 ) -> Any:
-    """Do a job of a run in a worker, which reads the trace unless it has it from another run."""
+    """Run a job in a worker, which reads the trace unless it keeps it from another run."""
     global _kept_by_worker  # noqa: PLW0603 - what a worker keeps between its jobs
     with _keeping:
         kept = _kept_by_worker
@@ -172,7 +172,7 @@ def _in_processes(
     jobs: Sequence[Job], processes: int, arguments: tuple[Any, ...]
 ) -> Iterator[tuple[Job, Any]]:
     with _signals_held():
-        # A spawned process is safe whatever threads there are; a forked one is not.
+        # A spawned process is safe with any threads; a forked one is not.
         pool = ProcessPoolExecutor(
             min(processes, len(jobs)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -200,15 +200,15 @@ def _in_processes(
 def _signals_held() -> Iterator[None]:
     """Defer Ctrl-C while processes start, and within them until they are ready for it.
 
-    A pool that is interrupted while it starts a process loses count of its processes and may wait
-    for one for ever. So the signal, or another that raises here, is noted, whichever thread the
+    A pool interrupted while it starts a process loses count of its processes and may wait for one
+    for ever. So this signal, and any other that would raise here, is noted, whichever thread the
     system delivers it to, and sent again at the end. The processes inherit a blocked signal: one
     interrupted during its imports would print a traceback, and the resource tracker must outlive
     them all, although a closing terminal signals every process.
     """
     came: list[int] = []
     handlers = {}
-    if threading.current_thread() is threading.main_thread():  # the only one that they interrupt
+    if threading.current_thread() is threading.main_thread():  # signals interrupt only it
         for signum in _ENDING:
             if callable(signal.getsignal(signum)):
                 handlers[signum] = signal.signal(signum, lambda signum, _: came.append(signum))
@@ -261,4 +261,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # nothing else ends this process where the parent was killed
+        os._exit(1)  # nothing else ends this process if the parent was killed

@@ -1,4 +1,4 @@
-"""The requests of a replay: part of a trace, decoded once or not, and the keys of its blocks."""
+"""The requests of a replay: part of a trace, optionally decoded, and the keys of its blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
 @dataclass(frozen=True, slots=True)
 class DecodedTrace:
-    """The blocks of all requests in order.
+    """The blocks of all requests of a trace, in order.
 
     It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more, with
     arrivals 48 and the sessions' names.
@@ -41,11 +41,11 @@ class DecodedTrace:
     ids : (unique,) uint64
         The distinct block ids, ascending.
     lengths : (requests,) int64
-        Prompt of each request, tokens; 0 with blocks where it is not known.
+        Tokens of each request's prompt; 0 with blocks if unknown.
     hints : TraceHints or None
-        What the clients say in every replay; None where they say nothing.
+        The clients' hints in every replay; None without hints.
     arrivals : Arrivals or None
-        When requests come, for a closed loop; None where it was not asked for.
+        Arrivals of the requests, for a closed loop; None unless asked for.
     """
 
     starts: npt.NDArray[np.int64]
@@ -66,8 +66,8 @@ class DecodedTrace:
     ) -> DecodedTrace:
         """Decode a trace; `progress` is called regularly with the number of requests so far.
 
-        With `hints` its clients say them, as in `TraceHints.of`, which says what is an error. So
-        does `Arrivals.of`, for which `arrivals` asks.
+        `hints` adds the clients' hints, and `arrivals` the arrivals; errors are those of
+        `TraceHints.of` and `Arrivals.of`.
         """
         coming = ArrivalsCollector() if arrivals else None
         if coming is not None:
@@ -108,7 +108,7 @@ class DecodedTrace:
         return len(self.ids)
 
     def fingerprint(self) -> str:
-        """Return a digest of the requests' blocks and lengths in hex, whatever the format."""
+        """Return a digest of the requests' blocks and lengths in hex, independent of the format."""
         return digest_of(self.arrays())
 
     def keys(self) -> list[BlockHash]:
@@ -167,7 +167,7 @@ class BlockKeys(dict[int, BlockHash]):
 
 
 class Selection:
-    """The first requests of a trace, with all of their blocks or the full ones only.
+    """The first requests of a trace, with all of their blocks or only the full ones.
 
     Parameters
     ----------
@@ -176,11 +176,11 @@ class Selection:
     limit : int or None
         Most requests; None for all.
     full_block_tokens : int or None
-        Where given, the block size, tokens: a prompt keeps its first ``input_length //
+        The block size in tokens, if given: a prompt keeps its first ``input_length //
         full_block_tokens`` blocks, because an engine stores no partly filled block. A
         prompt of unknown length keeps all.
     cut_length : bool
-        Whether a prompt that loses a block becomes as long as those that it keeps.
+        Whether a prompt that loses a block becomes as long as its remaining blocks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Results of a replay: what was hit and stored, and how long it took, in constant memory."""
+"""Results of a replay: its hits, stores and times, in constant memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DurationHistogram:
 
     Percentiles need no list of the durations.
 
-    Below 64 ns each nanosecond has a step of its own; above, each power of two is divided into 64
-    steps. `max` and `total` are exact.
+    Below 64 ns each nanosecond has its own step; above, each power of two is divided into 64 steps.
+    `max` and `total` are exact.
 
     Attributes
     ----------
@@ -53,10 +53,10 @@ class DurationHistogram:
         self.max = max(self.max, nanoseconds)
 
     def percentile(self, percent: float) -> int:
-        """Return the duration, nanoseconds, that `percent` of all do not exceed.
+        """Return the duration in nanoseconds that `percent` of all durations do not exceed.
 
         It is the upper end of the step: at most 1/64 more than the exact one and never more than
-        `max`. 0 if there are none.
+        `max`. 0 without durations.
         """
         wanted = self.count * percent / 100
         seen = 0
@@ -73,7 +73,7 @@ def _upper_end(step: int) -> int:
 
 
 def _renamed(earlier: str, *names: str) -> Any:
-    """Return a deprecated property: the first of the attributes that is known."""
+    """Return a deprecated property: the first attribute that is not None."""
 
     def value(self: ReplayResult) -> int | None:
         text = f"ReplayResult.{earlier} is called {' or '.join(names)}; the name goes in 0.5"
@@ -85,7 +85,7 @@ def _renamed(earlier: str, *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoopTimes:
-    """The times that a closed loop has found, seconds; they rank caches and predict no engine.
+    """The times of a closed loop in seconds; they rank caches but do not predict an engine.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class LoopTimes:
     requests_per_second, tokens_per_second : float
         Requests, and tokens of prompts and answers, from the first arrival to the last token.
     busy : float
-        Share of that time in which prompts were computed.
+        Share of that time spent on computing prompts.
     """
 
     ttft_p50: float
@@ -121,12 +121,12 @@ class ReplayResult:
     tokens : int
         Prompt tokens of the requests whose length is known.
     asked_blocks, hit_blocks : int or None
-        Blocks that the manager was asked for: those from the first one of each request that the
-        accelerator's own cache did not have. And those of them that it had. None of a model with
+        Blocks that the manager was asked for, from the first one of each request that the
+        accelerator's own cache did not have, and those of them that it had. None for a model with
         several groups, whose hits may end within a block.
     asked_tokens, loaded_tokens : int or None
-        The same in tokens, where a block that a prompt fills partly counts as full and a prompt of
-        unknown length as long as its blocks. None if the block size is not known.
+        The same in tokens; a partly filled block counts as full, and a prompt of unknown length as
+        long as its blocks. None if the block size is not known.
     hit_tokens : int or None
         Prompt tokens hit, of the requests whose length is known. None if the block size is not
         known, and for ``"belady"``, which hits the most blocks and not the most tokens.
@@ -134,7 +134,7 @@ class ReplayResult:
         Slots loaded for the hits; None for ``"belady"`` over several groups.
     stored_slots, evicted_slots : int
         Slots that `prepare_store` filled, and those that it evicted for them. For a ceiling only
-        the former is known; the other counts are 0.
+        the filled slots are known; the other counts are 0.
     refused : int
         Calls of `prepare_store` that returned None.
     not_admitted : int
@@ -175,7 +175,7 @@ class ReplayResult:
 
     @classmethod
     def of_row(cls, groups: GroupChunks, row: Mapping[str, Any]) -> ReplayResult:
-        """Return the result of which `as_row` returned the counts."""
+        """Return the result whose counts `as_row` returned."""
         return cls.of(
             groups,
             row["asked"] * groups.hit_unit,
@@ -199,7 +199,7 @@ class ReplayResult:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks, or tokens, asked for that were hits; 0 if there are none."""
+        """Share of the blocks, or tokens, asked for that were hits; 0 if none were asked for."""
         asked, hits = self._counted()
         return hits / asked if asked else 0.0
 
@@ -207,15 +207,15 @@ class ReplayResult:
     def token_hit_ratio(self) -> float | None:
         """Share of the prompt tokens that were hit.
 
-        None where `hit_tokens` is, or where the lengths of the prompts are not known.
+        None if `hit_tokens` is None or the lengths of the prompts are unknown.
         """
         return None if self.hit_tokens is None or not self.tokens else self.hit_tokens / self.tokens
 
     def as_row(self) -> dict[str, int | None]:
-        """Return the counts as JSON, CSV and files of results have them.
+        """Return the counts in the form of JSON, CSV and files of results.
 
-        ``asked`` and ``hits`` are blocks, of a model with several groups tokens; only that one has
-        ``loaded``, because else it is ``hits``.
+        ``asked`` and ``hits`` are blocks, or tokens for a model with several groups. Only such a
+        model has ``loaded``; otherwise it would equal ``hits``.
         """
         asked, hits = self._counted()
         row: dict[str, int | None] = {
@@ -233,7 +233,7 @@ class ReplayResult:
         return row if self.asked_blocks is not None else row | {"loaded": self.loaded_slots}
 
     def _counted(self) -> tuple[int, int]:
-        """Return what was asked for and hit: blocks, where hits are whole ones, else tokens."""
+        """Return the units asked for and hit: blocks if hits are whole blocks, else tokens."""
         if self.asked_blocks is not None:
             return self.asked_blocks, self.hit_blocks or 0
         return self.asked_tokens or 0, self.loaded_tokens or 0

@@ -1,7 +1,7 @@
 """A file of results of a grid of policies and capacities over one trace.
 
-Each result is appended as a line of JSON as soon as it is known, with everything that it depends
-on, so that an interrupted sweep continues where it stopped.
+Each result is appended as a line of JSON as soon as it is known, with all its parameters, so that
+an interrupted sweep continues where it stopped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class ResultsFile:
     """Results of finished cells, one JSON object per line, kept for the next sweep.
 
     Lines of other traces or other versions stay in the file and are not used. Lines that cannot be
-    results of this trace, truncated by a crash or made up, are ignored. Anything but a regular file
-    is written to and never read. A file that is not empty and has no line of results is refused
-    with a ValueError, because results would be appended to it; one that does not exist is created.
+    results of this trace, because they are truncated or made up, are ignored. Anything except a
+    regular file is written to and never read. A file that is not empty and has no line of results
+    is refused with a ValueError, because results would be appended to it; one that does not exist
+    is created.
     """
 
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
@@ -64,7 +65,7 @@ class ResultsFile:
                 "retention": groups.retention,
                 "step_tokens": groups.step_tokens,
             }
-            self._most_refused += self._most_kept  # states have calls of their own
+            self._most_refused += self._most_kept  # states have separate calls
         if groups.step_tokens is not None:
             about["step_tokens"] = groups.step_tokens
             # a step completes a block or ends the prompt; two more offer again what was refused
@@ -136,7 +137,7 @@ class ResultsFile:
         return values
 
     def _is_possible(self, cell: Cell, counts: dict[str, Any]) -> bool:
-        """Return whether the counts can be those of a replay of the trace."""
+        """Return whether the counts are possible for a replay of the trace."""
         asked, hits, hit_tokens = counts["asked"], counts["hits"], counts["hit_tokens"]
         return (
             counts["requests"] == self._trace.num_requests

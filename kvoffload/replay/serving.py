@@ -1,14 +1,15 @@
-"""One request through a manager, in the order in which an engine calls it.
+"""The calls of a manager for one request, in the order in which an engine makes them.
 
-`serve` passes a request as a whole: it begins, looks up what the accelerator's own cache does not
-have, loads what is found, stores the rest and finishes. The caller completes the store, at once or
-some requests later.
+`serve` serves a request as a whole: it begins it, looks up the blocks missing from the
+accelerator's own cache, loads those found, stores the rest and finishes. The caller completes the
+store, at once or some requests later.
 
-`GroupServer` passes it in the order of vLLM's scheduler, chunks of several groups included. vLLM
-computes a prompt in steps of at most ``max_num_batched_tokens``. After each it offers the chunks
-that are complete by then. An offer that is refused is made again with that of the next step, and
-after the prompt in the steps of the answer. The worker begins a store in the step after the one
-that ordered it, so it ends before the second step after it: from then on its chunks can be evicted.
+`GroupServer` serves a request in the order of vLLM's scheduler, with chunks of several groups. vLLM
+computes a prompt in steps of at most ``max_num_batched_tokens``. After each step it offers the
+chunks complete by then. A refused offer is repeated with that of the next step, and after the
+prompt in the steps of the answer. The worker begins a store in the step after the one that ordered
+it, so the store ends before the second step after the order: from then on its chunks can be
+evicted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def group_key(block_hash: bytes, group: int) -> BlockHash:
 
 @dataclass(slots=True)
 class Served:
-    """A manager's answers to a request."""
+    """The results of a manager's calls for a request."""
 
     hits: int  # blocks found by `Request.lookup`, and loaded
     output: PrepareStoreOutput | None  # what `Request.prepare_store` returned
@@ -62,7 +63,7 @@ class Served:
 
     @property
     def refused(self) -> int:
-        """Offers that were refused: 0 or 1."""
+        """Number of refused offers: 0 or 1."""
         return int(self.output is None)
 
     def complete(self) -> None:
@@ -76,10 +77,10 @@ def serve(
     on_device: int = 0,
     told: Told | None = None,
 ) -> Served:
-    """Pass a request through a manager, except for the completion of its store.
+    """Serve a request with a manager, except for the completion of its store.
 
     The manager is not asked for the `on_device` leading blocks that the accelerator's cache has. It
-    hears what was `told`.
+    receives the hints in `told`.
     """
     if told is None:
         request = manager.begin(hashes)
@@ -99,7 +100,7 @@ def serve(
 
 @dataclass(slots=True)
 class GroupServed:
-    """The work that a request made for a manager; keys are those of chunks."""
+    """The results of a request's calls; keys are those of chunks."""
 
     _server: GroupServer = field(repr=False, compare=False)
     hit_tokens: int = 0  # loaded, after those that the accelerator had
@@ -120,7 +121,7 @@ class GroupServer:
     """A manager that holds the chunks of all groups, driven as vLLM drives its own.
 
     With `step_tokens` of `groups`, offers are made step by step. Then `ends_stores` says whether
-    stores end while their request goes on; else they end with `GroupServed.complete`.
+    stores end during their request; otherwise they end with `GroupServed.complete`.
     """
 
     def __init__(
@@ -146,10 +147,10 @@ class GroupServer:
         junction: int = 0,
         told: Told | None = None,
     ) -> GroupServed:
-        """Pass a request through the manager, except for the completion of its last stores.
+        """Serve a request with the manager, except for the completion of its last stores.
 
-        `length` is as `GroupChunks.length_of` has it, `local` and `junction` as in its `offers`.
-        The manager hears what was `told`: the time its policy, where that learns by request.
+        `length` is as from `GroupChunks.length_of`, `local` and `junction` as in its `offers`. The
+        manager receives the hints in `told`; its policy receives the time if it learns by request.
         """
         groups, served = self.groups, GroupServed(self)
         request = _SteppedRequest(self, self._keys(hashes, length), served, told)
@@ -174,16 +175,16 @@ class GroupServer:
 
 @dataclass(frozen=True, slots=True)
 class _Learning:
-    """The uses from which a manager's policy learns: they decide what it is told of a request."""
+    """The uses from which a manager's policy learns, which decide the calls for a request."""
 
-    is_lru: bool  # decides as vLLM's policy of that name
+    is_lru: bool  # decides like vLLM's policy of that name
     is_arc: bool  # likewise
     from_ghosts: bool  # learns from a use of a block that has left
     by_chain: bool  # learns from all keys of a request together
 
     @classmethod
     def of(cls, manager: CPUOffloadingManager) -> _Learning:
-        """Return that of a manager's policy; a class of the user's is told of every use."""
+        """Return that of a manager's policy; a user's class receives every use."""
         entry = _entry_of(manager.policy)
         name = "" if entry is None else entry.name
         by_chain = entry is not None and entry.learns_by_request
@@ -196,7 +197,7 @@ class _Learning:
 
 
 def _entry_of(policy: CachePolicy) -> registry.Entry | None:
-    """Return the entry of a built-in policy or of the one that it derives from, else None."""
+    """Return the entry of a built-in policy or of the built-in base of a policy, else None."""
     for kind in type(policy).__mro__:
         entry = registry.entry_of(kind)
         if entry is not None:
@@ -205,10 +206,10 @@ def _entry_of(policy: CachePolicy) -> registry.Entry | None:
 
 
 class _SteppedRequest:
-    """A request on its way through a manager, which is told of it as vLLM tells its own.
+    """A request served step by step, with the calls that vLLM makes of its own manager.
 
-    What a request loads or offers is used once, when it ends: by the position of the last token,
-    the head the most recent. Until then it counts as newest.
+    The chunks that a request loads or offers are used once, when it ends: by the position of the
+    last token, with the head as the most recent. Until then they count as newest.
 
     `keys` are those of its chunks by group; its offers and their outcome are added to `served`.
     """
@@ -229,21 +230,21 @@ class _SteppedRequest:
         self._is_state = server.is_state
         self._keys = keys
         self._orders: dict[int, list[BlockHash]] = {}  # by the sign of the group
-        self._first = 0  # the chunk from which on it mostly loads and offers
+        self._first = 0  # most loads and offers begin at this chunk
         self._has_begun = False
-        self._used: set[BlockHash] = set()  # loaded, or offered while they were there
-        self._missed: set[BlockHash] = set()  # offered, and not there
+        self._used: set[BlockHash] = set()  # loaded, or offered while present
+        self._missed: set[BlockHash] = set()  # offered while absent
         self._own: set[BlockHash] = set()  # stored
         self._ended: set[BlockHash] = set()  # stored, and readable before the request ends
 
-    # -- what is there -----------------------------------------------------------------------
+    # -- presence --------------------------------------------------------------------------
 
     def leading(self, group: int, start: int, end: int) -> int:
-        """Return how many chunks from `start` on are there, before one that is not or `end`."""
+        """Return the number of chunks present from `start` on, up to a missing one or `end`."""
         return self._manager.lookup(self._keys[group][start:end])
 
     def trailing(self, group: int, start: int, end: int) -> int:
-        """Return how many chunks before `end` are there, after one that is not or `start`."""
+        """Return the number of chunks present before `end`, back to a missing one or `start`."""
         return self._manager.lookup(self._keys[group][start:end][::-1])
 
     # -- chunks and their keys ---------------------------------------------------------------
@@ -260,7 +261,7 @@ class _SteppedRequest:
         return found
 
     def _every(self, sign: int = 1) -> Sequence[BlockHash]:
-        """Return all keys by the position of their last tokens, then by group: -1 turns those."""
+        """Return all keys by the position of their last tokens, then by group, reversed for -1."""
         if len(self._keys) == 1:
             return self._keys[0]
         if sign not in self._orders:
@@ -290,7 +291,7 @@ class _SteppedRequest:
     # -- loads and stores --------------------------------------------------------------------
 
     def load(self, keys: list[BlockHash], first: int) -> None:
-        """Load what was hit, from chunk `first` on."""
+        """Load the hits from chunk `first` on."""
         if not keys:
             return
         self._first = first
@@ -300,10 +301,10 @@ class _SteppedRequest:
         self._used.update(keys)
 
     def store(self, steps: Iterable[tuple[int, list[Chunks]]], ends_stores: bool) -> None:
-        """Make the offers of all steps, in order, and those that were refused again.
+        """Make the offers of all steps in order, and repeat refused ones.
 
-        Steps that offer nothing may be left out. A state that is refused is not offered again.
-        Stores that do not end while the request goes on all end after it.
+        Steps without offers may be omitted. A refused state is not offered again. Stores that do
+        not end during the request all end after it.
         """
         waiting: list[BlockHash] = []  # refused
         stores: list[tuple[int, list[BlockHash]]] = []  # by step, those that have not ended
@@ -335,27 +336,27 @@ class _SteppedRequest:
                     stores.append((step, stored))
 
     def end(self) -> None:
-        """Use what was loaded or offered, and release all where the session ends."""
+        """Use the loaded and offered chunks, and release all if the session ends."""
         self._use_all()
         if self._hints is not None and self._hints.ends:
             self._manager.release(self._every())
 
     @property
     def _hints(self) -> Hints | None:
-        """What the client has said by the end."""
+        """The client's hints by the end of the request."""
         return None if self._told is None else self._told.at_finish
 
     def _use_all(self) -> None:
-        """Use what was loaded or offered: the head is the most recent."""
+        """Use the loaded and offered chunks; the head is the most recent."""
         manager, learning = self._manager, self._learning
         used = self._used | self._own
         if self._served.evicted and learning.from_ghosts:
-            # What the request itself has evicted does not come back.
+            # Chunks evicted by the request itself do not come back.
             used = {key for key in used if key in manager}
         if learning.by_chain:
             used |= self._missed - self._own
         if learning.is_arc:
-            # What was loaded, evicted and stored again counts as used again, stored or not.
+            # A chunk loaded, evicted and offered again counts as used again, stored or not.
             manager.complete_store(self._used & self._own)
         if not used:
             return
@@ -381,18 +382,18 @@ class _SteppedRequest:
         self._has_begun = True
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
-        """Offer keys; return those that are being stored, or None if the offer is refused."""
+        """Offer keys; return those being stored, or None if the offer is refused."""
         manager, learning = self._manager, self._learning
         self._begin()
         missing: list[BlockHash] | None = None
         if learning.is_lru:
             if self._used or self._own:
-                # Until the request ends, what it has used counts as newest.
+                # Until the request ends, the chunks that it has used count as newest.
                 manager.touch(self._in_order(self._used | self._own, -1))
         else:
             missing = [key for key in keys if key not in manager]
             if not learning.by_chain:
-                # A policy may learn from what has left.
+                # A policy may learn from chunks that have left.
                 first = [key for key in missing if key not in self._missed]
                 manager.touch(first)
         self._served.offered.append(keys)

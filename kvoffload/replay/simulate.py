@@ -1,7 +1,7 @@
-"""Replays of a trace: its requests one by one and timed, or decoded and counted.
+"""Replays of a trace: request by request with times, or decoded with counts.
 
-Both serve a request as `serve` does, or as `GroupServer` where a model has several KV groups or
-prompts are offered step by step.
+Both serve requests with `serve`, or with `GroupServer` if a model has several KV groups or prompts
+are offered step by step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .serving import GroupServed, GroupServer, Served, serve
 __all__ = ["Demand", "replay", "simulate", "simulate_in_parts", "simulate_requests"]
 
 PROGRESS_REQUESTS = 64  # between two calls of the progress function
-ROWS_AT_ONCE = 1024  # requests that are served before Ctrl-C is heard
+ROWS_AT_ONCE = 1024  # requests served before Ctrl-C is handled
 
 # by field of ReplayResult, the counter of a manager
 COUNTED = {
@@ -56,12 +56,12 @@ class Demand:
 
     @classmethod
     def of(cls, trace: DecodedTrace, groups: GroupChunks, device_slots: int) -> Demand:
-        """Return that behind a cache of so many slots."""
+        """Return the demand behind a cache of `device_slots` slots."""
         return cls(trace, groups, *device_hits_and_junctions(trace, device_slots, groups))
 
     @property
     def whole(self) -> Hits:
-        """The tokens of each request, as `GroupChunks.length_of` has them."""
+        """The tokens of each request, as from `GroupChunks.length_of`."""
         blocks = np.diff(self.trace.starts)
         if self.groups.is_plain:
             return np.asarray(blocks * self.groups.block_tokens)
@@ -80,7 +80,7 @@ class Demand:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether no policy hits more than a cache without bounds: `GroupChunks.is_bounded`."""
+        """Whether an unbounded cache bounds every policy's hits: `GroupChunks.is_bounded`."""
         return self.groups.is_bounded(junctions=bool(self.junctions.any()))
 
     def simulate(self, policy: str, capacity: int) -> ReplayResult:
@@ -140,8 +140,8 @@ def replay(
 ) -> ReplayResult:
     """Drive a manager with the requests of a trace; each store completes at once.
 
-    Only the manager's calls are timed, all calls of a request together; with several groups or
-    in steps also the rules in Python.
+    Only the manager's calls are timed, all calls of a request together; with several groups or in
+    steps the times include the rules in Python.
 
     Parameters
     ----------
@@ -150,11 +150,12 @@ def replay(
     manager : OffloadingManager
         Any manager, usually an empty one; a `CPUOffloadingManager` with several groups or steps.
     groups : GroupChunks, optional
-        The KV groups of the model; by default those of `GroupChunks.of_blocks`, with the next two.
+        The KV groups of the model; by default those of `GroupChunks.of_blocks`, with the next two
+        arguments.
     block_tokens, step_tokens : int, optional
         As in `GroupChunks.of_blocks`. Steps drive the manager as vLLM drives its own.
     hints : TraceHints, optional
-        What the clients of these requests say; with them the clock is that of the trace.
+        The hints of these requests; with hints the clock is that of the trace.
     device : DeviceCache, optional
         The accelerator's own cache, of the same groups, which is asked first.
     progress : callable, optional
@@ -169,13 +170,13 @@ def replay(
     TraceError
         As the trace does.
     TypeError, ValueError
-        If `step_tokens` is below 1, or is given without what it needs, or `hints` are not of as
-        many requests.
+        If `step_tokens` is below 1 or lacks the arguments that it needs, or the number of `hints`
+        differs from that of the requests.
 
     Notes
     -----
-    While it is cached, the hash of a block is the same object each time, where an engine would make
-    a new one per request; this spares a manager in Python the hashing of the key.
+    While it is cached, the hash of a block is always the same object, while an engine would create
+    a new one per request; this saves a manager in Python the hashing of the key.
     """
     groups = groups or GroupChunks.of_blocks(block_tokens, step_tokens=step_tokens)
     size = groups.block_tokens
@@ -245,15 +246,15 @@ def simulate(
 ) -> ReplayResult:
     """Replay a decoded trace by one policy at one capacity.
 
-    The manager is asked for the blocks of a request behind the leading ones that the device has,
-    and offered all of them to store.
+    The manager is asked for the blocks of a request after the leading ones that the device has, and
+    is offered all of them to store.
 
     Parameters
     ----------
     trace : DecodedTrace
-        The requests, and what their clients say.
+        The requests and their hints.
     keys : list of BlockHash or None
-        ``trace.keys()``, computed once for many calls; None computes them where they are needed.
+        ``trace.keys()``, computed once for many calls; None computes them if needed.
     policy : str
         A policy string, or ``"belady"`` or ``"infinite"``.
     capacity : int
@@ -290,8 +291,8 @@ def simulate_in_parts(
 ) -> list[ReplayResult]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
-    Arguments are those of `simulate`, and the number of parts, of equally many requests give or
-    take one. Returns one result per part; for a ceiling a single one, of the whole trace.
+    Arguments are those of `simulate`, and the number of parts, whose requests differ by at most
+    one. Returns one result per part; for a ceiling a single one for the whole trace.
     """
     demand = _demand(trace, device_hits, junctions, groups)
     return demand.in_parts(policy, capacity, keys, pending, parts)
@@ -309,7 +310,7 @@ def simulate_requests(
 ) -> Hits:
     """Replay a decoded trace and return the tokens hit of each request; stores complete at once.
 
-    Arguments are those of `simulate`; `policy` is no ceiling.
+    Arguments are those of `simulate`; `policy` must not be a ceiling.
     """
     return _demand(trace, device_hits, junctions, groups).hits(policy, capacity, keys)
 
@@ -323,7 +324,7 @@ def _demand(
 
 
 class Serving:
-    """A manager that serves the requests of a trace, one part after the other.
+    """A manager that serves the requests of a trace, part by part.
 
     `keys` are ``trace.keys()``; None computes them. A store is in flight during `pending` further
     requests; with 0 it completes at once.
@@ -344,7 +345,7 @@ class Serving:
         self._in_flight: deque[Served | GroupServed] = deque()
 
     def hits(self, part: slice) -> Hits:
-        """Serve the requests of a part; return the tokens that each hits."""
+        """Serve the requests of a part; return the tokens hit by each."""
         demand, size = self._demand, self._demand.groups.block_tokens
         if self._server is None:
             found = self._hits_by_rows(part)
@@ -363,9 +364,9 @@ class Serving:
         return np.array(hits, dtype=np.int64)
 
     def _hits_by_rows(self, part: slice) -> Hits | None:
-        """Have a compiled manager serve many requests in one call, as `serve` does each.
+        """Serve many requests in one call of a compiled manager, each as `serve` does.
 
-        Return the blocks that each hits; None, with none served, if they must go one by one.
+        Return the blocks hit by each; None, with none served, if they must be served one by one.
         """
         serve_rows = getattr(self.manager, "_serve_rows", None)
         if serve_rows is None or self._pending or self._demand.trace.hints is not None:
@@ -382,7 +383,7 @@ class Serving:
         return hits
 
     def _hits_one_by_one(self, part: slice) -> Hits:
-        """Return the blocks that each request hits, each served as `serve` does."""
+        """Return the blocks hit by each request, served one by one by `serve`."""
         hits = []
         on_device = self._demand.device_hits[part].tolist()
         rows, told = self._rows(part), self._told(part)
@@ -397,14 +398,14 @@ class Serving:
         return self._demand.trace.hashes(np.array(self._keys, dtype=object), part)
 
     def _told(self, part: slice) -> Iterable[Told | None]:
-        """Return what the client of each request says; None where clients say nothing."""
+        """Return the hints of each request, or None without hints."""
         hints = self._demand.trace.hints
         if hints is None:
             return itertools.repeat(None, part.stop - part.start)
         return hints.of_each(part)
 
     def _complete_older(self, served: Served | GroupServed) -> None:
-        """End the store of the request that is as many before the last as are pending."""
+        """End the store of the request `pending` requests before the last."""
         self._in_flight.append(served)
         if len(self._in_flight) > self._pending:
             self._in_flight.popleft().complete()
@@ -413,7 +414,7 @@ class Serving:
 def _with_hints(
     requests: Iterable[Request], hints: TraceHints | None
 ) -> Iterable[tuple[Request, Told | None]]:
-    """Return each request and what its client says."""
+    """Return each request and its hints."""
     if hints is None:
         return zip(requests, itertools.repeat(None))
     return hints.beside(requests)
@@ -422,14 +423,14 @@ def _with_hints(
 def _server(
     groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
 ) -> GroupServer | None:
-    """Return what serves requests by these rules; None where that is `serve`."""
+    """Return the server for these rules; None if that is `serve`."""
     if groups.is_plain and groups.step_tokens is None:
         return None
     return GroupServer(groups, manager, ends_stores=ends_stores)
 
 
 def counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> ReplayResult:
-    """Return the result of a part, from the tokens that each of its requests hits."""
+    """Return the result of a part, from the tokens hit by each of its requests."""
     lengths, local = demand.trace.lengths[part], demand.local[part]
     if demand.groups.knows_tokens:
         of_known = np.minimum(local + hits, lengths) - np.minimum(local, lengths)

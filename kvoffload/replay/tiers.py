@@ -1,13 +1,13 @@
-"""A disk behind host memory: its additional hits, and what is written to it.
+"""A disk behind host memory: its additional hits, and the blocks written to it.
 
-Every block that is stored in host memory is offered to the disk too, whose own policy decides, as
-vLLM cascades stores to its secondary tiers. A request is served up to the first block that neither
-has. A block that comes from the disk needs a slot of host memory, and is resident there afterwards;
-without a slot it is a miss. So host memory declines nothing, whatever its policy: it would starve
-the disk of blocks and make it unreadable.
+Every block stored in host memory is also offered to the disk, whose own policy decides, as vLLM
+cascades stores to its secondary tiers. A request is served up to the first block that neither has.
+A block from the disk needs a slot of host memory, and is resident there afterwards; without a slot
+it is a miss. So host memory declines nothing, regardless of its policy: otherwise the disk would
+receive no blocks and could not be read.
 
 A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
-become the most recent of both once more, last block first. What clients say, host memory hears.
+become the most recent of both again, last block first. Host memory receives the clients' hints.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class TierCounts:
     Attributes
     ----------
     asked : int
-        Blocks that the two were asked for.
+        Blocks that the two tiers were asked for.
     host_hits, disk_hits : int
         Blocks of those that came from host memory, and from the disk.
     host_stored, disk_stored : int
-        Blocks written to each; to host memory also those that came from the disk.
+        Blocks written to each; those from the disk count for host memory, too.
     """
 
     asked: int
@@ -51,7 +51,7 @@ class TierCounts:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks asked for that came from either; 0 if there are none."""
+        """Share of the blocks asked for that came from either; 0 if none were asked for."""
         return (self.host_hits + self.disk_hits) / self.asked if self.asked else 0.0
 
 
@@ -74,16 +74,16 @@ def simulate_tiers(
     trace, keys, device_hits
         As in `simulate`.
     policy, disk_policy : str
-        Policy strings, no ceilings.
+        Policy strings, not ceilings.
     capacity, disk_capacity : int
         Blocks of host memory and of the disk.
     pending : int
-        Number of stores that are in flight while a request is served, the last ones; an offer that
-        stores nothing is none. The disk is offered a store's blocks when it completes.
+        Number of the latest stores that are in flight while a request is served; an offer that
+        stores nothing does not count. The disk is offered a store's blocks when it completes.
     step_blocks : int, optional
         Blocks that are offered to host memory at a time, as an engine offers those of a scheduler
-        step; then a read that gets no slots takes as much as does. By default all blocks of a
-        request, as in a fleet.
+        step; a read without enough slots then takes as many blocks as fit. By default all blocks of
+        a request, as in a fleet.
 
     Returns
     -------
@@ -129,18 +129,18 @@ def simulate_tiers(
 def _read(
     host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash], *, in_parts: bool
 ) -> tuple[int, int]:
-    """Read the leading blocks that either has; return how many came from each.
+    """Read the leading blocks that either has; return the number from each.
 
-    What the disk has is offered to host memory: a block that host memory has already comes from
-    there, and one that gets no slot ends the read. `in_parts`: an offer that is refused is made
-    again of its first half.
+    The disk's blocks are offered to host memory: a block already in host memory comes from there,
+    and one without a slot ends the read. With `in_parts` a refused offer is repeated with its first
+    half.
     """
     pinned: list[BlockHash] = []
     from_host = from_disk = 0
     while True:
         rest = blocks[len(pinned) :]
         here = rest[: host.lookup(rest)]
-        host.prepare_load(here)  # or room would be made of them
+        host.prepare_load(here)  # or they could be evicted to make room
         pinned += here
         from_host += len(here)
         rest = rest[len(here) :]
@@ -163,6 +163,6 @@ def _read(
 
 
 def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
-    """Offer blocks to a tier; return those that it is storing."""
+    """Offer blocks to a tier; return those being stored."""
     output = manager.prepare_store(blocks)
     return [] if output is None else output.block_hashes_to_store

@@ -1,7 +1,7 @@
 """Sets of engines by block, as `kvoffload.replay.fleet.index` keeps them; see the Python twin.
 
-What was last sent with a block is in a table of its own: linear probing, at most half full, and
-what follows an entry that leaves moves up.
+A separate table holds the last row sent with each block: linear probing, at most half full; entries
+after a deleted one move up.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ cnp.import_array()
 cdef enum:
     WORD = 64
     MOST_WORDS = 4  # of 256 engines
-    MOST_SETS = 4  # what is ahead, and three places
+    MOST_SETS = 4  # blocks ahead, and three places
     LEAST_BITS = 6  # of a table's entries
 
 cdef uint64_t GOLDEN = 0x9E3779B97F4A7C15  # multiplied with, blocks that follow each other spread
@@ -50,7 +50,7 @@ cdef cnp.ndarray new_numbers(cnp.npy_intp size):
 
 
 cdef class Holders:
-    """Which engines have each block."""
+    """Sets of the engines that have each block."""
 
     cdef uint64_t* words  # by block, those of each together
     cdef uint64_t[MOST_WORDS] everyone
@@ -80,7 +80,7 @@ cdef class Holders:
         return 0
 
     def add(self, blocks, Py_ssize_t engine):
-        """Note that an engine has blocks; return how many it did not have before."""
+        """Note that an engine has blocks; return the number that are new to it."""
         cdef uint32_t* block = numbers_in(blocks, self.num_blocks)
         cdef uint64_t* word
         cdef uint64_t bit = <uint64_t>1 << engine % WORD
@@ -93,7 +93,7 @@ cdef class Holders:
         return num_new
 
     def remove(self, blocks, Py_ssize_t engine):
-        """Note that an engine has blocks no more."""
+        """Note that an engine no longer has blocks."""
         cdef uint32_t* block = numbers_in(blocks, self.num_blocks)
         cdef Py_ssize_t index
         self.check(engine)
@@ -127,7 +127,7 @@ cdef class Holders:
         return -1
 
     def lead(self, blocks):
-        """Return how many leading blocks any engine has."""
+        """Return the number of leading blocks that any engine has."""
         cdef uint32_t* block = numbers_in(blocks, self.num_blocks)
         cdef Py_ssize_t index, word
         cdef uint64_t held
@@ -146,9 +146,9 @@ cdef class Holders:
 
 
 def leads(list sets, blocks, Py_ssize_t num_engines):
-    """Return for how many leading blocks each engine is in any of the sets, at least one.
+    """Return the number of leading blocks for which each engine is in at least one of the sets.
 
-    Complexity: O(blocks up to the first that no engine has of those that have all before).
+    Complexity: O(blocks up to the first at which no engine has the whole prefix).
     """
     cdef Holders holders = sets[0]
     cdef uint32_t* block = numbers_in(blocks, holders.num_blocks)
@@ -181,12 +181,12 @@ def leads(list sets, blocks, Py_ssize_t num_engines):
 
 
 cdef struct Entry:
-    uint64_t stamp  # 0: there is no block
+    uint64_t stamp  # 0: no block
     uint64_t block
 
 
 cdef class Stamps:
-    """By block, a number from 1 on."""
+    """A map from blocks to numbers from 1 on."""
 
     cdef Entry* entries
     cdef uint64_t size
@@ -202,11 +202,11 @@ cdef class Stamps:
         free(self.entries)
 
     cdef uint64_t home(self, uint64_t block) noexcept:
-        """Return where a block is unless others are there."""
+        """Return the home slot of a block."""
         return block * GOLDEN >> (WORD - self.bits)
 
     cdef Entry* find(self, uint64_t block) noexcept:
-        """Return the entry of a block, else the empty one where it would be."""
+        """Return the entry of a block, or the empty one that would hold it."""
         cdef uint64_t mask = (<uint64_t>1 << self.bits) - 1, place = self.home(block)
         while self.entries[place].stamp and self.entries[place].block != block:
             place = place + 1 & mask
@@ -239,7 +239,7 @@ cdef class Stamps:
         return 0
 
     cdef void drop(self, Entry* entry) noexcept:
-        """Take the number of an entry's block away."""
+        """Delete an entry."""
         cdef uint64_t mask = (<uint64_t>1 << self.bits) - 1
         cdef uint64_t hole = entry - self.entries, place = hole
         self.size -= 1
@@ -247,7 +247,7 @@ cdef class Stamps:
             place = place + 1 & mask
             if not self.entries[place].stamp:
                 break
-            # It may move up unless its home lies behind the hole.
+            # It may move up unless its home is behind the hole.
             if (place - self.home(self.entries[place].block) & mask) >= (place - hole & mask):
                 self.entries[hole] = self.entries[place]
                 hole = place
@@ -255,9 +255,9 @@ cdef class Stamps:
 
 
 cdef class Recent:
-    """The blocks that were used last, at most so many, the first of a row last.
+    """The most recently used blocks, up to a limit; the first of a row is the most recent.
 
-    A block that comes again and again in a row counts where it comes first.
+    A block repeated within a row counts at its first place.
     """
 
     cdef Stamps last  # when each was used last
@@ -273,11 +273,11 @@ cdef class Recent:
         self.rows = deque()
 
     def __len__(self):
-        """Return how many are remembered."""
+        """Return the number of remembered blocks."""
         return self.last.size
 
     def lead_and_missing(self, blocks):
-        """Return how many leading blocks of a row are remembered, and which of all are not."""
+        """Return a row's number of remembered leading blocks, and all blocks not remembered."""
         cdef uint32_t* block = numbers_in(blocks, <uint64_t>1 << 32)
         cdef Py_ssize_t index, size = len(blocks), lead = size, num_missing = 0
         cdef cnp.ndarray missing = new_numbers(size)
@@ -290,7 +290,7 @@ cdef class Recent:
         return lead, missing[:num_missing]
 
     def use(self, blocks):
-        """Make a row's blocks the most recent; return those that are forgotten, in that order."""
+        """Make a row's blocks the most recent; return the forgotten blocks, in that order."""
         cdef uint32_t* block = numbers_in(blocks, <uint64_t>1 << 32)
         cdef Py_ssize_t index, size = len(blocks)
         cdef cnp.ndarray forgotten
@@ -324,7 +324,7 @@ cdef class Recent:
 
 
 cdef class Ahead(Holders):
-    """Which engines have each block in rows on their way, which arrive in their order."""
+    """Sets of engines by block for rows on their way, which arrive in order."""
 
     cdef uint64_t sent
     cdef list last  # by engine, the row with a block
@@ -346,7 +346,7 @@ cdef class Ahead(Holders):
         self.add(blocks, engine)
 
     def arrive(self, Py_ssize_t engine):
-        """Note that the first row on its way to an engine has been heard of."""
+        """Note that the events of the first row on its way to an engine have arrived."""
         cdef uint64_t row
         cdef Stamps last = self.last[engine]
         cdef Entry* entry

@@ -1,8 +1,8 @@
 """Sets of engines by block, as `kvoffload.replay.fleet.index` keeps them.
 
-A set is a number of 64-bit words, engine 0 the lowest bit of the first: one pass over a prompt
-finds how much of it each engine has. That takes 8 bytes for each distinct block of the trace and 64
-engines.
+A set is a sequence of 64-bit words, with engine 0 as the lowest bit of the first: one pass over a
+prompt finds how much of it each engine has. This takes 8 bytes per distinct block of the trace and
+64 engines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _engines(words: list[int]) -> Iterator[int]:
 
 
 class Holders:
-    """Which engines have each block."""
+    """Sets of the engines that have each block."""
 
     def __init__(self, num_blocks: int, num_engines: int) -> None:
         self._words: Words = np.zeros((num_blocks, -(-num_engines // _WORD)), dtype=np.uint64)
@@ -43,14 +43,14 @@ class Holders:
         )
 
     def add(self, blocks: Blocks, engine: int) -> int:
-        """Note that an engine has blocks; return how many it did not have before."""
+        """Note that an engine has blocks; return the number that are new to it."""
         word, bit = divmod(engine, _WORD)
         former = self._words[blocks, word]
         self._words[blocks, word] = former | np.uint64(1 << bit)
         return len(set(blocks[former >> np.uint64(bit) & np.uint64(1) == 0].tolist()))
 
     def remove(self, blocks: Blocks, engine: int) -> None:
-        """Note that an engine has blocks no more."""
+        """Note that an engine no longer has blocks."""
         word, bit = divmod(engine, _WORD)
         self._words[blocks, word] &= ~np.uint64(1 << bit)
 
@@ -67,15 +67,15 @@ class Holders:
         return next(_engines(self._words[block].tolist()), -1)
 
     def lead(self, blocks: Blocks) -> int:
-        """Return how many leading blocks any engine has."""
+        """Return the number of leading blocks that any engine has."""
         is_held = self._words[blocks].any(axis=1)
         return len(blocks) if is_held.all() else int(is_held.argmin())
 
 
 def leads(sets: Sequence[Holders], blocks: Blocks, num_engines: int) -> list[int]:
-    """Return for how many leading blocks each engine is in any of the sets, at least one.
+    """Return the number of leading blocks for which each engine is in at least one of the sets.
 
-    Complexity: O(blocks up to the first that no engine has of those that have all before).
+    Complexity: O(blocks up to the first at which no engine has the whole prefix).
     """
     found = [len(blocks)] * num_engines
     if not len(blocks):
@@ -95,9 +95,9 @@ def leads(sets: Sequence[Holders], blocks: Blocks, num_engines: int) -> list[int
 
 
 class Recent:
-    """The blocks that were used last, at most so many, the first of a row last.
+    """The most recently used blocks, up to a limit; the first of a row is the most recent.
 
-    A block that comes again and again in a row counts where it comes first.
+    A block repeated within a row counts at its first place.
     """
 
     def __init__(self, most: int) -> None:
@@ -105,18 +105,18 @@ class Recent:
         self._used = OrderedDict[int, None]()
 
     def __len__(self) -> int:
-        """Return how many are remembered."""
+        """Return the number of remembered blocks."""
         return len(self._used)
 
     def lead_and_missing(self, blocks: Blocks) -> tuple[int, Blocks]:
-        """Return how many leading blocks of a row are remembered, and which of all are not."""
+        """Return a row's number of remembered leading blocks, and all blocks not remembered."""
         numbers = blocks.tolist()
         missing = [block for block in numbers if block not in self._used]
         lead = numbers.index(missing[0]) if missing else len(numbers)
         return lead, np.array(missing, np.uint32)
 
     def use(self, blocks: Blocks) -> Blocks:
-        """Make a row's blocks the most recent; return those that are forgotten, in that order."""
+        """Make a row's blocks the most recent; return the forgotten blocks, in that order."""
         used = self._used
         for block in reversed(blocks.tolist()):
             used[block] = None
@@ -126,7 +126,7 @@ class Recent:
 
 
 class Ahead(Holders):
-    """Which engines have each block in rows on their way, which arrive in their order."""
+    """Sets of engines by block for rows on their way, which arrive in order."""
 
     def __init__(self, num_blocks: int, num_engines: int) -> None:
         super().__init__(num_blocks, num_engines)
@@ -142,7 +142,7 @@ class Ahead(Holders):
         self.add(blocks, engine)
 
     def arrive(self, engine: int) -> None:
-        """Note that the first row on its way to an engine has been heard of."""
+        """Note that the events of the first row on its way to an engine have arrived."""
         row, blocks = self._rows[engine].popleft()
         last = self._last[engine]
         gone = [block for block in dict.fromkeys(blocks.tolist()) if last[block] == row]

@@ -1,4 +1,4 @@
-"""Counts and times of a fleet: per request as it goes, and in sum."""
+"""Counts and times of a fleet: per request during the run, and in total."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int:
 
 
 class Log:
-    """Hits and times of each row of a fleet; times are whole nanoseconds, of any size.
+    """The hits and times of each row of a fleet; times are whole nanoseconds of any size.
 
     Attributes
     ----------
     engines : array of int
         The engine that each row was sent to.
     device, host, tier : array of int
-        Leading blocks found, by where they were.
+        Leading blocks found in each place.
     missed : array of int
         Tokens computed.
     prefill : list of int
-        Time in which the row's prompt was read and computed.
+        Time to read and compute the row's prompt.
     arrived : list of int
-        When it came.
+        Its arrival.
     first_tokens, latencies : list of int
         From its arrival to the end of its prefill, and to its end.
     """
@@ -54,7 +54,7 @@ class Log:
         self.ended = 0  # the last finish
 
     def begins(self, row: int, hits: Hits, missed: int, prefill: int) -> None:
-        """Note what a row found, and how long its prefill takes."""
+        """Note the hits of a row, and the duration of its prefill."""
         self.device[row], self.host[row], self.tier[row] = hits
         self.missed[row], self.prefill[row] = missed, prefill
 
@@ -86,32 +86,32 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """The result of a fleet; times rank designs and predict no milliseconds.
+    """The result of a fleet; its times rank designs but do not predict milliseconds.
 
     Attributes
     ----------
     requests, blocks, tokens : int
-        What came: requests, blocks and tokens of prompts.
+        Requests, and the blocks and tokens of their prompts.
     device_hits, host_hits, tier_hits : int
-        Blocks found, by where they were.
+        Blocks found in each place.
     hit_tokens, missed_tokens : int
-        Tokens of prompts that were found, and that were computed.
+        Prompt tokens found, and computed.
     host_stored, tier_stored : int
-        Blocks written to host memory, those that came from the tier included, and to the tier.
+        Blocks written to host memory, including those from the tier, and to the tier.
     saved : float or None
-        Share of the time in prefill that caches spared; None without a rate.
+        Share of the prefill time saved by caches; None without a rate.
     ttft_p50, ttft_p95, ttft_mean : float or None
         Seconds from a request's arrival to the end of its prefill; percentiles by nearest rank.
     ttft_p95_ns : int
-        That percentile, exact.
+        The exact 95th percentile, nanoseconds.
     latency_mean : float or None
         Seconds from its arrival to its end.
     busy : float or None
-        Share of the engines' time in which prompts were computed.
+        Share of the engines' time spent on computing prompts.
     imbalance : float
-        Most tokens that one engine computed, over the mean; 1 where none was.
+        Most tokens computed by one engine, divided by the mean; 1 if none were computed.
     placement : str
-        A digest of which request went where: equal for equal decisions.
+        A digest of the engine of each request: equal for equal decisions.
     engines : tuple of EngineCounts
         The same by engine.
     """
@@ -139,12 +139,12 @@ class FleetResult:
 
     @property
     def token_hit_ratio(self) -> float:
-        """Share of the tokens that were found; 0 if there are none."""
+        """Share of the tokens that were found; 0 without tokens."""
         return self.hit_tokens / self.tokens if self.tokens else 0.0
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks that were found; 0 if there are none."""
+        """Share of the blocks that were found; 0 without blocks."""
         found = self.device_hits + self.host_hits + self.tier_hits
         return found / self.blocks if self.blocks else 0.0
 
@@ -222,7 +222,7 @@ class FleetResult:
 
 
 def _columns(log: Log) -> dict[str, npt.NDArray[Any]]:
-    """Return what is summed up for each engine."""
+    """Return the totals of each engine."""
     counts = {name: getattr(log, name) for name in ("device", "host", "tier", "missed")}
     found = {name: np.array(column, dtype=np.int64) for name, column in counts.items()}
     for name in ("prefill", "first_tokens"):

@@ -1,8 +1,8 @@
-"""One engine of a fleet: its caches, and what a request does to them.
+"""One engine of a fleet: its caches, and the effects of requests on them.
 
-A prompt is computed between `Engine.begin` and `Engine.end`, and no other meanwhile, so nobody
-meets a block whose store is under way: neither in the engine's own caches, nor in a tier behind
-them, where a store begins and ends at the end of a prompt.
+Between `Engine.begin` and `Engine.end` an engine computes one prompt and no other, so no request
+meets a block being stored: neither in the engine's own caches, nor in a tier behind them, where a
+store begins and ends at the end of a prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Engine", "Hits", "RowEngine"]
 
 
 class Hits(NamedTuple):
-    """Leading blocks of a request that were found, by where they were."""
+    """The leading blocks of a request found in each place."""
 
     device: int
     host: int
@@ -33,27 +33,27 @@ class Hits(NamedTuple):
 
 @dataclass(slots=True)
 class _Prefill:
-    """A prompt that is being computed."""
+    """A prompt being computed."""
 
     hashes: list[BlockHash]
     told: Told | None
     request: Any  # of host memory
     behind: Any  # the same at the tier; None without one
-    loads: list[tuple[int, int]]  # pinned in host memory: from a block to one
+    loads: list[tuple[int, int]]  # pinned in host memory: half-open ranges of blocks
     promoted: list[BlockHash]  # being written to host memory
 
 
 class _Device:
-    """The accelerator's own cache: LRU, of which the first block of a request is the most recent.
+    """The accelerator's own LRU cache; the first block of a request is the most recent.
 
-    Every request leaves its blocks in it, whether they were computed or loaded.
+    Every request leaves its blocks in it, computed or loaded.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._cached = Recent(num_blocks) if num_blocks else None
 
     def ask(self, blocks: Blocks) -> tuple[int, list[Change]]:
-        """Return how many leading blocks are there, and what the request changes."""
+        """Return the number of leading blocks present, and the changes by the request."""
         if self._cached is None:
             return 0, []
         hits, entered = self._cached.lead_and_missing(blocks)
@@ -61,7 +61,7 @@ class _Device:
 
 
 class Engine:
-    """The caches of one engine, and a prompt that it computes.
+    """The caches of one engine, and the prompt that it computes.
 
     Parameters
     ----------
@@ -70,19 +70,19 @@ class Engine:
     device_blocks : int
         Capacity of the accelerator's own cache; 0 for none.
     host : OffloadingManager
-        Host memory, empty. Where there is a tier, its policy must decline nothing.
+        Host memory, empty. With a tier, its policy must not decline blocks.
     tier : CPUOffloadingManager, optional
-        What is behind host memory, of this engine alone or shared by several.
+        The tier behind host memory, private to this engine or shared by several.
     sees : int
-        The furthest place of which `end` tells: `DEVICE`, `HOST` or `TIER`.
+        The furthest place whose changes `end` reports: `DEVICE`, `HOST` or `TIER`.
 
     Attributes
     ----------
     times : DurationHistogram
-        Time that the managers took for each request.
+        Time spent in the managers per request.
     host_stored, tier_stored : int
-        Blocks that got slots so far for this engine's requests, those that came from the tier
-        included in the former.
+        Blocks of this engine's requests that got slots so far; `host_stored` includes those from
+        the tier.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Engine:
         self._spent = 0  # nanoseconds of the managers for the prompt
 
     def begin(self, row: int, told: Told | None = None) -> Hits:
-        """Begin to compute a row's prompt; return what of it is there, which is read.
+        """Begin to compute a row's prompt; return the blocks found, which are read.
 
-        What comes from the tier gets slots of host memory.
+        Blocks from the tier get slots of host memory.
         """
         hashes = self._rows.hashes_of(row)
         on_device, self._changes = self._device.ask(self._rows.blocks_of(row))
@@ -134,10 +134,10 @@ class Engine:
         prefill.loads.append((start, stop))
 
     def _read(self, prefill: _Prefill, on_device: int, in_host: int) -> tuple[int, int]:
-        """Read leading blocks from host memory and the tier in turn, as long as either has one.
+        """Read leading blocks from host memory and the tier in turn, while either has the next.
 
-        Returns how many came from each. A block that comes from the tier needs a slot of host
-        memory; without one the read ends.
+        Returns the number from each. A block from the tier needs a slot of host memory; without one
+        the read ends.
         """
         hashes, request, behind = prefill.hashes, prefill.request, prefill.behind
         from_tier, end = 0, on_device + in_host
@@ -181,7 +181,7 @@ class Engine:
         return stored
 
     def end(self) -> list[Change]:
-        """End the prompt, store its blocks; return what it made enter and leave, in order."""
+        """End the prompt and store its blocks; return the changes of the caches, in order."""
         prefill, self._prefill = self._prefill, None
         if prefill is None:
             raise RuntimeError("a prompt must have begun before it ends")
@@ -221,7 +221,7 @@ class Engine:
         return output.block_hashes_to_store
 
     def _note(self, place: int, entered: list[BlockHash], left: list[BlockHash]) -> None:
-        """Note blocks that enter and leave; what leaves to make room is not what enters."""
+        """Note blocks that enter and leave; no block does both."""
         if place <= self._sees and (entered or left):
             numbers = self._rows.numbers
             both = (
@@ -232,10 +232,10 @@ class Engine:
 
 
 class RowEngine:
-    """An engine without a tier, whose clients say nothing: compiled code serves a row at once.
+    """An engine without a tier or hints, for which compiled code serves a row at once.
 
-    Nothing looks at its caches between the begin of a prompt and its end, so all that `Engine` does
-    in these is done at the begin.
+    Nothing reads its caches between the beginning and the end of a prompt, so all steps that
+    `Engine` takes in both happen at the beginning.
 
     Parameters
     ----------
@@ -244,16 +244,16 @@ class RowEngine:
     device_blocks : int
         Capacity of the accelerator's own cache; 0 for none.
     host : CPUOffloadingManager
-        Host memory, empty, of which `serves` is true.
+        Host memory, empty, for which `serves` is true.
     host_blocks : int
         Its capacity.
     sees : int
-        As that of `Engine`.
+        As for `Engine`.
 
     Attributes
     ----------
     host_stored, tier_stored : int
-        As those of `Engine`.
+        As for `Engine`.
     """
 
     tier_stored = 0
@@ -286,7 +286,7 @@ class RowEngine:
         return self._host.stats()["stored_blocks"]
 
     def begin(self, row: int, said: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
-        """Compute a row's prompt; return what of it is there."""
+        """Compute a row's prompt; return the blocks found."""
         blocks = self._rows.blocks_of(row)
         on_device, self._changes = self._device.ask(blocks)
         hits, told = self._host._serve_row(self._rows.keys, blocks, on_device, self._slots)
@@ -296,5 +296,5 @@ class RowEngine:
         return Hits(on_device, hits, 0)
 
     def end(self) -> list[Change]:
-        """End the prompt; return what it made enter and leave, in order."""
+        """End the prompt; return the changes of the caches, in order."""
         return self._changes

@@ -8,37 +8,37 @@ __all__ = ["ARRIVAL", "FINISH", "INDEX_HEARS", "NANOSECONDS", "PREFILL_END", "Ev
 
 NANOSECONDS = 10**9
 FINISH, PREFILL_END, INDEX_HEARS, ARRIVAL = range(4)
-"""Kinds of events, in the order in which those of one moment are handled."""
+"""Kinds of events, in the order in which simultaneous events are handled."""
 
 
 class Events:
     """Events to come, the next one first: by time, then kind, then place, then row.
 
-    The place is the engine for what happens in one, the number of the message for what an index
-    hears, and 0 for an arrival.
+    The place is the engine for an event in an engine, the number of the message for an event at an
+    index, and 0 for an arrival.
 
-    Complexity: O(log n) in the events to come for each.
+    Complexity: O(log n) per event, for n events to come.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, int]] = []
 
     def __bool__(self) -> bool:
-        """Return whether anything is to come."""
+        """Return whether any event is to come."""
         return bool(self._heap)
 
     def push(self, time: int, kind: int, place: int, row: int) -> None:
-        """Add what happens to a row at a time, nanoseconds."""
+        """Add an event of a row at a time, nanoseconds."""
         heappush(self._heap, (time, kind, place, row))
 
     def pop(self) -> tuple[int, int, int, int]:
-        """Take the next event: its time, its kind, its place and its row."""
+        """Remove and return the next event: its time, kind, place and row."""
         return heappop(self._heap)
 
 
 def duration(amount: int, rate: int | None) -> int:
-    """Return how long an amount takes at a rate per second, whole nanoseconds, rounded up.
+    """Return the time of an amount at a rate per second in whole nanoseconds, rounded up.
 
-    None is a rate without bounds, at which nothing takes any time.
+    None is an infinite rate: the time is 0.
     """
     return 0 if rate is None else -(-amount * NANOSECONDS // rate)

@@ -1,8 +1,8 @@
 """A fleet: engines behind a router, their requests in simulated time.
 
-An engine computes one prompt at a time, first come first served. What its caches hit is read
-instead: from host memory, and from a tier behind that, of its own or shared by all. The router
-sends each request to an engine when it arrives. What is not modelled is in the how-to.
+An engine computes one prompt at a time, first come first served. Blocks that its caches hit are
+read instead: from host memory, and from a tier behind it, private or shared by all. The router
+sends each request to an engine when it arrives. The how-to lists what the model omits.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ DECODE_NS = 20 * 10**6
 _NS_A_MS = 10**6
 
 Loop = Literal["open", "closed", "recorded"]
-"""When a session's later requests come: as recorded; each its wait after the one before has
-finished; or that and the recorded service after the one before has arrived."""
+"""Arrivals of a session's later requests: as recorded; each after its wait from the finish of the
+previous one; or after its wait and the recorded service from the arrival of the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What is behind host memory.
+    """A tier behind host memory.
 
     Attributes
     ----------
     kind : {"shared", "private"}
-        One that all engines reach, or one behind each.
+        One tier for all engines, or one per engine.
     blocks : int
-        Its capacity, of each where it is private.
+        Its capacity; per engine if it is private.
     policy : str
         Its policy.
     """
@@ -73,7 +73,7 @@ class Fleet:
     Attributes
     ----------
     engines : int
-        How many, 1 to 256.
+        Number of engines, 1 to 256.
     router : str
         ``name`` or ``name?option=value&...``; see `kvoffload.replay.fleet.ROUTERS`.
     policy : str
@@ -81,26 +81,27 @@ class Fleet:
     host_blocks, device_blocks : int
         Capacity of each engine's host memory, and of its accelerator's own cache, blocks.
     tier : Tier or None
-        What is behind host memory.
+        The tier behind host memory.
     rate : int or None
-        Tokens of prompts that an engine computes per second; None: no time passes.
+        Prompt tokens that an engine computes per second; None: no time passes.
     link, tier_link : int or None
         Bytes per second from host memory and from the tier; None: at once.
     block_bytes, block_tokens : int
         Bytes and tokens of a block.
     decode_ns : int
-        Nanoseconds for each token of an answer, with a rate; answers do not wait for each other.
+        Nanoseconds per token of an answer, with a rate; answers do not wait for each other.
     slots : int
-        Most requests of an engine between the begin of their prefill and their finish; 0: any.
+        Most requests of an engine between the beginning of their prefill and their finish; 0:
+        unlimited.
     loop : {"open", "closed", "recorded"}
-        When a session's later requests come.
+        Arrivals of a session's later requests.
     seed : int
-        Of the router's draws.
+        Seed of the router's random choices.
 
     Raises
     ------
     ValueError
-        If a value breaks its rule, or the router asks for what is not there.
+        If a value breaks its rule, or the router needs a tier or a rate that is missing.
     """
 
     engines: int
@@ -132,7 +133,7 @@ class Fleet:
 
     @property
     def costs(self) -> Costs:
-        """What computing and reading take."""
+        """The costs of computing and reading."""
         return Costs(self.rate, self.link, self.tier_link, self.block_bytes)
 
     def check_trace(self, trace: DecodedTrace) -> None:
@@ -151,7 +152,7 @@ def replay_fleet(trace: DecodedTrace, keys: list[BlockHash], fleet: Fleet) -> Fl
     Parameters
     ----------
     trace : DecodedTrace
-        The requests, with their `arrivals`; its hints are told to host memory.
+        The requests, with their `arrivals`; host memory receives its hints.
     keys : list of BlockHash
         ``trace.keys()``, computed once for many calls.
     fleet : Fleet
@@ -164,16 +165,16 @@ def replay_fleet(trace: DecodedTrace, keys: list[BlockHash], fleet: Fleet) -> Fl
     Raises
     ------
     ValueError
-        As `Fleet.check_trace` does; `NoSessionsError` where a loop has no sessions.
+        As from `Fleet.check_trace`; `NoSessionsError` if a loop has no sessions.
 
-    Complexity: O(blocks) but for the policy, with an index O(blocks + engines) per request.
+    Complexity: O(blocks) besides the policy; with an index O(blocks + engines) per request.
     """
     fleet.check_trace(trace)
     return replay_rows(trace, FleetRows(trace, keys, fleet.block_tokens), fleet)
 
 
 def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResult:
-    """Replay a trace, whose requests are numbered already, as `replay_fleet` does."""
+    """Replay a trace whose requests are already numbered, as `replay_fleet` does."""
     router = new_router(
         fleet.spec,
         rows,
@@ -215,7 +216,7 @@ def run_engines(
     *,
     progress: Callable[[], object] | None = None,
 ) -> Log:
-    """Let all rows arrive, be computed and finish; return what became of each.
+    """Let all rows arrive, be computed and finish; return their log.
 
     `progress` is called after each row's prefill.
     """

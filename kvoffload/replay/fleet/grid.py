@@ -1,4 +1,4 @@
-"""Many fleets over one trace, divided among processes, and what their memory could hit as one."""
+"""Many fleets over one trace, divided among processes, and their memory pooled as one cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Pooled", "run_fleets"]
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """One cache of the size of several, asked for every request in turn.
+    """One cache of the size of several, which serves every request in turn.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ def run_fleets(
     work: Sequence[Fleet | Pooled],
     elsewhere: Elsewhere | None = None,
 ) -> Iterator[tuple[Fleet | Pooled, FleetResult | int]]:
-    """Replay fleets, all with blocks of one size; yield each with its result when it is done.
+    """Replay fleets, all with one block size; yield each with its result when it is done.
 
-    That of `Pooled` is its hits, blocks. `jobs` processes share the work, the longest first; 1
-    computes in this one. ChildProcessError if one is killed. With `elsewhere` other machines
-    compute.
+    The result of a `Pooled` is its hits in blocks. `jobs` processes share the work, the longest
+    first; 1 computes in this one. ChildProcessError if one is killed. With `elsewhere` other
+    machines compute.
     """
     ordered = sorted(dict.fromkeys(work), key=_shortness)
     yield from spread(trace, ordered, _computing, jobs, elsewhere)

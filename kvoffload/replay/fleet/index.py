@@ -1,8 +1,8 @@
-"""Indexes of routers, of the engines that have a block: by history, or by their events.
+"""Indexes of the engines that have a block, for routers: by history, or by engines' events.
 
-Which engines have a block is a set of bits, 64 to a word, engine 0 the lowest: one pass over a
-prompt finds how much of it each engine has. That takes 8 bytes for each distinct block of the
-trace, 64 engines and place; blocks on their way to an engine are a place of their own.
+The engines that have a block are a set of bits, 64 per word, engine 0 the lowest: one pass over a
+prompt finds how much of it each engine has. This takes 8 bytes per distinct block of the trace, 64
+engines and place; blocks on their way to an engine are a separate place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEVICE, HOST, TIER = range(3)
 
 
 class Change(NamedTuple):
-    """Blocks that entered a place, and then others that left it."""
+    """The blocks that entered a place, and then others that left it."""
 
     place: int  # DEVICE, HOST or TIER
     entered: Blocks
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 class History:
-    """The blocks that a router sent to each engine, at most so many each.
+    """The blocks that a router sent to each engine, up to a limit per engine.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ class History:
     num_engines : int
         Engines.
     index_blocks : int
-        Blocks of each that are remembered, those sent last, of a request the first; 0: all.
+        Remembered blocks per engine: the last sent, and of a request the first; 0: all.
     """
 
     def __init__(self, num_blocks: int, num_engines: int, index_blocks: int = 0) -> None:
         self.sizes = [0] * num_engines
-        """Blocks remembered of each engine."""
+        """Number of remembered blocks per engine."""
         self._num_engines = num_engines
         self._holders = Holders(num_blocks, num_engines)
-        self._last = np.zeros(num_blocks, dtype=np.int16)  # the engine that got a block last
+        self._last = np.zeros(num_blocks, dtype=np.int16)  # the last engine that received a block
         self._recent = [Recent(index_blocks) for _ in range(num_engines)] if index_blocks else []
 
     def add(self, engine: int, blocks: Blocks) -> None:
@@ -66,14 +66,14 @@ class History:
             self.sizes[engine] -= len(forgotten)
 
     def leads(self, blocks: Blocks) -> list[int]:
-        """Return how many leading blocks of a request were sent to each engine."""
+        """Return the number of leading blocks of a request sent to each engine."""
         return leads([self._holders], blocks, self._num_engines)
 
     def lead_and_engine(self, blocks: Blocks) -> tuple[int, int]:
-        """Return how many leading blocks were sent to any engine, and to which the last of them.
+        """Return the number of leading blocks sent to any engine, and the engine of the last one.
 
-        To that it was sent last; if it is forgotten there, the lowest engine that has it; -1 where
-        there are no such blocks.
+        That is the engine that last received it; if it is forgotten there, the lowest engine that
+        has it; -1 without such blocks.
         """
         lead = self._holders.lead(blocks)
         if not lead:
@@ -84,7 +84,7 @@ class History:
 
 
 class Leads(NamedTuple):
-    """Leading blocks of a request that each engine has, by how near they are."""
+    """The leading blocks of a request that each engine has, by distance."""
 
     device: list[int]
     host: list[int]  # there or nearer
@@ -92,7 +92,7 @@ class Leads(NamedTuple):
 
 
 class EventIndex:
-    """What engines have published of their caches, and what was sent to them.
+    """The caches' contents published by engines, and the requests sent to them.
 
     Parameters
     ----------
@@ -108,11 +108,11 @@ class EventIndex:
         self._num_blocks = num_blocks
         self._num_engines = num_engines
         self._shared_tier = shared_tier
-        self._held: dict[int, Holders] = {}  # by place, where any engine had a block
+        self._held: dict[int, Holders] = {}  # by place, if any engine had a block there
         self._ahead: Ahead | None = None
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
-        """Note what a request made enter and leave."""
+        """Note the changes of the caches by a request."""
         for place, entered, left in changes:
             if place not in self._held:
                 self._held[place] = Holders(self._num_blocks, self._num_engines)
@@ -125,13 +125,13 @@ class EventIndex:
                 held.remove(left, engine)
 
     def send(self, engine: int, blocks: Blocks) -> None:
-        """Count the blocks of a request as on an engine's device, until `arrive`."""
+        """Count the blocks of a request as on an engine's device until `arrive`."""
         if self._ahead is None:
             self._ahead = Ahead(self._num_blocks, self._num_engines)
         self._ahead.send(engine, blocks)
 
     def arrive(self, engine: int) -> None:
-        """End what the first `send` of those to an engine began that have not ended."""
+        """End the effect of the earliest open `send` to an engine."""
         if self._ahead is not None:
             self._ahead.arrive(engine)
 

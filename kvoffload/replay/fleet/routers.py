@@ -1,10 +1,10 @@
-"""Routers: which engine a request goes to.
+"""Routers, which choose an engine for each request.
 
-A router knows how many requests each engine has and, where its rule needs one, an index of where
-blocks are. What it weighs compares exactly, in whole numbers or fractions.
+A router knows the number of requests of each engine and, if its rule needs one, an index of the
+blocks' places. It compares exactly, in whole numbers or fractions.
 
-The rules are those of the routers that engines are deployed with, as far as their documentation
-and sources say: each class names its model.
+The rules follow the routers of deployed engines, as far as their documentation and sources describe
+them: each class names its model.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _X_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What it takes an engine to compute and to read.
+    """The time an engine takes to compute and to read.
 
     Attributes
     ----------
     rate : int or None
-        Tokens of prompts that an engine computes per second; None: no time passes.
+        Prompt tokens that an engine computes per second; None: no time passes.
     link, tier_link : int or None
         Bytes per second from host memory, and from the tier. None: at once.
     block_bytes : int
@@ -51,7 +51,7 @@ class Costs:
     block_bytes: int
 
     def prefill_ns(self, missed: int, from_host: int, from_tier: int) -> int:
-        """Return how long a prompt takes, nanoseconds: of tokens, and blocks that are read."""
+        """Return the time of a prompt in nanoseconds, for its tokens and the blocks read."""
         if self.rate is None:
             return 0
         return (
@@ -63,7 +63,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An option that is one of some words."""
+    """An option whose value is one of a set of words."""
 
     name: str
     default: str
@@ -71,7 +71,7 @@ class Choice:
     summary: str
 
     def check(self, value: str) -> str:
-        """Return the word; ValueError if it is another."""
+        """Return the word; ValueError if it is not one of the set."""
         if value not in self.words:
             raise ValueError(
                 f"{self.name} must be one of {', '.join(self.words)}, got {describe(value)}"
@@ -84,14 +84,14 @@ Value = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """A router with the options that were given.
+    """A router with its given options.
 
     Attributes
     ----------
     name : str
         The router.
     given : mapping
-        Options that were given, checked.
+        The given options, checked.
     """
 
     name: str
@@ -103,7 +103,7 @@ class RouterSpec:
 
     @property
     def router(self) -> type[Router]:
-        """Its class."""
+        """The class of the router."""
         return ROUTERS[self.name]
 
     @property
@@ -113,7 +113,7 @@ class RouterSpec:
 
     @property
     def sees(self) -> int | None:
-        """The furthest place that its index hears of; None if it hears of none."""
+        """The furthest place whose events its index receives, or None."""
         return PLACES[str(self.options["sees"])] if "sees" in self.options else None
 
 
@@ -124,7 +124,7 @@ def parse_router(text: str, argument: str = "router") -> RouterSpec:
     ------
     ValueError
         If the router or an option is unknown, given twice, malformed or out of bounds; the message
-        names those that are known.
+        names the known ones.
     """
     name = text.partition("?")[0]
     if name not in ROUTERS:
@@ -149,7 +149,7 @@ def _hashed(text: bytes) -> int:
 
 
 class Router:
-    """Chooses an engine for each request that arrives.
+    """A rule that chooses an engine for each arriving request.
 
     Parameters
     ----------
@@ -160,11 +160,11 @@ class Router:
     options : mapping
         All options of the class by name.
     costs : Costs
-        What computing and reading take.
+        The costs of computing and reading.
     seed : int
-        Of draws.
+        Seed of random choices.
     shared_tier : bool
-        Whether the engines reach one tier.
+        Whether the engines share one tier.
     """
 
     name: str
@@ -183,13 +183,13 @@ class Router:
     ) -> None:
         self.num_engines = num_engines
         self.open = [0] * num_engines
-        """Requests of each engine that were sent and have not finished."""
+        """Number of open requests per engine: sent and not finished."""
         self.waiting = [0] * num_engines
-        """Requests of each engine whose prefill has not begun."""
+        """Number of requests per engine whose prefill has not begun."""
         self.sent = [0] * num_engines
-        """Requests that were sent to each engine so far."""
+        """Number of requests sent to each engine so far."""
         self.arrived = 0
-        """Requests that have come before this one."""
+        """Number of requests before this one."""
         self._rows = rows
         self._given = options
         self._costs = costs
@@ -198,7 +198,7 @@ class Router:
         self._set_up()
 
     def _set_up(self) -> None:
-        """Make what the rule needs, from the options."""
+        """Set up the state of the rule from the options."""
 
     def _number(self, name: str) -> int:
         return int(self._given[name])
@@ -207,7 +207,7 @@ class Router:
         return Fraction(str(self._given[name]))  # as it was written
 
     def route(self, row: int) -> int:
-        """Choose the engine of a row that arrives, and count it there."""
+        """Choose the engine of an arriving row, and count the row there."""
         engine = self.choose(row)
         self.arrived += 1
         self.open[engine] += 1
@@ -221,24 +221,24 @@ class Router:
         """Return the engine for a row."""
 
     def _note(self, row: int, engine: int) -> None:
-        """Learn that a row was sent to an engine."""
+        """Handle a row sent to an engine."""
 
     def begins(self, engine: int) -> None:
-        """Learn that the prefill of a row begins."""
+        """Handle the beginning of a row's prefill."""
         self.waiting[engine] -= 1
 
     def prefilled(self, row: int, engine: int) -> None:
-        """Learn that the prefill of a row has ended."""
+        """Handle the end of a row's prefill."""
 
     def finishes(self, row: int, engine: int) -> None:  # noqa: ARG002 - some want the row
-        """Learn that a row has finished."""
+        """Handle the finish of a row."""
         self.open[engine] -= 1
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
-        """Learn what a row made enter and leave an engine's caches, its rows in their order."""
+        """Handle the changes of an engine's caches by a row; rows come in order."""
 
     def _least(self, costs: Sequence[int]) -> int:
-        """Return the engine that costs least; of several that with fewest rows, then the lowest."""
+        """Return the engine with the least cost; ties go to the fewest rows, then the lowest."""
         least = min(costs)
         if costs.count(least) == 1:
             return costs.index(least)
@@ -246,7 +246,7 @@ class Router:
         return min(equal, key=self.sent.__getitem__)
 
     def _key(self, row: int, blocks: int) -> bytes:
-        """Return what tells a row's session apart: its name, else the key of a leading block."""
+        """Return the identity of a row's session: its name, else the key of a leading block."""
         session = self._rows.sessions[row]
         if session >= 0:
             name: bytes = self._rows.names[session]
@@ -256,7 +256,7 @@ class Router:
 
 
 class RoundRobin(Router):
-    """Each engine in turn."""
+    """A router to each engine in turn."""
 
     name = "round-robin"
     summary = "each engine in turn"
@@ -267,18 +267,18 @@ class RoundRobin(Router):
 
 
 class RandomRouter(Router):
-    """Any engine, by a seeded draw."""
+    """A router to a random engine, with a seed."""
 
     name = "random"
     summary = "any engine, drawn with --seed"
 
     def choose(self, row: int) -> int:  # noqa: ARG002
-        """Draw an engine."""
+        """Return a random engine."""
         return _hashed(b"%d:%d" % (self._seed, self.arrived)) % self.num_engines
 
 
 class LeastLoaded(Router):
-    """The engine with the fewest open requests, as vLLM and AIBrix have it."""
+    """A router to the engine with the fewest open requests, as in vLLM and AIBrix."""
 
     name = "least-loaded"
     summary = "the engine with the fewest open requests"
@@ -292,7 +292,7 @@ _BLOCKS = Option("blocks", 4, 1, 2**31, "the block that stands for a session wit
 
 
 class Session(Router):
-    """The same engine for each session, by consistent hashing, as vLLM's production-stack has it.
+    """A router of each session to one engine by consistent hashing, as in vLLM's production-stack.
 
     Rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
     """
@@ -320,7 +320,7 @@ class Session(Router):
 
 
 class Sticky(Router):
-    """The least loaded engine for a session's first request, then always that, as in llm-d."""
+    """A router of each session to the engine least loaded at its first request, as in llm-d."""
 
     name = "sticky"
     summary = "each session to the engine that was least loaded when it came"
@@ -340,9 +340,9 @@ class Sticky(Router):
 
 
 class Prefix(Router):
-    """The engine that was last sent the longest known prefix, as SGLang's router has it.
+    """A router to the engine last sent the longest known prefix, as in SGLang's router.
 
-    Newer releases of that have the defaults 64, 1.5 and .3.
+    Newer releases of SGLang's router have the defaults 64, 1.5 and .3.
     """
 
     name = "prefix"
@@ -363,7 +363,7 @@ class Prefix(Router):
         )
 
     def choose(self, row: int) -> int:
-        """Return the engine by load, by prefix, or that with the fewest blocks."""
+        """Return the engine by load, by prefix, or with the fewest blocks."""
         least, most = min(self.open), max(self.open)
         if most - least > self._abs and most > least * self._rel:
             return self.open.index(least)
@@ -380,12 +380,12 @@ class Prefix(Router):
 
 
 class _Scoring(Router):
-    """A router that weighs what an engine has of the prompt against how many requests wait."""
+    """A router that weighs an engine's share of the prompt against its waiting requests."""
 
     def _score(self, shares: Sequence[int], whole: int) -> int:
-        """Return the engine with most of the prompt and fewest waiting, as weighted.
+        """Return the engine with the best weighted sum of prompt share and short queue.
 
-        `shares` are what each has, and `whole` is what it would be of the whole prompt.
+        `shares` are the engines' shares, and `whole` is the share of the whole prompt.
         """
         least, most = min(self.waiting), max(self.waiting)
         span = most - least or 1
@@ -411,7 +411,7 @@ def _weight(name: str, default: float, summary: str) -> Option:
 
 
 class Scored(_Scoring):
-    """The engine with the best score of history and queue, as in llm-d without engines' events."""
+    """A router to the best score of history and queue, as in llm-d without engines' events."""
 
     name = "scored"
     summary = "the best of what was sent to each engine and of its queue"
@@ -445,7 +445,7 @@ class Scored(_Scoring):
 def _hearing(
     sees: str, ahead: int, *, host: float | None, tier: float | None
 ) -> tuple[Option | Choice, ...]:
-    """Return the options of a router that hears events, with these defaults."""
+    """Return the options of a router that receives events, with these defaults."""
     worth = (
         ()
         if host is None or tier is None
@@ -463,7 +463,7 @@ def _hearing(
 
 
 class _Hearing(Router):
-    """A router that hears which blocks enter and leave the caches of each engine."""
+    """A router that receives events of the blocks that enter and leave engines' caches."""
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -478,12 +478,12 @@ class _Hearing(Router):
             self._unit = _PERCENT * whole  # the worth of a block on the device
 
     def _leads(self, row: int) -> tuple[int, Leads]:
-        """Return the blocks of a row, and how many each engine has."""
+        """Return the blocks of a row, and the number that each engine has."""
         blocks = self._rows.blocks_of(row)
         return len(blocks), self._index.leads(blocks)
 
     def _credits(self, leads: Leads) -> list[int]:
-        """Return what each engine's blocks are worth, in parts of `_unit` of a block."""
+        """Return the worth of each engine's blocks, in units of 1 / `_unit` of a block."""
         host, tier = self._worth
         return [
             self._unit * near + host * (in_host - near) + tier * (far - in_host)
@@ -495,14 +495,14 @@ class _Hearing(Router):
             self._index.send(engine, self._rows.blocks_of(row))
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
-        """Learn what a row made enter and leave."""
+        """Handle the changes of an engine's caches by a row."""
         self._index.hear(engine, changes)
         if self._has_ahead:
             self._index.arrive(engine)
 
 
 class Events(_Hearing, _Scoring):
-    """The engine with the best score of its caches and queue, as in llm-d with engines' events."""
+    """A router to the best score of caches and queue, as in llm-d with engines' events."""
 
     name = "events"
     summary = "the best of what each engine has, as it tells, and of its queue"
@@ -519,7 +519,7 @@ class Events(_Hearing, _Scoring):
 
 
 class Cost(_Hearing):
-    """The engine with the least to compute and to hold, as in Dynamo at temperature 0."""
+    """A router to the engine with the least to compute and hold, as in Dynamo at temperature 0."""
 
     name = "cost"
     summary = "the least to compute, as engines tell what they have, and to hold"
@@ -534,10 +534,10 @@ class Cost(_Hearing):
         self._blocks = [0] * self.num_engines  # of open rows
         self._share: dict[int, int] = {}  # of each row whose prefill has not ended
         self._weight = self._fraction("weight")
-        self._new: list[int] = []  # of the row that is being routed, by engine
+        self._new: list[int] = []  # of the row being routed, by engine
 
     def choose(self, row: int) -> int:
-        """Return the engine that costs least."""
+        """Return the engine with the least cost."""
         _, leads = self._leads(row)
         length, size = self._rows.lengths[row], self._rows.block_tokens
         whole = length * self._unit
@@ -559,17 +559,17 @@ class Cost(_Hearing):
         self._blocks[engine] += len(self._rows.blocks_of(row))
 
     def prefilled(self, row: int, engine: int) -> None:
-        """Take off what was promised."""
+        """Subtract the promised tokens."""
         self._promised[engine] -= self._share.pop(row)
 
     def finishes(self, row: int, engine: int) -> None:
-        """Take off what was held."""
+        """Subtract the held blocks."""
         super().finishes(row, engine)
         self._blocks[engine] -= len(self._rows.blocks_of(row))
 
 
 class Earliest(_Hearing):
-    """The engine that is expected to end the prefill first, as in Mooncake; a reference.
+    """A router to the engine expected to end the prefill first, as in Mooncake; a reference.
 
     Qin et al., "Mooncake", FAST 2025, section 6.
     """
@@ -585,7 +585,7 @@ class Earliest(_Hearing):
         self._new: list[int] = []
 
     def choose(self, row: int) -> int:
-        """Return the engine that is expected to end the prefill first."""
+        """Return the engine expected to end the prefill first."""
         _, leads = self._leads(row)
         length, size = self._rows.lengths[row], self._rows.block_tokens
         self._new = [
@@ -600,7 +600,7 @@ class Earliest(_Hearing):
         self._expected[engine] += self._new[engine]
 
     def prefilled(self, row: int, engine: int) -> None:
-        """Take off what was expected."""
+        """Subtract the expected time."""
         self._expected[engine] -= self._share.pop(row)
 
 
@@ -631,7 +631,7 @@ def new_router(
     seed: int = 0,
     shared_tier: bool = False,
 ) -> Router:
-    """Return a router that has sent nothing yet; the arguments are those of `Router`."""
+    """Return a new router; the arguments are those of `Router`."""
     return spec.router(
         rows, num_engines, spec.options, costs=costs, seed=seed, shared_tier=shared_tier
     )

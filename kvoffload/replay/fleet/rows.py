@@ -15,7 +15,7 @@ from kvoffload.replay.requests import DecodedTrace
 __all__ = ["Blocks", "FleetRows"]
 
 Blocks = npt.NDArray[np.uint32]
-"""Numbers of blocks, each one's index among the distinct ones of a trace."""
+"""Numbers of blocks: their indices among the distinct blocks of a trace."""
 
 
 class FleetRows:
@@ -28,7 +28,7 @@ class FleetRows:
     keys : list of BlockHash
         ``trace.keys()``.
     block_tokens : int
-        Tokens of a block: a prompt of unknown length is as long as its blocks.
+        Tokens per block: a prompt of unknown length counts as long as its blocks.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class FleetRows:
 
     @functools.cached_property
     def numbers(self) -> dict[BlockHash, int]:
-        """The number of each block; made where managers tell of hashes."""
+        """The number of each block; built if managers report hashes."""
         return {key: number for number, key in enumerate(self.keys)}
 
 
