@@ -138,7 +138,7 @@ def backend_not_initialised() -> RuntimeError:
 def backend_in_use(num_given: int) -> RuntimeError:
     """Build the error of reinitialising a backend while its slots are in use."""
     return RuntimeError(
-        f"the backend cannot be initialised again: {num_given} of its slots are given out"
+        f"the backend cannot be initialised again: {num_given} of its slots are in use"
     )
 
 
@@ -149,7 +149,7 @@ def recorder_not_initialised() -> RuntimeError:
 
 def policy_owned(call: str) -> PolicyError:
     """Build the error of `call`, which would change a policy that belongs to a manager."""
-    return PolicyError(f"{call}: the policy belongs to a manager, which alone changes it")
+    return PolicyError(f"{call}: the policy belongs to a manager, and only that manager may change it")
 
 
 def cannot_pickle(thing: object) -> TypeError:

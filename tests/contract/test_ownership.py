@@ -57,7 +57,7 @@ def test_only_its_manager_changes_a_policy(twin: ModuleType, call: str) -> None:
         before = observe(filled(manager))
         with pytest.raises(PolicyError) as caught:
             CHANGES[call](manager.policy)
-        text = f"{call}: the policy belongs to a manager, which alone changes it"
+        text = f"{call}: the policy belongs to a manager, and only that manager may change it"
         assert str(caught.value) == text, how
         assert observe(manager) == before, how
         check_invariants(manager)

@@ -157,7 +157,7 @@ def test_a_backend_in_use_is_not_initialised_again(twin: ModuleType) -> None:
     assert (backend.block_size, backend.num_blocks) == (32, 3)
     manager = twin.LRUOffloadingManager(backend)
     store(manager, [A, B])
-    with pytest.raises(RuntimeError, match="initialised again: 2 of its slots are given out"):
+    with pytest.raises(RuntimeError, match="initialised again: 2 of its slots are in use"):
         backend.__init__(16, 1)
     assert (backend.block_size, backend.num_blocks) == (32, 3)
     assert slots(manager.prepare_load([A, B])) == [0, 1]
