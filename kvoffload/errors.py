@@ -149,7 +149,9 @@ def recorder_not_initialised() -> RuntimeError:
 
 def policy_owned(call: str) -> PolicyError:
     """Build the error of `call`, which would change a policy that belongs to a manager."""
-    return PolicyError(f"{call}: the policy belongs to a manager, and only that manager may change it")
+    return PolicyError(
+        f"{call}: the policy belongs to a manager, and only that manager may change it"
+    )
 
 
 def cannot_pickle(thing: object) -> TypeError:

@@ -558,7 +558,7 @@ cdef class CompiledSteps(Steps):
         return keys
 
     cdef object packed_victims(self):
-        """Return the keys of the victims, in eviction order: packed where they can be."""
+        """Return the keys of the victims, in eviction order, packed if possible."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
         cdef _PackedKeys packed
@@ -1339,7 +1339,7 @@ cdef class ManagerCore:
         self.skeleton._serve_requests(requests)
 
     def _serve_rows(self, keys, starts, blocks, first, nodes):
-        """Serve the requests of a trace, as `kvoffload.replay.serving.serve` does one of them.
+        """Serve the requests of a trace, each as `kvoffload.replay.serving.serve` does.
 
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and is

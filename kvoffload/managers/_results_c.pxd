@@ -22,7 +22,7 @@ cdef class _PackedKeys:
     """Copies of keys that fit whole into nodes."""
     cdef Py_ssize_t size
     cdef bytes packed       # (size,) PackedKey
-    cdef PackedKey* keys    # where they are
+    cdef PackedKey* keys    # in `packed`
 
     cdef list unpack(self)
 

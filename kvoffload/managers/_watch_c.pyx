@@ -167,7 +167,7 @@ cdef class WatchCore:
             self.watch._drain()
         return self.tick()
 
-    # -- what a manager calls, after the fact --------------------------------------------------
+    # -- calls of a manager, after each change ------------------------------------------------
 
     cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Judge the sampled blocks of a request, then use them, last first."""

@@ -178,7 +178,7 @@ class WatchCore:
         """Begin to observe the blocks of a manager's policy, which `find` returns."""
         self._find = find
 
-    # -- what a manager calls, after the fact --------------------------------------------------
+    # -- calls of a manager, after each change ------------------------------------------------
 
     def looked_up(self, batch: Sequence[BlockHash], num_hits: int) -> None:
         """Judge the sampled blocks of a request, then use them, last first."""

@@ -27,7 +27,7 @@ Order in a chain
     Within each list a chain leaves tail first. Across the lists REPLACE decides, as published: it
     can take the last block of a chain in T2 while blocks behind it are still in T1.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): one scan of each list,
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped): one scan of each list,
     however many victims.
 """
 

@@ -12,7 +12,7 @@ Differs from the paper
 Invariants
     B1 and B2 hold no more than the capacity each.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): one scan of each list,
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped): one scan of each list,
     however many victims.
 """
 

@@ -11,7 +11,7 @@ cdef enum:
     NUM_CLASSES = 15        # 0: never used again; 1-7: once; 8-14: more often
     NUM_BINS = 64
     NUM_EPOCHS = 256
-    STORED = 2              # bin of age 1: where a block is that was just stored
+    STORED = 2              # bin of age 1, that of a block just stored
 
 # Classes from the sparsest on, if densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_CLASSES] SPARSEST_FIRST

@@ -1,4 +1,4 @@
-"""The guard of hit density, compiled: see ``_guard_py`` for what it does and why."""
+"""The guard of hit density, compiled: see ``_guard_py`` for the rules and their reasons."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

@@ -38,7 +38,7 @@ Invariants
     prefix was used at least as recently and as often as its continuation, so it is at least as
     dense: a chain leaves last block first.
 Cost
-    insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the 16
+    insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks skipped), with the 16
     rings as a constant. Nothing is random.
 """
 

@@ -21,7 +21,7 @@ Order in a chain
 Invariants
     Every block is in the ring of its K, L <= K <= L + 15; ``_resident`` is the union of the rings.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over).
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped).
 """
 
 from __future__ import annotations

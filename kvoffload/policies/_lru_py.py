@@ -5,7 +5,7 @@ Structure
 Invariants
     Pinned and pending blocks keep their place; a victim scan skips them.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over).
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped).
 """
 
 from __future__ import annotations

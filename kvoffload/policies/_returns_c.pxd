@@ -41,7 +41,7 @@ cdef void returns_begin(Returns* returns, double now) noexcept
 cdef void count_return(Returns* returns, const Turns* turns, uint32_t turn) noexcept
 # Return T, clipped for counting.
 cdef double said_seconds(double expect_s) noexcept
-# Calibrate what a source says; return the half octave of T'.
+# Calibrate a source's T; return the half octave of T'.
 cdef int expected_half_octave(const Returns* returns, double said, int source) noexcept
 # Return the facts of a source: hints, returns, slope and spread; None for the last two if unknown.
 cdef tuple seen_of_source(const Returns* returns, int source)

@@ -37,7 +37,7 @@ cdef enum:
 
 # A block that a search moved to the newest end of main.
 cdef struct Move:
-    uint64_t position       # where it stood
+    uint64_t position       # its former position
     uint32_t node_id
     uint8_t ring            # on which queue, from 0
     uint8_t count           # its count before

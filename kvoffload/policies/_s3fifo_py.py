@@ -15,7 +15,7 @@ One request, one access
     The end of a request counts no use. Neither does the touch of a pending block, which only moves
     to the newest end of its queue, so that blocks stored together are ordered tail first.
 Differs from the paper
-    A pinned, pending or protected block is passed over and keeps its place. A block with a resident
+    A pinned, pending or protected block is skipped and keeps its place. A block with a resident
     block behind it in its chain (see ``_chains_py``) does not leave. An eviction of several blocks
     continues the scan of each queue from victim to victim; the paper begins at the oldest for each.
     A scan examines once each block that its queue had when it began; it begins again if something
@@ -24,8 +24,8 @@ Differs from the paper
 Invariants
     A hash is in at most one of the three queues; ``_resident`` is the union of small and main.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
-    scan, and those that wait, once. O(resident) where all idle blocks wait.
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped): those in use, each
+    scan, and those that wait, once. O(resident) if all idle blocks wait.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ Invariants
     ``next_node_id`` is the first block of the list from the hand on. A search logs the hand's
     position and the blocks whose mark it clears. A block that waits has no mark.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
-    behind it, O(n log resident) where all idle blocks have; a mark is taken once for each use.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of blocks in use or with
+    others behind them; O(n log resident) if all idle blocks have others behind them. A mark is
+    cleared once per use.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

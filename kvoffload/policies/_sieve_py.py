@@ -24,8 +24,8 @@ Differs from the paper
 Invariants
     ``_resident`` is the union of the passed blocks and those ahead; a visited block is resident.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
-    lap, and those that wait, once. O(resident) where all idle blocks wait.
+    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped): those in use, each
+    lap, and those that wait, once. O(resident) if all idle blocks wait.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ Differs from the paper
 Invariants
     A hash is in at most one segment; ``_resident`` is the union of both.
 Cost
-    insert, remove, get O(1); touch O(n + blocks demoted or passed over); evict O(n + blocks passed
-    over).
+    insert, remove, get O(1); touch O(n + blocks demoted or skipped); evict O(n + blocks skipped).
 """
 
 from __future__ import annotations

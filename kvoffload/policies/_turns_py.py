@@ -24,7 +24,7 @@ from kvoffload.types import BlockHash, BlockStatus
 from ._densities_py import NUM_CLASSES
 from ._twin_py import require
 
-#: Ring of the blocks of class 0 that ARC's rule has in T2: the request was repeated at once.
+#: Ring of the blocks of class 0 that ARC's rule has in T2: immediate repeats of requests.
 AGAIN = NUM_CLASSES
 #: Number of distinct half octaves of seconds, from one second on.
 NUM_HALF_OCTAVES = 64

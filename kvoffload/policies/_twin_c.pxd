@@ -67,7 +67,7 @@ cdef class CompiledPolicy:
     # Count the released blocks that may leave, up to `most`.
     cdef uint64_t count_released(self, uint64_t most) noexcept
 
-    # -- what a policy defines ------------------------------------------------------------
+    # -- methods that a policy defines ----------------------------------------------------
     # Touch the batch, last key first; nodes are found, NIL where unknown.
     cdef void c_touch(self, Batch* batch) noexcept
     # Put a node that has received a block on its ring. It may still be a ghost, on a ghost ring.
@@ -86,7 +86,7 @@ cdef class CompiledPolicy:
     cdef void c_unparked(self) noexcept
     cdef const char* c_check(self) noexcept
 
-    # -- what a policy may redefine -------------------------------------------------------
+    # -- methods that a policy may redefine -----------------------------------------------
     # Touch the blocks that extend a request; this begins no request.
     cdef void c_extended(self, Batch* batch) noexcept
     # Touch the blocks of a finishing request: they become recent; this counts as no further use.
@@ -114,7 +114,7 @@ cdef class CompiledPolicy:
     # End a search that will not be settled, and give its victims back.
     cdef void cancel(self) noexcept
 
-    # -- what they share ------------------------------------------------------------------
+    # -- shared steps ---------------------------------------------------------------------
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept
     cdef void commit(self) noexcept

@@ -473,7 +473,7 @@ cdef class CompiledPolicy:
                 node_at(self.table, node_id).block.mark = self.table.epoch
 
     cdef list let_go(self):
-        """Return the victims with copies of their statuses, and let them go."""
+        """Evict the victims and return them with copies of their statuses."""
         cdef Node* node
         cdef uint64_t index
         cdef list evicted = []

@@ -123,7 +123,7 @@ class DecodedTrace:
     def hashes(self, keys: npt.NDArray[np.object_], part: slice) -> Iterator[list[BlockHash]]:
         """Yield the blocks of a slice of the requests as items of `keys`, one per distinct block.
 
-        Numpy looks up those of many requests at once.
+        Numpy looks up the blocks of many requests at once.
         """
         for first in range(part.start, part.stop, PROGRESS_REQUESTS):
             last = min(first + PROGRESS_REQUESTS, part.stop)

@@ -68,7 +68,7 @@ class ResultsFile:
             self._most_refused += self._most_kept  # states have separate calls
         if groups.step_tokens is not None:
             about["step_tokens"] = groups.step_tokens
-            # a step completes a block or ends the prompt; two more offer again what was refused
+            # a step completes a block or ends the prompt; two more repeat refused offers
             self._most_refused += trace.num_blocks + 2 * trace.num_requests
         self._about = json.loads(json.dumps(about))  # as a line has it
         self._ends_in_newline = True
