@@ -31,7 +31,7 @@ LAST_STREAM = 2
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file or a link, by system
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file or link; varies by system
 _A_FOLDER = frozenset({errno.EISDIR, errno.EPERM})  # from unlinking a folder: Linux, POSIX
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
 

@@ -1,10 +1,10 @@
 """Regions: host memory in equal blocks, which tiers move.
 
-A block is one piece of memory, or several *parts*, such as one per layer of a model: block ``i`` of
-``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes ``offset + i * stride ...
-+ nbytes`` of every part, in the order of the parts. Memory whose allocator returns pieces of
-several sizes has a region of overlapping *windows* per size: block ``i`` of
-``Region.windows(buffer, block_bytes, step)`` starts at ``i * step``.
+A block is one piece of memory, or several *parts* a stride apart, such as one per layer of a model:
+block ``i`` of ``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes
+``offset + i * stride ... + nbytes`` of every part, in the order of the parts. Memory whose
+allocator returns pieces of several sizes has a region of overlapping *windows* per size: block
+``i`` of ``Region.windows(buffer, block_bytes, step)`` starts at ``i * step``.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class TieredRequest:
     def fetch(
         self, start: int = 0, stop: int | None = None, *, deadline_s: float | None = None
     ) -> int:
-        """Load the leading blocks of a part into host memory and pin those that arrive.
+        """Load the leading blocks of a part into host memory and pin all that are there.
 
         Parameters
         ----------
@@ -501,7 +501,7 @@ class TieredStore:
     # -- from the tiers ----------------------------------------------------------------------
 
     def fetch(self, hashes: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Load the leading blocks that tiers have into host memory and pin those that arrive.
+        """Load the leading blocks that tiers have into host memory and pin all that are there.
 
         Parameters
         ----------
