@@ -894,7 +894,7 @@ def fuzz(session: nox.Session) -> None:
         "LD_PRELOAD": f"{atheris.strip()}/asan_with_fuzzer.so",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
     }
-    for target in ("calls", "traces", "merge", "slab", "config"):
+    for target in ("calls", "traces", "prompts", "merge", "slab", "config", "options"):
         corpus = found / target
         corpus.mkdir(parents=True, exist_ok=True)
         command = ["python", "-m", "tests.fuzz", target, f"-max_total_time={60 * minutes:.0f}"]

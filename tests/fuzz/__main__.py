@@ -1,6 +1,6 @@
 """The fuzzer: ``python -m tests.fuzz TARGET [libFuzzer options] [FOLDER…]``.
 
-TARGET is calls, traces, merge, slab or config. Needs `atheris <https://github.com/google/atheris>`_.
+TARGET is calls, traces, prompts, merge, slab, config or options. Needs `atheris <https://github.com/google/atheris>`_.
 It starts from the committed corpus, to which it adds nothing: new inputs go into the first FOLDER,
 if there is one. What guides the fuzzer is, for calls, the extensions, if clang built them with
 ``KVOFFLOAD_SANITIZE=address,fuzzer-no-link``; for the others, the bytecode of what reads the bytes.
@@ -55,6 +55,14 @@ def traces() -> Callable[[bytes], int]:
     return run_reading
 
 
+def prompts() -> Callable[[bytes], int]:
+    """Return the function that reads logs of prompts, the readers instrumented."""
+    traces()
+    from .prompts import run_prompts
+
+    return run_prompts
+
+
 def merge() -> Callable[[bytes], int]:
     """Return the function that reads several traces as one, the readers instrumented."""
     traces()
@@ -82,6 +90,15 @@ def config() -> Callable[[bytes], int]:
     return run_config
 
 
+def options() -> Callable[[bytes], int]:
+    """Return the function that reads values of options, their readers instrumented."""
+    with atheris.instrument_imports(include=["kvoffload.cli", "kvoffload.replay.fleet"]):
+        importlib.import_module("kvoffload.cli._fleet_options")
+    from .options import run_options
+
+    return run_options
+
+
 def main(arguments: list[str]) -> None:
     """Fuzz until libFuzzer's options or a finding end it."""
     target, *options = arguments or [""]
@@ -98,9 +115,11 @@ def main(arguments: list[str]) -> None:
 TARGETS = {
     "calls": (calls, "calls"),
     "traces": (traces, "requests"),
+    "prompts": (prompts, "requests"),
     "merge": (merge, "requests"),
     "slab": (slab, "blocks"),
     "config": (config, "shapes"),
+    "options": (options, "values"),
 }
 TWINS = ("_python", "_compiled")
 TELL_EVERY = 1_000

@@ -36,6 +36,16 @@ MAX_OPEN = 8
 """Requests that are open at once; the oldest is dropped."""
 
 
+HINTS: tuple[Hints | None, ...] = (
+    *(None, None, None, Hints(ends=True)),
+    Hints(expect_s=0.001, source="a"),
+    Hints(expect_s=1e9, source="b"),
+    Hints(ends=True, expect_s=60.0, source="c" * 64),
+    Hints(expect_s=5e-324),
+)
+"""The hints of a request, at its begin or its end; most have none."""
+
+
 class Sequence:
     """The bytes that are left."""
 
@@ -111,8 +121,9 @@ class Driver:
         """Begin a request on both, or do one call of an open one."""
         sequence = self.sequence
         if operation % 7 == 0 or not self.requests:
-            batch = sequence.batch()
-            outcomes = [begin(each, batch) for each in (self.pair.python, self.pair.compiled)]
+            batch, hints = sequence.batch(), HINTS[sequence.byte() % len(HINTS)]
+            managers = self.pair.python, self.pair.compiled
+            outcomes = [begin(each, batch, hints) for each in managers]
             require_equal(*(shown for _, shown in outcomes), what="begin", context=batch)
             if outcomes[0][0] is not None:
                 begun = (outcomes[0][0], outcomes[1][0])
@@ -133,7 +144,7 @@ class Driver:
         )[operation % 7 - 1]
         if method == "finish" and bounds[0] % 4 == 3:
             for request in pair:
-                request.finish(hints=Hints(ends=True))
+                request.finish(hints=HINTS[3 + bounds[1] % (len(HINTS) - 3)])
         outcomes = [attempt(request, method, *arguments) for request in pair]
         require_equal(*outcomes, what=method, context=arguments)
         require_equal(*((each.hashes, each.is_finished) for each in pair), what="a request")
@@ -153,10 +164,10 @@ class Driver:
         same_values(self.held)
 
 
-def begin(manager: Any, batch: list[Any]) -> tuple[Any, Any]:
+def begin(manager: Any, batch: list[Any], hints: Hints | None) -> tuple[Any, Any]:
     """Begin a request; return it, or None, and what can be compared of the outcome."""
     try:
-        request = manager.begin(once(batch))
+        request = manager.begin(once(batch), hints=hints)
     except (TypeError, ValueError) as error:
         return None, (type(error).__name__, str(error))
     return request, request.hashes

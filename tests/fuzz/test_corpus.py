@@ -57,6 +57,22 @@ def test_descriptions_of_the_corpus(path: Path) -> None:
     run_config(path.read_bytes())
 
 
+@pytest.mark.parametrize("path", inputs("prompts"), ids=lambda path: path.name)
+def test_prompts_of_the_corpus(path: Path) -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.prompts import run_prompts
+
+    run_prompts(path.read_bytes())
+
+
+@pytest.mark.parametrize("path", inputs("options"), ids=lambda path: path.name)
+def test_options_of_the_corpus(path: Path) -> None:
+    pytest.importorskip("click", reason="reading options needs the cli extra")
+    from tests.fuzz.options import run_options
+
+    run_options(path.read_bytes())
+
+
 def test_the_fuzzer_starts_from_the_corpus_and_adds_nothing_to_it(tmp_path: Path) -> None:
     """libFuzzer writes into the first folder that it is given."""
     (tmp_path / "atheris.py").write_text(
@@ -92,6 +108,22 @@ def test_any_bytes_are_a_trace_or_an_error(data: bytes) -> None:
 
 
 @given(st.binary(max_size=400))
+def test_any_bytes_are_prompts_or_an_error(data: bytes) -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.prompts import run_prompts
+
+    run_prompts(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
+    pytest.importorskip("click", reason="reading options needs the cli extra")
+    from tests.fuzz.options import run_options
+
+    run_options(data)
+
+
+@given(st.binary(max_size=400))
 def test_any_bytes_are_a_merge_or_an_error(data: bytes) -> None:
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
     from tests.fuzz.merge import run_merge
@@ -122,6 +154,18 @@ def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -
     assert {data[0] % len(POLICIES) for data in calls if data} == set(range(len(POLICIES)))
     assert {data[0] % len(CHOICES) for data in traces if data} == set(range(len(CHOICES)))
     assert {data[1] % len(PACKINGS) for data in traces if data[1:]} == set(range(len(PACKINGS)))
+
+
+def test_the_corpus_reaches_every_log_and_every_option() -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.options import READERS, run_options
+    from tests.fuzz.prompts import FORMATS, run_prompts
+
+    logs = [path.read_bytes() for path in inputs("prompts")]
+    values = [path.read_bytes() for path in inputs("options")]
+    assert {data[0] % len(FORMATS) for data in logs if run_prompts(data)} == {0, 1}
+    read = {data[0] % len(READERS) for data in values if run_options(data)}
+    assert read == set(range(len(READERS)))
 
 
 def test_the_corpus_reaches_every_kind_of_damage_and_every_number_of_files() -> None:

@@ -1,0 +1,50 @@
+"""Bytes as a log of requests or a table of prompts: valid requests, or one error of one line.
+
+The first byte chooses the format, the second the compression that the rest is put into.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvoffload.traces import PromptOptions, Trace
+
+from .reading import MAX_LINE_BYTES, PACKINGS, check_figures, read
+
+FORMATS = ("openai", "csv")
+COLUMNS = {"time": "t", "prompt": "p", "model": "m", "output": "o", "session": "s"}
+
+
+def run_prompts(data: bytes) -> int:
+    """Read the log that the bytes stand for; return how many requests it holds.
+
+    Raises
+    ------
+    AssertionError
+        If a request is not valid, a message is not one line, passing over bad lines loses a good
+        one, two readings with one salt differ, or a figure is not finite.
+    """
+    head, body = data[:2].ljust(2, b"\0"), data[2:]
+    format = FORMATS[head[0] % len(FORMATS)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        path.write_bytes(PACKINGS[head[1] % len(PACKINGS)](body))
+        options: dict[str, Any] = {
+            "format": format,
+            "max_line_bytes": MAX_LINE_BYTES,
+            "prompts": PromptOptions(
+                block_tokens=2,
+                bytes_per_token=1,
+                salt="fuzz",
+                columns=COLUMNS if format == "csv" else None,
+            ),
+        }
+        strict, fault = read(Trace(path, **options))
+        lenient, _ = read(Trace(path, skip_bad=True, **options))
+        if lenient[: len(strict)] != strict or (fault is None and lenient != strict):
+            raise AssertionError(f"passing over bad lines changes good ones: {strict} {lenient}")
+        if lenient:
+            check_figures(lenient)
+    return len(lenient)
