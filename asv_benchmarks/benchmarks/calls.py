@@ -23,6 +23,8 @@ class Full:
 
     params = POLICIES
     param_names = ("policy",)
+    number = 100
+    repeat = 10
     manager: Any = None
 
     def setup(self, policy: str) -> None:
