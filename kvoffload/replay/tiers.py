@@ -7,7 +7,8 @@ it is a miss. So host memory declines nothing, regardless of its policy: otherwi
 receive no blocks and could not be read.
 
 A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
-become the most recent of both again, last block first. Host memory receives the clients' hints.
+become the most recent of both again, last block first. Host memory receives the clients' hints at
+once, the disk when a request ends.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def simulate_tiers(
         for stored in ended:
             host.complete_store(stored)
             to_disk += _offer(disk, stored)
-        behind.finish()
+        behind.finish(hints=None if said is None else said.at_finish)
         disk.complete_store(to_disk)
     return TierCounts(
         asked, host_hits, disk_hits, host.stats()["stored_blocks"], disk.stats()["stored_blocks"]

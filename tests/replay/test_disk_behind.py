@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvoffload.replay import DecodedTrace, Selection, TierCounts, device_hits, simulate
+from kvoffload.replay import (
+    DecodedTrace,
+    HintOptions,
+    Selection,
+    TierCounts,
+    TraceHints,
+    device_hits,
+    simulate,
+)
 from kvoffload.replay.tiers import simulate_tiers
 from kvoffload.traces import Request, Trace
 from tests.policies.test_golden import FOLDER, decoded
@@ -73,3 +83,17 @@ def test_what_a_disk_saves(case: tuple[str, float, int, int]) -> None:
         missed = counts.asked - counts.host_hits - counts.disk_hits
         recomputed = (missed + READ_COST * counts.disk_hits) / trace.num_requests
         assert recomputed == pytest.approx(expected, rel=0.02)
+
+
+def test_the_disk_hears_that_a_session_ends() -> None:
+    """Its blocks leave first: the disk keeps the chain that came before it."""
+    rows = [range(4), range(10, 14), range(20, 24), range(4)]
+    ends = [False, True, False, False]
+    requests = [
+        Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=ending, expect=1)
+        for number, (row, ending) in enumerate(zip(rows, ends, strict=True))
+    ]
+    trace = DecodedTrace.of(requests)
+    said = replace(trace, hints=TraceHints.of(requests, HintOptions(told="ends")))
+    assert tiers(trace, "lru", 4, 8).disk_hits == 0
+    assert tiers(said, "lru", 4, 8).disk_hits == 4
