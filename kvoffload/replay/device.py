@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
@@ -33,7 +34,10 @@ class DeviceCache:
     def __init__(self, num_slots: int, groups: GroupChunks | None = None) -> None:
         self.num_slots = num_slots
         self._groups = groups or GroupChunks.of_blocks()
-        self._cached: OrderedDict[Hashable, None] = OrderedDict()
+        # By block, or with several groups the key of each copy of a chunk.
+        self._cached: OrderedDict[Hashable, Hashable] = OrderedDict()
+        self._copies: dict[Hashable, list[int]] = {}  # of a chunk, oldest first
+        self._numbers = itertools.count()
 
     def ask(self, blocks: Sequence[Hashable], input_length: int = 0) -> tuple[int, int]:
         """Return the number of leading blocks present, and the junction; insert the request.
@@ -52,26 +56,86 @@ class DeviceCache:
 
         Complexity: O(len(blocks)) with one full group.
         """
+        hits, junction = self.find(blocks, input_length)
+        self.leave(blocks, input_length, hits, junction)
+        return hits, junction
+
+    def find(self, blocks: Sequence[Hashable], input_length: int = 0) -> tuple[int, int]:
+        """Return what `ask` does; insert nothing. Arguments are those of `ask`."""
+        groups = self._groups
         if not self.num_slots:
             return 0, 0
-        if self._groups.is_plain:
+        if groups.is_plain:
             hits = 0
             for block in blocks:
                 if block not in self._cached:
                     break
                 hits += 1
-            self._insert(blocks)
             return hits, 0
-        groups = self._groups
-        strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
-
-        def key(index: ChunkIndex) -> Hashable:
-            return index.group, blocks[(index.chunk + 1) * strides[index.group] - 1]
-
         length = groups.length_of(input_length, len(blocks))
-        local, junction = groups.local(length, lambda index: key(index) in self._cached)
-        self._insert([key(index) for index in groups.left_on_device(length, junction)])
+        local, junction = groups.local(
+            length, lambda index: self._key(blocks, index) in self._copies
+        )
         return local // groups.block_tokens, junction // groups.block_tokens
+
+    def leave(
+        self,
+        blocks: Sequence[Hashable],
+        input_length: int,
+        hits: int,
+        junction: int,
+        hit_tokens: int = 0,
+    ) -> None:
+        """Insert a request.
+
+        Parameters
+        ----------
+        blocks, input_length
+            As in `ask`.
+        hits, junction : int
+            What `find` returned of it.
+        hit_tokens : int
+            Tokens that were loaded behind the hits. Of a window the request then has only what is
+            before their end.
+        """
+        groups = self._groups
+        if not self.num_slots:
+            return
+        if groups.is_plain:
+            self._insert(blocks)
+            return
+        size = groups.block_tokens
+        length, local = groups.length_of(input_length, len(blocks)), hits * size
+        kept = local + hit_tokens if hit_tokens else 0
+        # What it resumes from is used again, and given back while the rest is computed. The rest
+        # is new: of a chunk that another request has left, a second copy.
+        resumed = groups.kept_on_device(groups.loaded(0, local), kept)
+        left = groups.kept_on_device(groups.left_on_device(length, junction * size), kept)
+        self._leave([self._key(blocks, index) for index in resumed], is_new=False)
+        new = set(left).difference(resumed)
+        for is_new, indexes in itertools.groupby(reversed(left), new.__contains__):
+            self._leave([self._key(blocks, index) for index in indexes][::-1], is_new=is_new)
+
+    def _key(self, blocks: Sequence[Hashable], index: ChunkIndex) -> Hashable:
+        stride = self._groups.chunk_tokens[index.group] // self._groups.block_tokens
+        return index.group, blocks[(index.chunk + 1) * stride - 1]
+
+    def _leave(self, keys: Sequence[Hashable], *, is_new: bool) -> None:
+        """Make chunks the most recent, the first last: copies of their own, or those in use."""
+        copies, cached = self._copies, self._cached
+        for key in reversed(keys):
+            if is_new or key not in copies:
+                copy = next(self._numbers)
+                copies.setdefault(key, []).append(copy)
+            else:
+                copy = copies[key][0]
+            cached[copy] = key
+            cached.move_to_end(copy)
+        while len(cached) > self.num_slots:
+            copy, key = cached.popitem(last=False)
+            copies[key].remove(copy)
+            if not copies[key]:
+                del copies[key]
 
     def _insert(self, keys: Sequence[Hashable]) -> None:
         """Make keys the most recent, the first last."""

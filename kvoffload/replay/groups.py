@@ -592,6 +592,15 @@ class GroupChunks:
         tokens = self.chunk_tokens
         return sorted(indexes, key=lambda index: ((index.chunk + 1) * tokens[index.group], index))
 
+    def kept_on_device(self, indexes: list[ChunkIndex], tokens: int) -> list[ChunkIndex]:
+        """Return those of some chunks that a request has if `tokens` need not be computed."""
+        return [
+            index
+            for index in indexes
+            if index.chunk * self._rules[index.group].blocks_per_chunk
+            >= self._rules[index.group].first_kept(tokens)
+        ]
+
     # -- parts -------------------------------------------------------------------------------
 
     def _step_ends(self, length: int, start: int, junction: int) -> Iterator[tuple[int, int]]:

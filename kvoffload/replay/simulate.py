@@ -190,7 +190,7 @@ def replay(
         hashes, input_length = keys.of(request), request.input_length
         on_device, junction = 0, 0
         if device is not None:
-            on_device, junction = device.ask(hashes, input_length)
+            on_device, junction = device.find(hashes, input_length)
         local = on_device * size
         length = groups.length_of(input_length, len(hashes))
         served: Served | GroupServed
@@ -205,6 +205,8 @@ def replay(
             hit = served.hits * size
         else:
             hit, loaded = served.hit_tokens, loaded + len(served.loaded)
+        if device is not None:
+            device.leave(hashes, input_length, on_device, junction, hit)
         asked += length - local
         hits += hit
         hit_tokens += min(local + hit, input_length) - min(local, input_length)

@@ -23,7 +23,9 @@ from kvoffload.replay import (
     GroupChunks,
     GroupLayout,
     Selection,
+    device_hits_and_junctions,
     replay,
+    simulate,
 )
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request, Trace, Workload
@@ -198,12 +200,23 @@ def test_without_a_full_group_the_ceiling_is_not_known():
 def test_the_accelerator_answers_first_by_the_same_rule(recorded):
     setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
     behind = advise(recorded, setup)
-    device = DeviceCache(setup.device_blocks, CHUNKS)
-    manager = CPUOffloadingManager(512, 200, "lru")
-    result = replay(WORKLOAD, manager, groups=CHUNKS, device=device)
+    trace = recorded.trace
+    hits, junctions = device_hits_and_junctions(trace, setup.device_blocks, CHUNKS)
+    same = {"device_hits": hits, "junctions": junctions, "groups": CHUNKS}
+    result = simulate(trace, trace.keys(), "lru", 200, **same)
     assert behind.facts.asked_tokens == result.asked_tokens < behind.all_tokens
     assert behind.cell("lru").saved_tokens == result.loaded_tokens
     assert 0 < behind.device_hit_ratio < 1
+
+
+@pytest.mark.thorough
+def test_a_replay_knows_which_windows_the_accelerator_lacks_for_what_was_loaded(recorded):
+    setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
+    behind = advise(recorded, setup)
+    device = DeviceCache(setup.device_blocks, CHUNKS)
+    result = replay(WORKLOAD, CPUOffloadingManager(512, 200, "lru"), groups=CHUNKS, device=device)
+    assert result.asked_tokens > behind.facts.asked_tokens
+    assert result.loaded_tokens > behind.cell("lru").saved_tokens
 
 
 def test_hits_are_called_tokens_and_stores_slots(advice, recorded):

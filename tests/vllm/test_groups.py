@@ -552,7 +552,7 @@ def test_blocks_of_one_full_group_step_by_step(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_accelerators_cache(tmp_path, name):
-    """Its hits and those after it are together within 5 % of vLLM's."""
+    """Its hits are within 5 % of vLLM's, and so are those after it together with them."""
     chunks = GroupChunks.of(layout(name), 16, 0)
     if not chunks.is_exact:
         pytest.skip("a block of the trace is not a chunk")
@@ -561,16 +561,21 @@ def test_the_accelerators_cache(tmp_path, name):
     server = GroupServer(chunks, CPUOffloadingManager(16, 150, OWN_POLICY))
     device = DeviceCache(249, chunks)  # a block of vLLM's is always empty
     prompts = Prompts(random.Random(7), 700)
-    theirs = ours = 0
+    theirs = ours = of_theirs = of_ours = 0
     for _ in range(120):
         prompt = prompts.next()
         decided = engine.serve(prompt)
         stride = chunks.block_tokens // engine.hash_tokens
         hashes = decided.hashes[stride - 1 :: stride]
-        local, junction = (16 * blocks for blocks in device.ask(hashes, len(prompt)))
+        found = device.find(hashes, len(prompt))
+        local, junction = (16 * blocks for blocks in found)
         served = server.serve(hashes, len(prompt), local, junction)
         served.complete()
+        device.leave(hashes, len(prompt), *found, served.hit_tokens)
+        of_theirs += decided.local
+        of_ours += local
         theirs += decided.local + decided.hit
         ours += local + served.hit_tokens
-    assert theirs
+    assert of_theirs
+    assert of_ours == pytest.approx(of_theirs, rel=0.05)
     assert ours == pytest.approx(theirs, rel=0.05)
