@@ -12,6 +12,7 @@ from kvoffload.advise import ModelShape, model_shape
 from kvoffload.advise.model_shape import DTYPE_BYTES
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
+from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 from kvoffload.replay.offline import BELADY, INFINITE
 
@@ -43,7 +44,7 @@ def read_interval(text: str) -> Interval:
         return Interval(None)
     check_number(text)
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError(f"must be 0, a number of tokens or none, got {text!r}")
+        raise ValueError(f"must be 0, a number of tokens or none, got {describe(text)}")
     return Interval(int(text))
 
 

@@ -44,7 +44,7 @@ def check_number(text: str) -> None:
     half = _HALF_A_UNIT.fullmatch(text)
     if half is not None:
         digits, letter = half[1], half[2].upper()
-        raise ValueError(f"must be {digits}{letter}B or {digits}{letter}iB, got {text!r}: which?")
+        raise ValueError(f"must be {digits}{letter}B or {digits}{letter}iB, got {describe(text)}: which?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
             raise ValueError(f"must be {least} ... {MAX_BLOCKS} blocks, got {text}{too_large}")
         return Capacity(text, blocks=int(text))
     raise ValueError(
-        f"must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), got {text!r}"
+        f"must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), got {describe(text)}"
     )
 
 
@@ -136,7 +136,7 @@ def read_size(text: str) -> int:
     is_number = re.fullmatch(r"[0-9]{1,18}", text)
     size = sizes.read_size(text, needs_unit=not is_number)
     if size is None or size < 1:
-        raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {text!r}")
+        raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {describe(text)}")
     return size
 
 
@@ -212,7 +212,7 @@ traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, require
 def read_picture(text: str) -> str:
     """Read the name of a picture file."""
     if not text.lower().endswith(PICTURES):
-        raise ValueError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+        raise ValueError(f"must end in {', '.join(PICTURES)}, got {describe(text)}")
     return text
 
 

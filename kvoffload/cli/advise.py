@@ -43,6 +43,7 @@ from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
+from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.replay import HintOptions, Selection
 from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
@@ -116,7 +117,7 @@ def read_rate(text: str) -> float:
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf"):
-        raise ValueError(f"must be a number > 0, got {text!r}")
+        raise ValueError(f"must be a number > 0, got {describe(text)}")
     return rate
 
 
