@@ -44,7 +44,8 @@ def check_number(text: str) -> None:
     half = _HALF_A_UNIT.fullmatch(text)
     if half is not None:
         digits, letter = half[1], half[2].upper()
-        raise ValueError(f"must be {digits}{letter}B or {digits}{letter}iB, got {describe(text)}: which?")
+        got = describe(text)
+        raise ValueError(f"must be {digits}{letter}B or {digits}{letter}iB, got {got}: which?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
             raise ValueError(f"must be {least} ... {MAX_BLOCKS} blocks, got {text}{too_large}")
         return Capacity(text, blocks=int(text))
     raise ValueError(
-        f"must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), got {describe(text)}"
+        "must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), "
+        f"got {describe(text)}"
     )
 
 

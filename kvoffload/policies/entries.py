@@ -129,4 +129,4 @@ class Entry:
             if option.name == name:
                 return option
         known = ", ".join(option.name for option in self.options) or "none"
-        raise ValueError(f"{self.name} has no option {name!r} (known: {known})")
+        raise ValueError(f"{self.name} has no option {describe(name)} (known: {known})")

@@ -161,7 +161,7 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
     arguments = {}
     for option, text in options.items():
         if option not in known:
-            raise ValueError(f"option {option!r} must be one of {', '.join(known)}")
+            raise ValueError(f"option {describe(option)} must be one of {', '.join(known)}")
         if not isinstance(text, str):
             raise TypeError(f"option {option} must be text, got {describe(text)}")
         keyword, read = known[option]
@@ -269,7 +269,7 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
     options: dict[str, str] = {}
     for option, text in pairs:
         if option in options:
-            raise ValueError(f"url: option {option!r} must be given once")
+            raise ValueError(f"url: option {describe(option)} must be given once")
         options[option] = text
     return kind if colon else "", place, options
 
