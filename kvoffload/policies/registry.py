@@ -147,7 +147,8 @@ def parse_options(text: str, argument: str, check: Callable[[str, str], Value]) 
                 f"in {describe(text)}"
             )
         if key in options:
-            raise ValueError(f"{argument} option {describe(key)} must be given once, got {describe(text)}")
+            name = describe(key)
+            raise ValueError(f"{argument} option {name} must be given once, got {describe(text)}")
         try:
             options[key] = check(key, value)
         except ValueError as error:
