@@ -16,8 +16,6 @@ RELEASES = {"9f17d9d5": "0.1", "edeb814e": "0.2", "a46dca1b": "0.3", "3f233142":
 """Commits of the releases; the last one is the newest that was measured."""
 ROWS = {
     "lookup": "calls.Full.time_lookup",
-    "touch": "calls.Full.time_touch",
-    "load": "calls.Full.time_load",
     "store into free slots": "calls.StoreFree.time_store",
     "store that evicts": "calls.StoreEvicting.time_store",
     "store, 50,000 blocks pinned": "calls.StoreBesidePinned.time_store",
@@ -45,10 +43,15 @@ def value(results: dict[str, Any], name: str, policy: str) -> float | None:
     return float(figure) * (1e6 if ".time_" in name else 1)
 
 
+def rounded(figure: float) -> str:
+    """Return a figure with two digits, or more if it is large."""
+    return f"{figure:,.0f}" if figure >= 10 else f"{figure:.2g}"
+
+
 def cell(results: dict[str, Any], name: str) -> str:
-    """Return the figures of both policies with three digits."""
+    """Return the figures of both policies."""
     figures = [value(results, name, policy) for policy in POLICIES]
-    return "; ".join("n/a" if each is None else f"{each:,.3g}" for each in figures)
+    return "; ".join("n/a" if each is None else rounded(each) for each in figures)
 
 
 def main() -> None:
