@@ -30,7 +30,8 @@ class Files:
 
     def teardown(self) -> None:
         """Delete the trace."""
-        self.folder.cleanup()
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
 
     def time_write(self) -> None:
         self.write(self.requests, self.path.with_name(f"{next(self.numbers)}.jsonl"))
@@ -65,7 +66,7 @@ class Recording:
 
     def teardown(self, recorder: bool) -> None:
         """Write what waits."""
-        if recorder:
+        if hasattr(self.manager, "close"):
             self.manager.close()
         self.folder.cleanup()
 
