@@ -19,9 +19,9 @@ class DeviceCache:
     """An LRU cache of slots that serves the leading blocks of each request.
 
     Every request leaves in it the chunks that the engine keeps, computed or loaded: every chunk of
-    full and chunked groups, and of others the chunks before its resume points. The first is the
-    most recent; of a request larger than the cache the first ones stay. Chunks stand for the blocks
-    of the engine.
+    full and chunked groups, and of others the chunks before its resume points, except those inside
+    a prefix that was loaded. The first is the most recent; of a request larger than the cache the
+    first ones stay. Chunks stand for the blocks of the engine.
 
     Parameters
     ----------
@@ -34,9 +34,10 @@ class DeviceCache:
     def __init__(self, num_slots: int, groups: GroupChunks | None = None) -> None:
         self.num_slots = num_slots
         self._groups = groups or GroupChunks.of_blocks()
-        # By block, or with several groups the key of each copy of a chunk.
-        self._cached: OrderedDict[Hashable, Hashable] = OrderedDict()
-        self._copies: dict[Hashable, list[int]] = {}  # of a chunk, oldest first
+        self._cached: OrderedDict[Hashable, None] = OrderedDict()  # blocks, with one full group
+        # With several groups: the key of each copy of a chunk, and by key the copies, oldest first.
+        self._key_of: OrderedDict[int, Hashable] = OrderedDict()
+        self._copies: dict[Hashable, list[int]] = {}
         self._numbers = itertools.count()
 
     def ask(self, blocks: Sequence[Hashable], input_length: int = 0) -> tuple[int, int]:
@@ -122,17 +123,17 @@ class DeviceCache:
 
     def _leave(self, keys: Sequence[Hashable], *, is_new: bool) -> None:
         """Make chunks the most recent, the first last: copies of their own, or those in use."""
-        copies, cached = self._copies, self._cached
+        copies, key_of = self._copies, self._key_of
         for key in reversed(keys):
             if is_new or key not in copies:
                 copy = next(self._numbers)
                 copies.setdefault(key, []).append(copy)
             else:
                 copy = copies[key][0]
-            cached[copy] = key
-            cached.move_to_end(copy)
-        while len(cached) > self.num_slots:
-            copy, key = cached.popitem(last=False)
+            key_of[copy] = key
+            key_of.move_to_end(copy)
+        while len(key_of) > self.num_slots:
+            copy, key = key_of.popitem(last=False)
             copies[key].remove(copy)
             if not copies[key]:
                 del copies[key]
