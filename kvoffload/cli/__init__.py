@@ -16,14 +16,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Without the program's name; by default those of the process.
+        Arguments without the program's name; by default those of the process.
 
     Returns
     -------
     int
-        0; 1 for data that cannot be read or written; 2 for wrong usage or a missing extra; 128 and
-        the number of the signal that ended it: 130 for Ctrl-C, 141 where the reader of a pipe is
-        gone, 143 for SIGTERM.
+        0; 1 for data that cannot be read or written; 2 for wrong usage or a missing extra; 128 plus
+        the number of the signal that ended it: 130 for Ctrl-C, 141 if the reader of a pipe is gone,
+        143 for SIGTERM.
     """
     try:
         from ._streams import standard_streams

@@ -20,7 +20,7 @@ from ._model_options import groups_object
 from ._terminal import Column, print_prose, print_tables
 
 NAMES = ("prefix cache", "recommended")
-"""Columns of the table by the accelerator's cache that hold words."""
+"""Columns with words in the table of sizes of the accelerator's cache."""
 
 
 def as_object(subject: Subject) -> dict[str, object]:
@@ -89,13 +89,13 @@ def as_object(subject: Subject) -> dict[str, object]:
 
 
 def _vllm_flag(subject: Subject) -> dict[str, object]:
-    """Return the argument beside the configuration, of a model with groups."""
+    """Return vLLM's extra argument, for a model with groups."""
     is_plain = subject.advice.setup.chunks.is_plain
     return {} if is_plain else {"vllm_argument": subject.vllm_flag()}
 
 
 def _retentions(subject: Subject) -> dict[str, object]:
-    """Return the retention intervals that were compared, of a model with groups."""
+    """Return the retention intervals that were compared, for a model with groups."""
     if subject.advice.setup.chunks.is_plain:
         return {}
     cells = [asdict(cell) for cell in subject.retentions]
@@ -103,7 +103,7 @@ def _retentions(subject: Subject) -> dict[str, object]:
 
 
 def _recommendation(advice: Advice) -> dict[str, object]:
-    """Return whether it pays, the policy that is recommended, and why none is."""
+    """Return whether offloading pays, the recommended policy, or why there is none."""
     objections = [*advice.objections]
     if advice.pays is False:
         objections.append("no policy saves more prefill than moving the blocks takes")
@@ -131,7 +131,7 @@ def _engine(subject: Subject) -> dict[str, object] | None:
 
 
 def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
-    """Return prefill saved and time on the link, seconds; null where the rates are not known."""
+    """Return prefill saved and time on the link, seconds; null if the rates are not known."""
     if subject.engine is None:
         names = ("prefill_seconds", "load_seconds", "store_seconds", "net_seconds")
         return dict.fromkeys(names)
@@ -157,7 +157,7 @@ def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
 
 
 def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
-    """Return a cell; what is loaded differs from what is hit with groups only."""
+    """Return a cell; loaded tokens differ from hits only with groups."""
     cell = asdict(advice.cell(policy, index))
     if advice.setup.chunks.is_plain:
         del cell["loaded"]
@@ -165,7 +165,7 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
 
 
 def print_advice(subject: Subject) -> None:
-    """Print the advice: what was replayed, the table, what follows, the configuration."""
+    """Print the advice: the replay, the table, the findings, the configuration."""
     advice, setup = subject.advice, subject.advice.setup
     _table(subject)
     click.echo()
@@ -190,7 +190,7 @@ def print_advice(subject: Subject) -> None:
         click.echo(textwrap.indent(vllm, "    "))
     flag = subject.vllm_flag()
     if flag is not None:
-        click.echo(f"\nvLLM, beside it:\n\n    {flag}")
+        click.echo(f"\nvLLM, in addition:\n\n    {flag}")
 
 
 def _table(subject: Subject) -> None:
@@ -237,7 +237,7 @@ def _table(subject: Subject) -> None:
         subject.name,
         subject.trace_text(),
         subject.memory_text(),
-        f"tokens saved, stores and rates: with {asked}",
+        f"tokens saved, stores and rates are for {asked}",
     ]
     print_tables(
         title, [Column("policy", [*names, "belady", "infinite"], numeric=False)], [hit_ratios, rest]
@@ -250,7 +250,7 @@ def _table(subject: Subject) -> None:
         ]
         click.echo()
         print_tables(
-            [f"with {asked} of host memory, by the accelerator's own prefix cache"],
+            [f"with {asked} of host memory, for sizes of the accelerator's own prefix cache"],
             columns[:1],
             [columns[1:]],
         )

@@ -76,7 +76,7 @@ for command in (
     root.add_command(command)
 for group in (root, tier, dashboard):
     for command in group.commands.values():
-        # Whole, in as many lines as it takes: click cuts a summary that it finds itself.
+        # The whole summary, on as many lines as needed: click cuts a summary that it finds itself.
         command.short_help = (command.help or "").partition("\n")[0]
 
 
@@ -112,8 +112,8 @@ def run(arguments: Sequence[str]) -> int:
 def _ended_by_signals() -> Iterator[None]:
     """Raise `SystemExit` on SIGTERM and SIGHUP, which otherwise would end the process at once.
 
-    So no temporary file and no process is left behind; click handles SIGINT alone. A signal that is
-    ignored, or handled by the caller, stays so.
+    No temporary file and no process is left behind; click handles only SIGINT. A signal that is
+    ignored or handled by the caller stays so.
     """
     handlers = {}
     if threading.current_thread() is threading.main_thread():
@@ -145,9 +145,9 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _is_of_own_policy(error: OSError) -> bool:
-    """Return whether a policy of the user's raised an error, here or in a process of ``--jobs``.
+    """Return whether a user's policy raised an error, here or in a process of ``--jobs``.
 
-    Of another process there is only the traceback's text.
+    From another process, only the traceback's text is available.
     """
     text = "".join(traceback.format_exception(error))
     managers = Path(kvoffload.__file__).with_name("managers")

@@ -25,7 +25,7 @@ CONNECT_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A trace that other machines read by the same words: plain values, and paths from the root."""
+    """A trace as other machines read it: plain values, and paths from the root."""
 
     traces: tuple[str, ...]
     reading: Reading
@@ -50,7 +50,7 @@ class Decoding:
 
 
 def check_dask(address: str | None, traces: Sequence[str]) -> None:
-    """Refuse machines that cannot be asked, or could not read the trace."""
+    """Refuse a cluster that is not available or could not read the trace."""
     if address is None:
         return
     if STDIN in traces:
@@ -60,11 +60,11 @@ def check_dask(address: str | None, traces: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def on_machines(address: str | None, decoding: Decoding) -> Iterator[Elsewhere | None]:
-    """Provide the machines behind a Dask scheduler for a grid; None where none was named."""
+    """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named."""
     if address is None:
         yield None
         return
-    distributed = importlib.import_module("distributed")  # whose types nobody states
+    distributed = importlib.import_module("distributed")  # which has no types
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -85,9 +85,9 @@ def decode(
     arrivals: bool,
     quiet: bool,
 ) -> tuple[DecodedTrace, BlockTokens, Survey]:
-    """Decode the trace and determine its block size, which full blocks have to be known for.
+    """Decode the trace and determine its block size, which full blocks depend on.
 
-    The survey is of the whole blocks and the partial ones.
+    The survey covers whole and partial blocks.
     """
     survey = Survey.of((), unique=False, block_tokens=block_tokens)
     if full_blocks:

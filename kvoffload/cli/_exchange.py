@@ -1,4 +1,4 @@
-"""One HTTP exchange with a stranger: bounded in time from connection to end, and in bytes."""
+"""One HTTP exchange with an untrusted server, bounded in total time and in bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Exchange"]
 class Exchange:
     """A GET of an http or https URL, redirects included, that another thread can end.
 
-    The timeout of a socket holds for each call of it: a server that sends one byte per second is
-    never late. Therefore all sockets of the exchange are shut down once it is abandoned, whatever
-    they are at: a handshake, the headers, or the body. `seconds` are for all of it.
+    The timeout of a socket applies to each call: a server that sends one byte per second is never
+    late. Therefore all sockets of the exchange are shut down once it is abandoned, be it in the
+    handshake, the headers or the body. `seconds` covers the whole exchange.
     """
 
     def __init__(self, url: str, seconds: float, most_bytes: int) -> None:
@@ -55,7 +55,7 @@ class Exchange:
         return bytes(body)
 
     def end(self) -> None:
-        """Shut down what is open, and open nothing more; any thread may call it. Repeatable."""
+        """Shut down all open sockets and open no more; any thread may call it. Repeatable."""
         with self._lock:
             self._ended = True
             sockets, self._sockets = self._sockets, []
@@ -65,7 +65,7 @@ class Exchange:
             each.close()
 
     def seconds_left(self) -> float:
-        """Return the seconds until the deadline; TimeoutError if there are none."""
+        """Return the seconds until the deadline; TimeoutError if it has passed."""
         left = self._deadline - time.monotonic()
         if left <= 0 or self._ended:
             raise TimeoutError(self._late)
@@ -108,7 +108,7 @@ class _Connecting(urllib.request.AbstractHTTPHandler):
         return self._bound(http.client.HTTPSConnection(host, **options))
 
     def _bound(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        # The seam that the standard library keeps for its own tests: below TLS and proxies.
+        # The standard library keeps this hook for its own tests: it is below TLS and proxies.
         connection._create_connection = self._exchange.connect  # type: ignore[attr-defined]
         return connection
 

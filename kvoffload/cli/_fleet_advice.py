@@ -87,7 +87,7 @@ def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
 
 
 def print_fleet_advice(subject: FleetSubject) -> None:
-    """Print the advice: what was replayed, the tables, what follows, the configuration."""
+    """Print the advice: the replay, the tables, the findings, the configuration."""
     heats = list(subject.heats())
     _print_heat(subject, heats[0], [subject.name, subject.trace_text(), subject.memory_text()])
     click.echo()
@@ -136,7 +136,7 @@ def _print_heat(subject: FleetSubject, heat: Heat, title: list[str]) -> None:
 
 
 def _print_routers(subject: FleetSubject) -> None:
-    """Print what each router does with the policy, memory and tier that are enough."""
+    """Print the results of each router with the policy, memory and tier that are enough."""
     advice = subject.advice
     found = {name: advice.like(router=name) for name in subject.routers()}
     known = {name: result for name, result in found.items() if result is not None}

@@ -1,4 +1,4 @@
-"""Options of ``kvoffload fleet`` that ``kvoffload advise --engines`` has, too."""
+"""Options that ``kvoffload fleet`` and ``kvoffload advise --engines`` share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_router(text: str) -> str:
 def read_prices(text: str) -> Prices:
     pairs = dict(part.partition("=")[::2] for part in text.split(","))
     if text.count(",") != 1 or set(pairs) != {"host", "tier"}:
-        raise ValueError(f"must read host=N,tier=N, got {describe(text)}")
+        raise ValueError(f"must have the form host=N,tier=N, got {describe(text)}")
     values = {}
     for name, value in pairs.items():
         try:
@@ -64,7 +64,7 @@ def read_shared(text: str) -> Shared:
         return Shared(text)
     if ":" not in text:
         return Shared(text, read_capacity(text))
-    from kvoffload.tiers.options import split_url  # which needs an extra where it is not compiled
+    from kvoffload.tiers.options import split_url  # needs an extra if it is not compiled
 
     kind, place, options = split_url(text)
     if "capacity" not in options:
@@ -84,21 +84,21 @@ shared_option = click.option(
     multiple=True,
     metavar="SIZE|ADDRESS|none",
     callback=values_of(read_shared),
-    help="One tier behind all engines: sizes to compare, or addresses that have a capacity, as "
-    "'slab:PATH?capacity=2TB&policy=lru'; nothing is opened.",
+    help="One tier behind all engines: sizes to compare, or addresses with a capacity, such as "
+    "'slab:PATH?capacity=2TB&policy=lru', which are not opened.",
 )
 
 price_option = click.option(
     "--price",
     metavar="host=N,tier=N",
     callback=value_of(read_prices),
-    help="Price of a GiB of host memory and of a tier, to find the cheapest fleet that is enough; "
-    "otherwise that with the least host memory, then the smallest tier.",
+    help="Prices of a GiB of host memory and of a tier, to choose the cheapest fleet that is "
+    "enough. By default, the one with the least host memory is chosen, then the smallest tier.",
 )
 
 
 def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool) -> None:
-    """Note what a fleet cannot balance, cannot store, and what adds nothing.
+    """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 
     `fleets` maps each to its host memory, in words.
     """
@@ -107,7 +107,7 @@ def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool
     longer = sum(size for size in sizes if size > least)
     if longer:
         note(
-            f"{longer:,} of {trace.num_blocks:,} blocks are of requests that are longer than a "
+            f"{longer:,} of {trace.num_blocks:,} blocks belong to requests that are longer than a "
             f"host memory of {least:,} blocks, which refuses them",
             quiet=quiet,
         )
@@ -123,7 +123,7 @@ def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool
     )
     if small is not None:
         note(
-            f"a tier of an engine's own no larger than its host memory of {small} adds nothing",
+            f"an engine's own tier adds nothing if it is no larger than the host memory of {small}",
             quiet=quiet,
         )
     if not any(fleet.spec.name in ("session", "sticky") for fleet in fleets):

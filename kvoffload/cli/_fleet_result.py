@@ -28,7 +28,7 @@ from ._terminal import Column, print_json, print_prose, print_tables
 
 @dataclass(frozen=True, slots=True)
 class FleetCell:
-    """One fleet, and the words in which its sizes were given."""
+    """One fleet, with its sizes as they were given."""
 
     fleet: Fleet
     capacity: str
@@ -67,7 +67,7 @@ class FleetGrid:
 
 
 def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Pooled]]:
-    """Return, by number of engines and capacity, the same memory as one cache, and its ceilings."""
+    """Return one cache of the same total memory, and its ceilings, by engines and capacity."""
     totals: dict[tuple[int, str], list[Pooled]] = {}
     for cell in cells:
         fleet = cell.fleet
@@ -86,7 +86,7 @@ def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Pooled]]:
 
 
 def print_fleets(grid: FleetGrid) -> None:
-    """Print what was compared, a row per fleet, the totals and what is not modelled."""
+    """Print the setup, a row per fleet, the totals and the limits of the model."""
     first = grid.cells[0].fleet
     trace = grid.trace
     ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
@@ -146,7 +146,7 @@ def print_fleets(grid: FleetGrid) -> None:
     for router, configs in _configs(grid).items():
         click.echo()
         if not configs:
-            print_prose(f"{router}: no stack has it")
+            print_prose(f"{router}: no stack provides it")
         for config in configs:
             heading = f"{router} in {config.stack} ({config.release}): {config.router}"
             print_prose(f"{heading}. {config.note}" if config.note else heading)
@@ -154,7 +154,7 @@ def print_fleets(grid: FleetGrid) -> None:
 
 
 def _choices(grid: FleetGrid) -> list[FleetChoice]:
-    """Return what is enough, for each number of engines of which several fleets were compared."""
+    """Return the choice for each number of engines with which several fleets were compared."""
     by_engines: dict[int, dict[Fleet, FleetResult]] = {}
     for cell, found in grid.rows():
         by_engines.setdefault(cell.fleet.engines, {})[cell.fleet] = found
@@ -171,13 +171,13 @@ def _choice_text(grid: FleetGrid, choice: FleetChoice) -> str:
     text = (
         f"Enough for {fleet.engines:,} engine{'s' * (fleet.engines > 1)}: {fleet.router}, "
         f"{fleet.policy}, {cell.capacity} each{tier}. It saves {percent_text(saving(found))} of "
-        f"the {what}, the best {percent_text(saving(choice.best))}"
+        f"the {what}, the best saves {percent_text(saving(choice.best))}"
     )
     for other, name in ((choice.by_turns, "round-robin"), (choice.twice, "twice the memory")):
         if other is not None and other is not found:
             text += f", {name} {percent_text(saving(other))}"
     if found.ttft_p95 is not None:
-        text += f"; 95 % of the first tokens within {duration_text(found.ttft_p95)} s"
+        text += f"; 95 % of the first tokens come within {duration_text(found.ttft_p95)} s"
     return f"{text}."
 
 
@@ -197,7 +197,7 @@ def _choice_object(grid: FleetGrid, choice: FleetChoice) -> dict[str, object]:
 
 
 def _configs(grid: FleetGrid) -> dict[str, list[RouterConfig]]:
-    """Return by router how stacks are told to use it, for the most engines compared."""
+    """Return each router's configurations by stack, for the most engines compared."""
     if not grid.with_configs:
         return {}
     most: dict[str, Fleet] = {}
@@ -224,10 +224,10 @@ def _engine_text(fleet: Fleet) -> str:
     if fleet.rate is None:
         text = "no rate: prompts take no time"
     else:
-        text = f"{fleet.rate:,} tokens of prompts per second and engine"
-        text += f", {fleet.decode_ns / 1e6:g} ms for each token of an answer"
+        text = f"{fleet.rate:,} prompt tokens per second and engine"
+        text += f", {fleet.decode_ns / 1e6:g} ms per token of an answer"
         if fleet.slots:
-            text += f", {fleet.slots:,} requests of an engine at once"
+            text += f", at most {fleet.slots:,} requests per engine at once"
     loops = {"closed": "; each session waits for its answers", "recorded": "; recorded waits"}
     return text + loops.get(fleet.loop, "")
 
@@ -243,7 +243,7 @@ def _print_totals(grid: FleetGrid) -> None:
         for policy in policies
     }
     print_tables(
-        ["blocks hit if all engines had one host memory, without tiers"],
+        ["blocks hit if all engines shared one host memory, without tiers"],
         [
             Column("engines", [f"{engines}" for engines, _ in totals]),
             Column("capacity\nof each", [capacity for _, capacity in totals], numeric=False),
@@ -340,7 +340,7 @@ def print_fleets_json(grid: FleetGrid) -> None:
 
 
 def _total(grid: FleetGrid, engines: int, capacity: str, every: list[Pooled]) -> dict[str, object]:
-    """Return what all memory hits as one cache, blocks."""
+    """Return the blocks that all memory hits as one cache."""
     hits = {one.policy: grid.results[one] for one in every}
     ceilings = {name: hits.pop(name) for name in (BELADY, INFINITE)}
     return {"engines": engines, "capacity": capacity, "pooled": hits, **ceilings}

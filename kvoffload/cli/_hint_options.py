@@ -1,4 +1,4 @@
-"""Options for what the clients of a replayed trace say of their sessions."""
+"""Options for the hints that clients of a replayed trace give about their sessions."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ def hint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option(
-            "--hints-seed", type=click.IntRange(min=0), help="Seed of those draws.  [default: 0]"
+            "--hints-seed",
+            type=click.IntRange(min=0),
+            help="Seed of the draws for hints.  [default: 0]",
         ),
         click.option(
             "--hints-liars",
             type=float,
             metavar="SHARE",
-            help="Share of all sessions that say 1 s always.  [default: 0]",
+            help="Share of all sessions that always say 1 s.  [default: 0]",
         ),
         click.option(
             "--hints-share",
             type=float,
             metavar="SHARE",
-            help="Share of the other sessions that say hints.  [default: 1]",
+            help="Share of the other sessions that give hints.  [default: 1]",
         ),
         click.option(
             "--hints-noise",
             type=float,
             metavar="FACTOR",
-            help="Factor within which expected times are right, one standard deviation.  "
-            "[default: 1]",
+            help="Factor by which expected times are off, one standard deviation.  [default: 1]",
         ),
         click.option(
             "--hints",
             type=click.Choice([_NONE, *HINT_KINDS]),
             default=_NONE,
             show_default=True,
-            help="What clients say of their sessions, as recorded: that they end, when the next "
-            "request is expected.",
+            help="Hints that clients give, as recorded: the session ends (ends), when its next "
+            "request is expected (expect), or both.",
         ),
     ):
         command = option(command)
@@ -96,7 +97,7 @@ def hints_object(options: HintOptions | None, hints: TraceHints | None) -> dict[
 
 
 def hints_text(options: HintOptions, hints: TraceHints) -> str:
-    """Return what clients say, in words."""
+    """Return the hints in words."""
     said = []
     if options.told != "ends":
         within = f" (within a factor of {options.noise:g})" if options.noise > 1 else ""
@@ -105,7 +106,7 @@ def hints_text(options: HintOptions, hints: TraceHints) -> str:
         said.append(f"{hints.num_ending:,} {'' if said else 'requests say '}that the session ends")
     who = "all sessions" if options.share == 1 else f"{percent_text(options.share)} of the sessions"
     if options.liars:
-        who += f", but {percent_text(options.liars)} say 1 s always"
+        who += f", but {percent_text(options.liars)} always say 1 s"
     return f"hints of {who}: {', '.join(said)}"
 
 

@@ -25,7 +25,7 @@ _NS_A_MS = 10**6
 
 
 def read_rate(text: str, other: str = "") -> int:
-    """Read a rate, whole tokens per second; an error also names an `other` word that may stand."""
+    """Read a rate, whole tokens per second; errors also name an `other` allowed word."""
     digits = text.replace(",", "").replace("_", "")
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
     if not is_number or not 1 <= int(digits) <= MOST_RATE:
@@ -45,15 +45,15 @@ def loop_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--decode-ms",
             type=click.FloatRange(min=0, max=MOST_DECODE_MS),
-            help="Milliseconds for each token of an answer in a closed loop.  "
-            f"[default: {DECODE_NS // _NS_A_MS}]",
+            help="Milliseconds per token of an answer in a closed loop.  [default: "
+            f"{DECODE_NS // _NS_A_MS}]",
         ),
         click.option(
             "--closed-loop",
             metavar=f"TOKENS_PER_SECOND|{RECORDED}",
-            help="Let each request of a session come after the one before, in an engine that "
-            f"computes so many tokens of prompts per second. {RECORDED}: it takes as long as "
-            "recorded.",
+            help="Send each request of a session only after the previous one was answered, by an "
+            f"engine that computes this many prompt tokens per second. {RECORDED}: answers take "
+            "as long as recorded.",
         ),
     ):
         command = option(command)
@@ -86,7 +86,7 @@ def check_loop(
     block_tokens: int | None,
     **excluded: object,
 ) -> None:
-    """Refuse a closed loop where prompts have no length, or with options that it excludes."""
+    """Refuse a closed loop if prompts have no length, or with options that it excludes."""
     if loop is None:
         return
     for name, value in excluded.items():
@@ -103,7 +103,7 @@ def check_loop(
 
 
 def check_arrivals(loop: ClosedLoop, trace: DecodedTrace) -> None:
-    """Refuse a loop over a trace without sessions, and a rate where no request has a time."""
+    """Refuse a loop over a trace without sessions, and a rate if no request has a time."""
     if trace.arrivals is None:
         raise ValueError("trace must have arrivals, got none")
     try:
@@ -117,7 +117,7 @@ def check_arrivals(loop: ClosedLoop, trace: DecodedTrace) -> None:
 
 
 def without_belady(policies: tuple[str, ...], *, quiet: bool) -> tuple[str, ...]:
-    """Leave out the ceiling that knows the order of requests, which a closed loop does not."""
+    """Leave out the ceiling that needs the order of requests, which a closed loop does not fix."""
     left = tuple(policy for policy in policies if policy != BELADY)
     reason = f"{BELADY} needs to know what comes next, which depends on the hits"
     if not left:
@@ -150,12 +150,12 @@ def loop_text(loop: ClosedLoop) -> str:
     """Return a closed loop in words."""
     if loop.rate is None:
         return "closed loop: sessions wait as long as recorded"
-    answer = f"{loop.decode_ns / _NS_A_MS:g} ms for each token of an answer"
-    return f"closed loop: {loop.rate:,} tokens of prompts per second, {answer}"
+    answer = f"{loop.decode_ns / _NS_A_MS:g} ms per token of an answer"
+    return f"closed loop: {loop.rate:,} prompt tokens per second, {answer}"
 
 
 def duration_text(duration: float) -> str:
-    """Return a duration with three significant digits, of its whole units all."""
+    """Return a duration with three significant digits, or all digits of its whole units."""
     for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
         if duration < limit:
             return f"{duration:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Options that name the model whose cache is kept, which several commands share."""
+"""Options, shared by several commands, that name the model whose cache is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ._terminal import note
 class Interval:
     """A retention interval that was given; an option that was not is None."""
 
-    tokens: Retention  # 0 for the last resume point alone, None for all
+    tokens: Retention  # 0 for only the last resume point, None for all
 
     def __str__(self) -> str:
         return str(or_none(self.tokens))
@@ -55,15 +55,15 @@ def model_options(function: CommandFunction) -> CommandFunction:
             "--retention",
             metavar="0|N|none",
             callback=value_of(read_interval),
-            help="Where windows and states of the model can be resumed, as "
-            "--prefix-cache-retention-interval of vllm serve: at the end of a prompt alone (0), "
-            "after every N tokens too, or everywhere (none).  [default: 0]",
+            help="Where a prompt can be resumed from windows and states of the model "
+            "(--prefix-cache-retention-interval of vllm serve): only at its end (0), also after "
+            "every N tokens, or everywhere (none).  [default: 0]",
         ),
         click.option(
             "--tensor-parallel",
             type=click.IntRange(min=1),
-            help="Workers that a layer of the model is divided among.  [default: 1; of advise as "
-            "many of the accelerator as hold the model]",
+            help="Workers that each layer of the model is divided among.  [default: 1; for "
+            "advise, as many as hold the model]",
         ),
         click.option(
             "--kv-cache-dtype",
@@ -75,7 +75,7 @@ def model_options(function: CommandFunction) -> CommandFunction:
             metavar="MODEL",
             callback=value_of(read_model),
             help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
-            "at vllm serve; kvoffload models lists those that are known.",
+            "for vllm serve; kvoffload models lists the known names.",
         ),
     ):
         function = option(function)
@@ -90,7 +90,7 @@ class CacheOptions:
     given_dtype: str | None
     tensor_parallel: int | None
     retention: Interval | None  # where windows and states can be resumed
-    step_tokens: int | None = None  # no effect where all layers are one full group
+    step_tokens: int | None = None  # no effect if all layers are one full group
 
     @property
     def dtype(self) -> str:
@@ -98,7 +98,7 @@ class CacheOptions:
         return self.given_dtype or "bfloat16"
 
     def check(self, block_bytes: int | None = None) -> None:
-        """Refuse options that would have no effect, or a model that is not so divided."""
+        """Refuse options that would have no effect, or a division that the model does not allow."""
         if self.model is not None and block_bytes is not None:
             raise click.UsageError("at most one of --model and --block-bytes must be given")
         if self.model is None:
@@ -122,9 +122,9 @@ class CacheOptions:
             )
 
     def on_workers(self, workers: int) -> CacheOptions:
-        """Return these with the workers that hold the model, where none were given.
+        """Return these options with the workers that hold the model, if none were given.
 
-        Without effect where its layers cannot be divided among so many.
+        Return them unchanged if the layers cannot be divided among that many.
         """
         if self.model is None or self.tensor_parallel is not None or workers == 1:
             return self
@@ -135,7 +135,7 @@ class CacheOptions:
         return replace(self, tensor_parallel=workers)
 
     def layout(self) -> GroupLayout | None:
-        """Return the groups of the model; None without one, or where all are one full group."""
+        """Return the groups of the model; None without one, or if all layers are one full group."""
         if self.model is None:
             return None
         try:
@@ -145,9 +145,10 @@ class CacheOptions:
         return None if [group.kind for group in layout.groups] == ["full"] else layout
 
     def groups(self, block_tokens: int | None, token_bytes: int | None = None) -> GroupChunks:
-        """Return the groups, of blocks of so many tokens, if that is known.
+        """Return the groups for blocks of that many tokens, if the number is known.
 
-        `token_bytes` counts where `layout` is None; by default those of the model, if there is one.
+        `token_bytes` is used if `layout` is None; by default it is the model's, if there is a
+        model.
         """
         layout = self.layout()
         if layout is None or block_tokens is None:
@@ -184,7 +185,7 @@ class CacheOptions:
         return f"{text} slot, groups: {parts}; retention {or_none(groups.retention)}"
 
     def token_bytes(self) -> int | None:
-        """Return the bytes per token where all layers are one full group; None without a model."""
+        """Return the bytes per token if all layers are one full group; None without a model."""
         if self.model is None:
             return None
         try:
@@ -199,7 +200,7 @@ def _usage_error(error: ValueError) -> click.UsageError:
 
 
 def groups_object(groups: GroupChunks) -> dict[str, object]:
-    """Return what JSON says of a model's groups; nothing where all layers are one full group."""
+    """Return the JSON fields of a model's groups; none if all layers are one full group."""
     if groups.is_plain:
         return {}
     pairs = zip(groups.layout.groups, groups.chunk_tokens, strict=True)
@@ -211,7 +212,7 @@ def groups_object(groups: GroupChunks) -> dict[str, object]:
 
 
 def unique_chunks(groups: GroupChunks, unique_blocks: int | None) -> int | None:
-    """Return how many of the smallest chunks a trace's distinct blocks are."""
+    """Return the number of smallest chunks that make up a trace's distinct blocks."""
     if unique_blocks is None:
         return None
     return unique_blocks * groups.block_tokens // min(groups.chunk_tokens)
@@ -220,24 +221,24 @@ def unique_chunks(groups: GroupChunks, unique_blocks: int | None) -> int | None:
 def without_unknown_ceilings(
     policies: tuple[str, ...], groups: GroupChunks, *, quiet: bool
 ) -> tuple[str, ...]:
-    """Leave out the ceiling that is not known without a full group; print a note."""
+    """Leave out the ceiling that needs a full group; print a note."""
     if groups.num_full or BELADY not in policies:
         return policies
     left = tuple(policy for policy in policies if policy != BELADY)
-    reason = f"{BELADY} is not known of a model without a full group"
+    reason = f"{BELADY} cannot be computed for a model without a full group"
     if not left:
         raise click.UsageError(f"--policy must name another policy: {reason}")
-    note(f"{reason}, and left out", quiet=quiet)
+    note(f"{reason}: it is left out", quiet=quiet)
     return left
 
 
 def note_no_ceiling(
     policies: tuple[str, ...], groups: GroupChunks, device_blocks: int, *, quiet: bool
 ) -> None:
-    """Print a note where a policy may hit more than a cache without bounds."""
+    """Print a note if a policy may hit more than an unbounded cache."""
     if INFINITE in policies and not groups.is_bounded(junctions=device_blocks > 0):
         note(
-            f"{INFINITE} may be no ceiling: a policy that hits less computes more, and stores "
-            "windows or states of it",
+            f"{INFINITE} may not be a ceiling: a policy that hits less computes more, and stores "
+            "its windows or states",
             quiet=quiet,
         )

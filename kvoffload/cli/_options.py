@@ -31,14 +31,14 @@ PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
-# 1,418 as it is printed, or two values of a list; each with no more before and behind
+# 1,418 as it is printed, or two values of a list, with nothing before or after them
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
 def check_number(text: str) -> None:
-    """Refuse a number that is too large; or whose unit is ambiguous, asking for what it lacks."""
+    """Refuse a number that is too large or whose unit lacks a letter."""
     if _TOO_LARGE.fullmatch(text):
         raise ValueError(f"must have at most 18 digits, got {describe(text)}, which is too large")
     half = _HALF_A_UNIT.fullmatch(text)
@@ -110,9 +110,9 @@ def check_sizes(
     needs: str = "--model or --block-bytes",
     **options: Iterable[Capacity | None],
 ) -> None:
-    """Refuse sizes in bytes, by option, where the size of a block is not known.
+    """Refuse sizes in bytes, by option, if the size of a block is not known.
 
-    `needs` names the options that would tell it.
+    `needs` names the options that give it.
     """
     for option, capacities in options.items():
         for capacity in capacities:
@@ -124,7 +124,7 @@ def check_sizes(
 
 
 def check_steps(step_tokens: int | None, block_tokens: int | None) -> None:
-    """Refuse steps where the tokens per block are not known."""
+    """Refuse steps if the tokens per block are not known."""
     if step_tokens is not None and block_tokens is None:
         raise click.UsageError(
             f"--step-tokens needs --block-tokens, got {step_tokens} without: no block size fits "
@@ -143,7 +143,7 @@ def read_size(text: str) -> int:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse what cannot stand in front of a metric's name."""
+    """Refuse a prefix that cannot start a metric's name."""
     if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
         raise click.UsageError(f"--prefix must be the start of a metric's name, got {prefix!r}")
 
@@ -194,7 +194,7 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 def with_value(
     args: Sequence[str], option: str, default: str, takes: Callable[[str], bool]
 ) -> list[str]:
-    """Return arguments in which an option has a value: the next one if it takes that."""
+    """Return arguments in which an option has a value: the next one, if the option takes it."""
     options, rest = [*args], []
     if "--" in options:
         rest = options[(end := options.index("--")) :]
@@ -226,7 +226,7 @@ quiet_option = click.option(
 def reading_options_of(
     formats: Iterable[str],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds the options of a command that reads a trace, with the formats it takes.
+    """Return a decorator that adds the options of a command that reads a trace in these formats.
 
     The command is called with `reading`.
     """
@@ -242,7 +242,7 @@ def reading_options_of(
             quiet_option,
             click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
             click.option(
-                "--limit", type=click.IntRange(min=1), help="Read this many requests at most."
+                "--limit", type=click.IntRange(min=1), help="Read at most this many requests."
             ),
             click.option(
                 "--format",
@@ -255,13 +255,13 @@ def reading_options_of(
             click.option(
                 "--model-name",
                 metavar="NAME",
-                help="Only the requests to this model, of a log that names it (lmcache).",
+                help="Read only the requests to this model, if the log names models (lmcache).",
             ),
             click.option(
                 "--same-ids",
                 is_flag=True,
-                help="Treat the block ids of several files as one numbering, as of a trace that "
-                "was split; otherwise ids that are not hashes are kept apart per file.",
+                help="Treat the block ids of several files as one numbering, for a trace that was "
+                "split. By default, ids that are not hashes are kept apart per file.",
             ),
         ):
             command = option(command)
@@ -280,14 +280,14 @@ def device_memory_blocks(
     *,
     unit: str = "block",
 ) -> int:
-    """Return the size of the accelerator's own cache, blocks; 0 where none was asked for."""
+    """Return the size of the accelerator's own cache, blocks; 0 if none was asked for."""
     if asked is None:
         return 0
     return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0, unit=unit)
 
 
 def read_policy(text: str) -> str:
-    """Read a policy; a class of the user's may be in the current folder, searched last."""
+    """Read a policy; a user's class may be in the current folder, which is searched last."""
     may_be_own = is_own(text) or "." in text.partition("?")[0]  # a module, for the hint
     if may_be_own and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -297,7 +297,7 @@ def read_policy(text: str) -> str:
 def manager_of(
     policy: str, num_slots: int, unit: str, block_tokens: int | None = None
 ) -> CPUOffloadingManager:
-    """Return an empty manager; refuse options of the policy that do not go with this capacity."""
+    """Return an empty manager; refuse options of the policy that do not fit this capacity."""
     try:
         return new_manager(policy, num_slots, block_tokens or 1)
     except (TypeError, ValueError) as error:
@@ -320,9 +320,9 @@ def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
         metavar="POLICY",
         callback=values_of(read_policy_or_ceiling),
         help="Policies to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE' (see "
-        "kvoffload policies), MODULE:CLASS for your own; belady, which knows the future, and "
-        "infinite, which keeps everything, are ceilings; infinite is none for some models with "
-        "windows or states.",
+        "kvoffload policies), or MODULE:CLASS for your own. belady, which knows the future, and "
+        "infinite, which keeps everything, are ceilings; infinite is not a ceiling for some "
+        "models with windows or states.",
     )
 
 
@@ -345,21 +345,22 @@ device_memory_option = click.option(
     "--device-memory",
     metavar="SIZE",
     callback=value_of(functools.partial(read_capacity, least=0)),
-    help="The accelerator's own LRU prefix cache, which is asked first: blocks, a share of the "
-    "unique blocks or a size; none by default, a typical one where advise knows the model.",
+    help="Size of the accelerator's own LRU prefix cache, which is asked first: blocks, a share "
+    "of the unique blocks or a size. By default there is no such cache; advise assumes a typical "
+    "one if it knows the model.",
 )
 
 block_bytes_option = click.option(
     "--block-bytes",
     metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of a block, for sizes in bytes; known from LMCache's log.",
+    help="Bytes per block, needed for sizes in bytes; LMCache's log states it.",
 )
 
 block_tokens_option = click.option(
     "--block-tokens",
     type=click.IntRange(min=1, max=MAX_CHUNK_TOKENS),
-    help="Tokens per block; inferred where one size fits all requests.",
+    help="Tokens per block; inferred if one size fits all requests.",
 )
 
 
@@ -372,8 +373,8 @@ def step_tokens_option(
         type=click.IntRange(min=1, max=MAX_STEP_TOKENS),
         default=default,
         show_default=default is not None,
-        help="Tokens that a scheduler step computes at most, --max-num-batched-tokens of vllm "
-        f"serve: prompts are offered step by step, as vLLM does{how}.",
+        help="Most tokens that a scheduler step computes (--max-num-batched-tokens of vllm "
+        f"serve): prompts are offered step by step, as in vLLM{how}.",
     )
 
 
@@ -387,8 +388,8 @@ jobs_option = click.option(
 dask_option = click.option(
     "--dask",
     metavar="ADDRESS",
-    help="Scheduler of a Dask cluster whose workers compute instead (tcp://host:8786); they must "
-    "have kvoffload and read the trace at the same path.",
+    help="Scheduler of a Dask cluster that computes instead (tcp://host:8786); its workers need "
+    "kvoffload, and the trace at the same path.",
 )
 
 
@@ -409,7 +410,7 @@ _EARLIER_NAMES = {
 
 
 def present_name(name: str) -> str:
-    """Return the current name of an option; print a note, once, where it has been renamed."""
+    """Return the current name of an option; print a note, once, if it has been renamed."""
     present = _EARLIER_NAMES.get(name)
     context = click.get_current_context(silent=True)
     if present is None:
@@ -417,8 +418,8 @@ def present_name(name: str) -> str:
     noted = set() if context is None else context.find_root().meta.setdefault(__name__, set())
     if name not in noted:
         noted.add(name)
-        remark = "; a number alone is blocks" if name == "memory" else ""
-        click.echo(f"note: --{name} is called --{present} now{remark}", err=True)
+        remark = "; a number without a unit means blocks" if name == "memory" else ""
+        click.echo(f"note: --{name} is now called --{present}{remark}", err=True)
     return present
 
 
@@ -435,5 +436,5 @@ seed_option = click.option(
 workload_seed_option = click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Seed of the generated workload; without TRACE.  [default: 0]",
+    help="Seed of the generated workload, if no TRACE is given.  [default: 0]",
 )

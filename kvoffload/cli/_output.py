@@ -42,9 +42,9 @@ def check_outputs(
 ) -> None:
     """Check that a command can write `files`, by option, and to standard output if it `prints`.
 
-    Options whose file is appended to are in `append`; `traces` are the inputs as given. A usage
-    error if two of all these are one file: nothing has been opened then. An OSError names a file
-    that cannot be written.
+    Options whose file is appended to are in `append`; `traces` are the inputs as given. If two of
+    all these are one file, a usage error is raised before anything is opened. An OSError names a
+    file that cannot be written.
     """
     given = {option: name for option, name in (files or {}).items() if name is not None}
     _check_apart(traces, given, prints=prints)
@@ -55,7 +55,7 @@ def check_outputs(
 
 
 def check_output_option(traces: Sequence[str], output: str, to: str = MOONCAKE.name) -> None:
-    """Check the output of a command that writes a trace to `output_option` alone, in a format."""
+    """Check the output of a command that writes one trace in a format to `output_option`."""
     if is_named_oracle_general(output) and to != ORACLE_GENERAL:
         raise click.UsageError(
             f"--output must not have a name of {ORACLE_GENERAL} traces for a {to} one, got "
@@ -83,7 +83,7 @@ def write_output(
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:
     """Check that no input or output is the same file as another."""
-    taken: dict[object, str] = {}  # a file may be read twice, and None is no file
+    taken: dict[object, str] = {}  # a file may be read twice; None stands for no file
 
     def take(identity: object, what: str, shown: str | None) -> None:
         if identity is not None and taken.setdefault(identity, what) != what:
@@ -97,18 +97,18 @@ def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: boo
         take(_identity(standard_output()), "standard output", " ".join(traces))
     for option, name in files.items():
         identity = _identity(name)
-        # what goes to /dev/stdout comes before what is printed
+        # output to /dev/stdout comes before the printed result
         if own_descriptor(name) is None or taken.get(identity) == TRACE:
             take(identity, option, name)
 
 
 def _identity(file: str | int | None) -> object:
-    """Return the same value for all names of one file; None where sharing it does no harm."""
+    """Return the same value for all names of one file; None if sharing it does no harm."""
     if file is None:
         return None
     try:
         status = os.fstat(file) if isinstance(file, int) else Path(file).stat()
-    except (OSError, ValueError):  # not there yet, or opening it reports why not
+    except (OSError, ValueError):  # missing so far, or opening it will report the reason
         return None if isinstance(file, int) else os.path.realpath(file)
     exclusive = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFBLK)
     return (status.st_dev, status.st_ino) if exclusive else None

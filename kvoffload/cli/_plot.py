@@ -22,18 +22,18 @@ from kvoffload.traces.returns import KeptCounter
 from ._fleet_result import FleetGrid
 from ._sweep_result import Grid
 
-# Okabe & Ito's colours, which stay apart for colour-blind readers and in print, without the yellow
-# that white swallows; markers tell apart what colours do not.
+# Okabe & Ito's colours, which differ for colour-blind readers and in print, without the yellow that
+# is invisible on white; markers distinguish lines of the same colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C1E", "#444444")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CEILING_COLOUR = "#888888"
 LABEL_COLOUR = "#222222"  # the lines' lighter colours could not be read as text
-FIGURE_INCHES = (6.6, 4.6)  # of which the axes have AXES; what lies around them comes on top
+FIGURE_INCHES = (6.6, 4.6)  # the axes take the share AXES; titles and labels around them are added
 AXES = (0.1, 0.1, 0.7, 0.8)
-FONT_POINTS = 10  # about 7 pixels where the picture is as wide as a phone
+FONT_POINTS = 10  # about 7 pixels if the picture is as wide as a phone
 LABEL_STEP = 1.25 * FONT_POINTS / (72 * FIGURE_INCHES[1] * AXES[3])  # of labels, share of height
 LABEL_X = 1.035  # where labels begin, share of the width
-MARGIN_INCHES = 0.12  # around all that is drawn
+MARGIN_INCHES = 0.12  # around the drawing
 TITLE_CHARACTERS = 76  # of a line of the title
 
 
@@ -164,7 +164,7 @@ def draw_fleets(grid: FleetGrid, path: str) -> None:
 
 _SETTINGS: Any = {"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}
 _DATE = {"svg": "Date", "pdf": "CreationDate"}
-"""Fields of a file that would make two pictures of one sweep differ."""
+"""Metadata that would make two pictures of one sweep differ."""
 
 
 def look(index: int) -> dict[str, str]:
@@ -218,7 +218,7 @@ def _set_ratios(axes: Any, greatest: float) -> None:
 def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = False) -> None:
     """Label 1, 2 and 5 of each decade, or powers of two; the ends where these are too few.
 
-    Over more than three decades 1 alone: there is no room for more.
+    Over more than three decades, label only 1: there is no room for more.
     """
     least, most = _ends(sizes)
     subs = (1.0, 2.0, 5.0) if most < 1000 * least else (1.0,)
@@ -232,7 +232,7 @@ def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = 
 
 
 def _ends(sizes: list[int]) -> tuple[float, float]:
-    """Return where the scale ends; one capacity alone has no range, so its half and double."""
+    """Return the ends of the scale; for a single capacity, its half and double."""
     more = 1.15 if len(sizes) > 1 else 2
     return sizes[0] / more, sizes[-1] * more
 
@@ -246,7 +246,7 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
         key=lambda end: end[0],
     )
     x_line = float(to_axes.transform((x_end, 0))[0])
-    # None above the axes, where the second scale stands.
+    # No label above the axes, where the second scale is drawn.
     positions = apart([end[0] for end in wanted], LABEL_STEP, most=1.0)
     for position, (height, policy, style) in zip(positions, wanted, strict=True):
         axes.plot(

@@ -46,12 +46,12 @@ def milliseconds(nanoseconds: int) -> str:
 
 
 def timed(text: Callable[[LoopTimes], str]) -> Callable[[Cell], str]:
-    """Return a text for the times of a cell's closed loop."""
+    """Return a function that gives the text of a cell's closed-loop times."""
     return lambda cell: "-" if cell.result.loop is None else text(cell.result.loop)
 
 
 def known(text: Callable[[ReplayResult], str]) -> Callable[[Cell], str]:
-    """Return a text for the cell of a policy, and a dash for that of a ceiling."""
+    """Return a function that gives the text of a policy's cell and a dash for a ceiling's."""
     return lambda cell: "-" if cell.policy in CEILINGS else text(cell.result)
 
 
@@ -170,7 +170,7 @@ def print_cells(
     model: str | None = None,
     groups: GroupChunks,
 ) -> None:
-    """Print the cells as one table, or as several where the terminal is too narrow for one."""
+    """Print the cells as one table, or as several if the terminal is too narrow for one."""
     facts = [source.name]
     if source.ids_text is not None:
         facts.append(source.ids_text)

@@ -46,7 +46,7 @@ class Reading:
         sessions: SessionOptions | None = None,
         prompts: PromptOptions | None = None,
     ) -> MergedTrace:
-        """Return the trace that files make, without the limit."""
+        """Return the trace made of files, without the limit."""
         return MergedTrace(
             files,
             format=self.format,
@@ -97,12 +97,12 @@ class Source:
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens per block, where the trace states them."""
+        """Tokens per block, if the trace states them."""
         return None if self.trace is None else self.trace.block_tokens
 
     @property
     def block_bytes(self) -> int | None:
-        """Bytes per block, where the trace states them."""
+        """Bytes per block, if the trace states them."""
         return None if self.trace is None else self.trace.block_bytes
 
     @property
@@ -114,7 +114,7 @@ class Source:
 def named_files(paths: Sequence[str]) -> list[str]:
     """Return the files given as TRACE; standard input must be the only one."""
     if STDIN in paths and len(paths) > 1:
-        raise click.UsageError(f"TRACE must be - alone, got {len(paths)} of them")
+        raise click.UsageError(f"TRACE must be only - for standard input, got {len(paths)} names")
     return trace_files(paths)
 
 
@@ -141,7 +141,7 @@ def open_source(paths: Sequence[str], reading: Reading) -> Iterator[Source]:
 def open_or_generate(
     paths: Sequence[str], requests: int, seed: int | None, reading: Reading
 ) -> contextlib.AbstractContextManager[Source]:
-    """Open a trace, or give a workload of that many requests where none is named.
+    """Open a trace, or generate a workload of that many requests if none is named.
 
     Options that would have no effect are refused.
     """
@@ -163,7 +163,7 @@ def open_or_generate(
 
 
 def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
-    """Name what cannot be followed, ids that are not chained, timestamps that run backwards."""
+    """Note ignored fields, ids that are not chained, and timestamps that run backwards."""
     for remark in () if source.trace is None else source.trace.remarks:
         note(remark, quiet=quiet)
     if ORACLE_GENERAL in (source.format or ""):
@@ -182,11 +182,9 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
 
 
 def check_order(survey: Survey, source: Source) -> None:
-    """Refuse a trace with so many ids that are not prefix-chained that advice on it is void."""
+    """Refuse a trace in which too many ids are not prefix-chained for advice to hold."""
     if survey.chaining.is_broken:
-        raise click.UsageError(
-            f"{_unchained_text(survey, source)}; --unchained-ids says that they are meant so"
-        )
+        raise click.UsageError(f"{_unchained_text(survey, source)}; --unchained-ids accepts them")
 
 
 def order_object(survey: Survey) -> dict[str, object]:
@@ -220,7 +218,7 @@ class BlockTokens:
     requests' lengths, ``"option"`` if those are not known and it was given.
     """
 
-    count: int | None  # None where no one size fits all requests
+    count: int | None  # None if no one size fits all requests
     origin: str | None
 
     @classmethod
@@ -243,13 +241,13 @@ class BlockTokens:
         return cls(count, "lengths" if survey.input_tokens else "option")
 
     def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
-        """Return requests without the blocks that prompts fill in part, for ``--full-blocks``."""
+        """Return requests without partly filled blocks, for ``--full-blocks``."""
         if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"
             )
         if self.origin == "option":
-            note("the trace has no lengths: --full-blocks leaves all blocks", quiet=quiet)
+            note("the trace has no lengths: --full-blocks keeps all blocks", quiet=quiet)
         return Selection(requests, full_block_tokens=self.count)
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ STDOUT = "<stdout>"
 
 
 class _StandardError(OutputFile):
-    """Standard error; output that it does not take is dropped."""
+    """Standard error; output that cannot be written is dropped."""
 
     def write(self, data: Buffer, /) -> int:
         """Write as much as possible; on an error, drop all of it."""
@@ -39,9 +39,9 @@ class _StandardError(OutputFile):
 def standard_streams() -> Iterator[None]:
     """Make errors of standard output name it, and ignore those of standard error.
 
-    The descriptor of a closed stream is given to a file that cannot be used: otherwise the next
-    file opened would get it and be taken for the stream. A library may have opened one already
-    (libffi keeps one), which is then not written to. click has nothing for any of this.
+    The descriptor of a closed stream is given to an unusable file: otherwise the next file opened
+    would get it and be taken for the stream. If a library has already opened a file there (libffi
+    keeps one), that file is not written to. click handles none of this.
     """
     _fill_closed()
     before = sys.stdout, sys.stderr
@@ -57,7 +57,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def standard_output() -> int | None:
-    """Return the descriptor of standard output; None where it is redirected within the process."""
+    """Return the descriptor of standard output; None if it is redirected within the process."""
     try:
         return sys.stdout.fileno()
     except (OSError, ValueError):

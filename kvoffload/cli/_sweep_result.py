@@ -34,7 +34,7 @@ class Grid:
     source: Source
     version: str  # of the package
     unique_blocks: int  # of the trace
-    block_bytes: int | None  # where they are known
+    block_bytes: int | None  # if known
     block_tokens: BlockTokens
     sizes: dict[str, int]  # by capacity as given, its number of blocks
     cells: list[Cell]  # every policy at every capacity, in the order given
@@ -44,12 +44,12 @@ class Grid:
     order: dict[str, object] = field(default_factory=dict)  # counts of what is out of order
     step_tokens: int | None = None  # of a scheduler step; None where prompts are offered whole
     hints: HintOptions | None = None  # as asked for
-    told: TraceHints | None = None  # by the clients of the trace, None where hints is
+    told: TraceHints | None = None  # by the clients of the trace; None if hints is None
     loop: ClosedLoop | None = None
 
     @property
     def kept_in(self) -> str:
-        """What capacities are counted in: ``"blocks"`` or ``"slots"``."""
+        """The unit of capacities: ``"blocks"`` or ``"slots"``."""
         return f"{self.groups.slot_name}s"
 
     @property
@@ -103,7 +103,7 @@ def print_grid(grid: Grid) -> None:
     if grid.loop is not None and grid.loop.rate is not None:
         for heading, name in (
             ("first token, mean, s", "ttft_mean"),
-            ("first token, 95 % within, s", "ttft_p95"),
+            ("first token, 95th percentile, s", "ttft_p95"),
         ):
             click.echo()
             _print_matrix([heading], grid, _seconds_of(operator.attrgetter(f"loop.{name}")))

@@ -66,7 +66,7 @@ class Column:
 def print_prose(text: str, indent: str = "") -> None:
     """Print a text filled to the width, with all lines but the first indented.
 
-    A terminal, or ``COLUMNS``, sets the width, up to `WIDEST_PROSE`; without, it is 80.
+    A terminal, or ``COLUMNS``, sets the width, up to `WIDEST_PROSE`; otherwise it is 80.
     """
     click.echo(_filled(text, min(WIDEST_PROSE, _console().width), indent))
 
@@ -86,9 +86,9 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     """Print a title and a table, split into several, one below the other, if it is too wide.
 
     A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. Control
-    characters, as in a file name, are escaped. The lines of the title are wrapped between words
-    where a terminal is narrower. Every table starts with the columns of `leading`; the others are
-    cut between groups, within one only where it alone is too wide.
+    characters, as in a file name, are escaped. The lines of the title are wrapped between words if
+    a terminal is narrower. Every table starts with the columns of `leading`; the others are split
+    between groups, and within a group only if it is too wide.
     """
     console = _console()
     unbounded = console.options.update(width=10_000)
@@ -145,9 +145,9 @@ def _table(columns: list[Column]) -> Table:
 def progress_bar(
     description: str, total: int | None, *, quiet: bool, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
-    """Provide a function that shows how many units are done; None where no bar is wanted.
+    """Provide a function that shows how many units are done; None if no bar is wanted.
 
-    That function draws the bar; a thread of its own would disturb what is being timed.
+    The function draws the bar itself: a separate thread would disturb the timings.
     """
     console = _console(stderr=True)
     if quiet or not console.is_terminal or console.is_dumb_terminal:

@@ -107,7 +107,7 @@ from ._sources import (
 from ._terminal import note, note_bad_lines, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
-"""Accelerator whose cache is assumed where a model is named and no accelerator is."""
+"""Accelerator whose cache is assumed if a model is named and no accelerator is."""
 
 
 def read_rate(text: str) -> float:
@@ -123,7 +123,7 @@ def read_rate(text: str) -> float:
 
 AUTO = "auto"
 MORE = 4
-"""Multiple of the memory that is tried where the knee of one cache is too little for several."""
+"""Multiple of the memory to try if the knee of one cache is too little for several."""
 
 _SOME = Capacity("2", blocks=2)
 """Stands in for the memory that is to be found."""
@@ -155,9 +155,9 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     metavar="SIZE|auto",
     callback=values_of(_read_capacity),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
-    "(5%). Half, twice and four times it are compared; of several, comma-separated or "
-    "repeated, the first is advised on and the others are compared. auto: the knee of the hits "
-    "over memory. With --engines, of each.",
+    "(5%). Half, twice and four times as much are compared, too. Of several sizes, "
+    "comma-separated or repeated, the advice is on the first, and the others are compared. auto: "
+    "the knee of the hits over memory. With --engines, the memory of each engine.",
 )
 @policy_option(",".join(registry.names()))
 @model_options
@@ -165,7 +165,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "--kv-bytes-per-token",
     metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of KV cache per token, for any other model; known from LMCache's log.",
+    help="Bytes of KV cache per token, for any other model; LMCache's log states it.",
 )
 @block_tokens_option
 @step_tokens_option(STEP_TOKENS, "")
@@ -174,7 +174,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "--accelerator",
     metavar="NAME",
     callback=value_of(accelerator_of),
-    help="Accelerator of the model, for the size of its own cache and for times: "
+    help="Accelerator that runs the model; it sets the size of its own cache and the times: "
     f"{', '.join(accelerator_names())}.",
 )
 @click.option(
@@ -194,7 +194,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "--disk",
     metavar="SIZE",
     callback=value_of(read_size),
-    help="Size of a disk behind host memory, such as 2TB; its hits and writes are added.",
+    help="Size of a disk behind host memory, such as 2TB; its hits and writes are reported, too.",
 )
 @click.option(
     "--disk-policy",
@@ -209,8 +209,8 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "--engines",
     metavar="N",
     callback=value_of(read_engines),
-    help=f"Advise on so many engines behind a router, 1 to {MOST_ENGINES}: which router, policy, "
-    "memory and tier are enough. Policies are lru and hit-density, unless named.",
+    help=f"Advise on this many engines behind a router, 1 to {MOST_ENGINES}: which router, "
+    "policy, memory and tier are enough. Compares lru and hit-density unless --policy is given.",
 )
 @click.option(
     "--router",
@@ -219,7 +219,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     metavar="ROUTER",
     callback=values_of(read_router),
     help="With --engines, the routers that can be deployed, as in kvoffload fleet.  [default: "
-    "those that stacks have]",
+    "those that stacks provide]",
 )
 @shared_option
 @price_option
@@ -228,16 +228,14 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "earlier",
     metavar="FILE.json",
     callback=value_of(_read_earlier),
-    help="Say what changed since an earlier advice, which --json printed.",
+    help="Report what changed since an earlier advice, as --json printed it.",
 )
-@click.option(
-    "--report", metavar="FILE", help="Write the advice as one HTML page that needs no other file."
-)
+@click.option("--report", metavar="FILE", help="Write the advice as one self-contained HTML page.")
 @click.option(
     "--unchained-ids",
     is_flag=True,
-    help="Advise on a trace whose ids are not prefix-chained, where blocks are reused at any place "
-    "of a prompt.",
+    help="Accept a trace whose ids are not prefix-chained, where blocks are reused at any "
+    "position of a prompt.",
 )
 @hint_options
 @jobs_option
@@ -279,20 +277,20 @@ def advise(
     """Recommend a policy for a trace, a model and a memory.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input.
+    such files, or a pattern; several are merged by time. - means standard input.
 
-    The trace is replayed through every policy, in the memory given, in half of it, twice and four
-    times it, or in each that is given. The simplest policy within noise of the best is recommended,
-    as configuration that can be pasted, and compared with vLLM's default and with no offloading.
-    There is no recommendation if the trace is too short, has no reuse, or no policy saves more
-    prefill than moving blocks takes. With --model and without --device-memory there are several
-    answers side by side: behind all of the cache that the accelerator typically has, behind a half
-    and a quarter of it, and without one.
+    The trace is replayed through every policy in the given memory and in half, twice and four times
+    as much, or in each memory given. The simplest policy within noise of the best is recommended,
+    as a configuration to paste, and compared with vLLM's default and with no offloading. No policy
+    is recommended if the trace is too short or has no reuse, or if no policy saves more prefill
+    than moving blocks takes. With --model and without --device-memory, several answers stand side
+    by side: behind the prefix cache that the accelerator typically has, behind a half and a quarter
+    of it, and without one.
 
-    With --engines, engines behind a router are replayed instead, in each of these memories, with
-    each router, policy and tier. The cheapest is recommended that saves within a point of the best.
-    Where requests say how long their clients waited, each of a session comes after the one before
-    has been answered.
+    With --engines, engines behind a router are replayed instead, with every combination of memory,
+    router, policy and tier. The cheapest fleet that saves within a point of the best is
+    recommended. If requests record how long their clients waited, each request of a session follows
+    the answer to the previous one.
     """
     engine = engine_of(
         model,
@@ -420,7 +418,9 @@ def _check(
     """Refuse options that contradict each other."""
     has_groups, model = size.cache.layout() is not None, size.cache.model
     if None in capacities and len(capacities) > 1:
-        raise click.UsageError(f"--capacity auto must stand alone, got {len(capacities)} values")
+        raise click.UsageError(
+            f"--capacity auto must be the only value, got {len(capacities)} values"
+        )
     if fleet is not None and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
@@ -433,15 +433,15 @@ def _check(
     if disk is not None and has_groups:
         raise click.UsageError(
             "--disk must go with a model whose layers all keep every token, got "
-            f"{model and model.name}, which has windows or states: leave "
-            "--disk out for the advice on host memory alone"
+            f"{model and model.name}, which has windows or states: leave --disk out for advice on "
+            "host memory only"
         )
     if disk_policies and disk is None and not (fleet and fleet.shared):
         raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
 
 
 def _check_none(options: dict[str, object]) -> None:
-    """Refuse options of a fleet without one."""
+    """Refuse options of a fleet without --engines."""
     for option, given in options.items():
         if given:
             raise click.UsageError(f"--{option} must go with --engines, got it without")
@@ -498,8 +498,8 @@ def _fleet_advice(
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
 
-    Where memory `grows`, more of it is tried as long as the largest is needed: one cache of all
-    engines, whose knee was found, has no block twice.
+    If memory `grows`, larger sizes are tried as long as the largest is needed: the knee was found
+    for one cache of all engines, which has no block twice.
     """
     trace, engine = recorded.trace, setup.engine
     if trace.arrivals is not None and not trace.arrivals.recorded.any():
@@ -594,7 +594,7 @@ def _subject(
     behind: Disk | None,
     **context: Any,
 ) -> Subject:
-    """Replay one engine in all that is compared."""
+    """Replay one engine with everything that is compared."""
     advice, alone, shares = _by_device_memory(recorded, setup, typical, effort)
     return Subject(
         advice=advice,
@@ -609,9 +609,9 @@ def _subject(
 def _by_device_memory(
     recorded: RecordedTrace, setup: Setup, typical: int, effort: _Effort
 ) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
-    """Return the advice; where a cache is assumed, that without one, and with parts of it.
+    """Return the advice; if a cache is assumed, also those without one and with parts of it.
 
-    `typical` is the size of the assumed cache where none was given, bytes; 0 for none.
+    `typical` is the size of the assumed cache if none was given, bytes; 0 for none.
     """
     setups = [setup]
     if setup.capacity(typical):
@@ -647,7 +647,7 @@ def _by_device_memory(
 def _retentions(
     recorded: RecordedTrace, advice: Advice, effort: _Effort
 ) -> tuple[RetentionCell, ...]:
-    """Return the retention intervals compared; none where they make no difference."""
+    """Return the retention intervals compared; none if they make no difference."""
     total = len(compared(advice.setup.chunks))
     if not total:
         return ()

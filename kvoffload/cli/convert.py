@@ -32,14 +32,14 @@ COLUMNS_FORM = "time=COLUMN,prompt=COLUMN"
 
 
 def read_columns(text: str) -> dict[str, str]:
-    """Read the columns of a CSV file, by what they hold."""
+    """Read the columns of a CSV file, by role."""
     columns: dict[str, str] = {}
     for part in text.split(","):
         role, _, column = map(str.strip, part.partition("="))
         if role not in COLUMNS or not column or role in columns:
             known = ", ".join(COLUMNS)
             raise ValueError(
-                f"must be {COLUMNS_FORM}, each of {known} once at most, got {part.strip()!r}"
+                f"must be {COLUMNS_FORM}, each of {known} at most once, got {part.strip()!r}"
             )
         columns[role] = column
     for role in COLUMNS[:2]:
@@ -49,9 +49,9 @@ def read_columns(text: str) -> dict[str, str]:
 
 
 def read_salt(text: str) -> str:
-    """Read a salt, which no message shows."""
+    """Read a salt; no message shows it."""
     if not text:
-        raise ValueError("must be a text that is not empty, got an empty one")
+        raise ValueError("must not be empty, got an empty text")
     return text
 
 
@@ -71,47 +71,47 @@ def read_salt(text: str) -> str:
     type=click.Choice(list(WRITERS)),
     default=MOONCAKE.name,
     show_default=True,
-    help="Format to write: oracle-general is libCacheSim's, a record of size 1 for each block.",
+    help="Format to write: oracle-general is libCacheSim's, with one record of size 1 per block.",
 )
 @click.option(
     "--sort",
     is_flag=True,
-    help="Put the requests in the order of their timestamps, through a temporary file; otherwise "
-    "those of a file keep their order.",
+    help="Sort the requests by their timestamps, through a temporary file. By default, the "
+    "requests of a file keep their order.",
 )
 @click.option(
     "--starts",
     "starts_s",
     metavar="SECONDS",
     type=click.IntRange(0, MOST_SECONDS),
-    help="Draw when each session starts, over so many seconds; they are published without "
-    "(weka). Otherwise all start together.",
+    help="Draw the start of each session over this many seconds; sessions are published without "
+    "starts (weka). By default, all start together.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of that draw, 0 if not given.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of --starts; 0 by default.")
 @click.option(
     "--until",
     "until_s",
     metavar="SECONDS",
     type=click.IntRange(0, MOST_SECONDS),
-    help="Leave out requests of sessions that come later.",
+    help="Leave out requests of sessions after this time.",
 )
 @click.option(
     "--block-tokens",
     type=click.IntRange(1, MOST_TOKENS),
-    help="Tokens per block: a multiple of that of the sessions (weka); for prompts (openai, csv) "
-    "any number, 16 by default; what an id of mooncake-delta stands for.",
+    help="Tokens per block: a multiple of the sessions' own (weka); any number, 16 by default "
+    "(openai, csv); the tokens of an id (mooncake-delta).",
 )
 @click.option(
     "--shared-prompts",
     is_flag=True,
-    help="Take tools and system prompt for the same in all sessions that have as many tokens of "
-    "both; the ids do not say what sessions share (weka).",
+    help="Take tools and system prompt to be the same in all sessions that have equally many "
+    "tokens of both; the ids do not show what sessions share (weka).",
 )
 @click.option(
     "--tokenizer",
     metavar="PATH",
-    help="A tokenizer.json of Hugging Face, or a folder with it, whose chat template is used too "
-    "(openai, csv). Otherwise tokens are approximated by bytes.",
+    help="A tokenizer.json of Hugging Face, or a folder with it; its chat template is used, too "
+    "(openai, csv). By default, tokens are approximated from bytes.",
 )
 @click.option(
     "--bytes-per-token",
@@ -122,8 +122,8 @@ def read_salt(text: str) -> str:
     "--salt",
     metavar="TEXT",
     callback=value_of(read_salt),
-    help="A secret that makes the ids the same in every conversion with it (openai, csv). "
-    "Otherwise a key is drawn and not kept.",
+    help="A secret with which every conversion gives the same ids (openai, csv). By default, a "
+    "random key is used and not kept.",
 )
 @click.option(
     "--columns",
@@ -154,11 +154,11 @@ def convert(
     """Write a trace in the Mooncake format, or for libCacheSim.
 
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
-    traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's oracleGeneral
-    or plain text with a request's hexadecimal hashes on each line; several files, folders or
-    patterns are merged by time. With --format mooncake-delta its rows hold only what is new in a
-    session. With --format openai it is a log of chat requests, with --format
-    csv a table of prompts: only keyed hashes of their text are written.
+    traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's
+    oracleGeneral, or plain text with a request's hexadecimal hashes on each line. Several files,
+    folders or patterns are merged by time. With --format mooncake-delta, each row holds only the
+    new blocks of a session. With --format openai, TRACE is a log of chat requests, and with
+    --format csv a table of prompts; only keyed hashes of their text are written.
     """
     has_prompts = reading.format in PROMPT_FORMATS
     _check_prompt_options(
@@ -227,7 +227,7 @@ def convert(
 def _of_sessions(
     requests: Iterable[Request], source: MergedTrace, option: str
 ) -> Iterator[Request]:
-    """Yield requests; refuse an option of sessions where the trace has none."""
+    """Yield requests; refuse an option of sessions if the trace has none."""
     for request in requests:
         if source.format != WEKA.name:
             raise click.UsageError(f"{option} must go with sessions (weka), got {source.format}")
@@ -253,7 +253,7 @@ def _check_prompt_options(format: str | None, given: Mapping[str, object]) -> No
 
 
 def _note_prompts(prompts: PromptOptions, *, quiet: bool) -> None:
-    """Name what of a trace of prompts was approximated or is not known."""
+    """Note what was approximated or is unknown in a trace of prompts."""
     found = prompts.blocks
     if found.is_approximate:
         note(

@@ -13,14 +13,14 @@ from ._options import check_prefix, examples
     )
 )
 def dashboard() -> None:
-    """Print the dashboard and the rules that show what watches see."""
+    """Print a Grafana dashboard and Prometheus rules for the metrics of watches."""
 
 
 @dashboard.command(epilog=examples("kvoffload dashboard grafana > dashboard.json"))
 def grafana() -> None:
-    """Print the dashboard, which Grafana imports.
+    """Print the dashboard for import into Grafana.
 
-    Its variable `prefix` is what stands in front of kvoffload_ in the names of the metrics.
+    Its variable `prefix` is the text before kvoffload_ in the names of the metrics.
     """
     from kvoffload.watch.dashboard import grafana_json
 
@@ -28,9 +28,7 @@ def grafana() -> None:
 
 
 @dashboard.command(epilog=examples("kvoffload dashboard rules --prefix vllm: > rules.yml"))
-@click.option(
-    "--prefix", default="", help="What stands in front of kvoffload_ in the names, such as vllm:"
-)
+@click.option("--prefix", default="", help="Text before kvoffload_ in the names, such as vllm:")
 def rules(prefix: str) -> None:
     """Print recording rules for Prometheus."""
     from kvoffload.watch.dashboard import rules_yaml

@@ -105,7 +105,7 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
     "--prefix",
     default="vllm:",
     show_default=True,
-    help="What stands in front of kvoffload_ in the names of the metrics.",
+    help="Text before kvoffload_ in the names of the metrics.",
 )
 @workload_seed_option
 @reading_options
@@ -124,13 +124,12 @@ def demo(
 ) -> None:
     """Serve the metrics of a manager at work, without an engine.
 
-    top, Prometheus and the dashboard can be tried on it: a watched manager answers the requests of
-    a trace, at the rate of --rate, until Ctrl-C. Without TRACE, the requests are generated and do
-    not end.
+    Use it to try kvoffload top, Prometheus and the dashboard: a watched manager answers the
+    requests of a trace at --rate until Ctrl-C. Without TRACE, requests are generated without end.
 
-    Metrics have the names and labels that vLLM gives to those of a watch. Nothing is copied, and
-    stores end at once: so no block is pending and no transfer overdue. The watch samples more than
-    it would in an engine, so that estimates are there within a minute.
+    The metrics have the names and labels that vLLM gives to those of a watch. Nothing is copied,
+    and stores end at once, so no block is pending and no transfer is overdue. The watch samples
+    more blocks than it would in an engine, so that estimates are ready within a minute.
     """
     check_prefix(prefix)
     check_outputs(traces)
@@ -140,7 +139,7 @@ def demo(
     with open_or_generate(traces, ENDLESS, seed, reading) as source:
         asked = capacity or (read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY)
         blocks = _blocks(source, asked, block_bytes, quiet=quiet)
-        # Of memories of up to 16,384 blocks, all that the shadows have room for is sampled.
+        # Up to 16,384 blocks of memory, everything is sampled that the shadows have room for.
         watch = Watch(max_rate=1.0)
         try:
             manager = new_manager(policy, blocks, watch=watch)
@@ -198,9 +197,9 @@ def _serving(watch: Watch, port: int, prefix: str) -> Iterator[str]:
     registry.register(EngineCollector())
 
     class Handler(BaseHTTPRequestHandler):
-        """One format for all: in another one prometheus_client 0.23 to 0.26 turn : into _."""
+        """One format for all: in others, prometheus_client 0.23 to 0.26 turn : into _."""
 
-        timeout = 10  # seconds, for a request that does not come
+        timeout = 10  # seconds to wait for a request
 
         def do_GET(self) -> None:
             body = generate_latest(registry)
@@ -232,7 +231,7 @@ def _serving(watch: Watch, port: int, prefix: str) -> Iterator[str]:
 
 
 def _paced(requests: Iterable[Request], rate: float) -> Iterator[Request]:
-    """Yield requests at even intervals; one that is late is not waited for."""
+    """Yield requests at even intervals, without waiting for a late one."""
     start = time.monotonic()
     for index, request in enumerate(requests):
         wait = start + index / rate - time.monotonic()

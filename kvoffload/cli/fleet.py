@@ -95,7 +95,7 @@ class _Memory:
     is_total: bool
 
     def of_each(self, engines: int) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
-        """Yield capacity and tier in words, and the sizes of each of so many engines."""
+        """Yield capacity and tier in words, and the sizes per engine for that many engines."""
         share = engines if self.is_total else 1
         device = 0
         if self.device is not None:
@@ -107,7 +107,7 @@ class _Memory:
                 yield capacity.text, text, sizes
 
     def _tiers(self, share: int) -> Iterator[tuple[str | None, Tier | None]]:
-        """Yield the tiers, in words too; None where there is none."""
+        """Yield the tiers, also in words; None for no tier."""
         if not self.shared and not self.disks:
             yield None, None
         for one in self.shared:
@@ -178,7 +178,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     multiple=True,
     metavar="SIZE",
     callback=values_of(read_capacity),
-    help="A tier behind each engine's host memory, of its own: sizes to compare.",
+    help="Private tier behind each engine's host memory: sizes to compare.",
 )
 @shared_option
 @click.option(
@@ -187,12 +187,12 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     show_default=True,
     metavar="POLICY",
     callback=value_of(read_policy),
-    help="Policy of tiers whose address names none.",
+    help="Policy of tiers whose address does not name one.",
 )
 @click.option(
     "--total",
     is_flag=True,
-    help="Sizes of --capacity, --device-memory and --disk are of all engines together.",
+    help="Take --capacity, --device-memory and --disk as sizes of all engines together.",
 )
 @block_bytes_option
 @model_options
@@ -209,8 +209,8 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     "rate",
     metavar="RATE",
     callback=value_of(read_rate),
-    help="Tokens of prompts that an engine computes per second; of --model and --accelerator "
-    "otherwise, and without those no time passes.",
+    help="Prompt tokens that an engine computes per second; estimated from --model and "
+    "--accelerator by default. Without any of these, prompts take no time.",
 )
 @click.option(
     "--link-bandwidth",
@@ -232,21 +232,21 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     type=click.FloatRange(min=0, max=MOST_DECODE_MS),
     default=DECODE_NS / _NS_A_MS,
     show_default=True,
-    help="Milliseconds for each token of an answer.",
+    help="Milliseconds per token of an answer.",
 )
 @click.option(
     "--slots",
     type=click.IntRange(min=0, max=2**31 - 1),
     default=0,
     show_default=True,
-    help="Most requests of an engine that are computed or answered at once; 0: any.",
+    help="Most requests that an engine computes or answers at once; 0: no limit.",
 )
 @click.option(
     "--closed-loop",
     type=click.Choice([_CLOSED, RECORDED]),
     metavar="[recorded]",
-    help="Let each request of a session come after the one before has been answered; recorded: "
-    "has taken as long as recorded.",
+    help="Send each request of a session only after the previous one was answered; recorded: "
+    "answers take as long as recorded.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."
@@ -265,7 +265,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 @click.option(
     "--router-config",
     is_flag=True,
-    help="Print what llm-d, SGLang, production-stack and Dynamo are to be told, for each router.",
+    help="Print the configuration of each router for llm-d, SGLang, production-stack and Dynamo.",
 )
 @reading_options
 @json_option
@@ -309,10 +309,10 @@ def fleet(
 ) -> None:
     """Compare engines behind a router: how many, which router, how much memory.
 
-    TRACE is as of kvoffload sweep; its timestamps are when requests arrive. Each engine has its own
-    cache on the accelerator, host memory, and perhaps a tier behind that, of its own or shared by
-    all. Sizes are of each engine unless --total is given. The router sends a request to an engine
-    when it arrives, by what it knows then.
+    TRACE is read as by kvoffload sweep; its timestamps are the times of arrival. Each engine has
+    its own cache on the accelerator, its host memory and perhaps a tier behind that, its own or
+    shared by all. Sizes are per engine unless --total is given. When a request arrives, the router
+    picks an engine from what it knows at that time.
     """
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
     cache.check(block_bytes)
@@ -449,13 +449,13 @@ def _replayed(
 
 
 def _warn_of_load(grid: FleetGrid, *, quiet: bool) -> None:
-    """Note where an open loop has more work than engines can do."""
+    """Note fleets whose engines cannot keep up with an open loop."""
     if grid.cells[0].fleet.loop != "open":
         return
     loaded = [cell for cell, found in grid.rows() if (found.busy or 0) >= BUSY]
     if loaded:
         note(
             f"{len(loaded):,} of {len(grid.cells):,} fleets are busy {BUSY:.0%} of the time or "
-            "more: in an open loop their queues only grow; --closed-loop has sessions wait",
+            "more: in an open loop their queues only grow; with --closed-loop sessions wait",
             quiet=quiet,
         )

@@ -19,7 +19,7 @@ from ._terminal import progress_bar
     type=click.IntRange(min=1),
     default=5_000,
     show_default=True,
-    help="How many requests.",
+    help="Number of requests.",
 )
 @seed_option
 @click.option(
@@ -46,7 +46,7 @@ def generate(requests: int, seed: int, block_tokens: int, output: str, *, quiet:
 def _counted(
     requests: Iterable[Request], progress: Callable[[int], None] | None
 ) -> Iterable[Request]:
-    """Yield requests and report how many there were."""
+    """Yield requests and report their number."""
     for count, request in enumerate(requests, start=1):
         yield request
         if progress is not None:

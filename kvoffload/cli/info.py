@@ -46,7 +46,7 @@ def info(
     """Describe a trace: requests, blocks and their reuse, and when sessions return.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input.
+    such files, or a pattern; several are merged by time. - means standard input.
     """
     check_outputs(traces, {"--plot": plot})
     if plot is not None:
@@ -177,13 +177,13 @@ def returns_rows(returns: Returns, span: float) -> list[tuple[str, str]]:
         rows += [
             (f"hit ratio where blocks are kept {seconds // 60} min", percent_text(ratio))
             for seconds, ratio in counted
-            if seconds < span  # as long as the trace they are kept for good
+            if seconds < span  # beyond the trace's span nothing is dropped
         ]
     return rows
 
 
 def _quantiles(values: Any) -> list[float] | None:
-    """Return the median, what 90 % do not exceed, and the greatest; None if there is no value."""
+    """Return the median, the 90th percentile and the greatest; None if there is no value."""
     if not len(values):
         return None
     return [float(value) for value in np.quantile(values, (0.5, 0.9, 1.0), method="inverted_cdf")]

@@ -22,7 +22,7 @@ from ._terminal import Column, print_json, print_prose, print_tables
 def models(*, as_json: bool) -> None:
     """List the models that --model takes by name.
 
-    Any other is given by its config.json. Sizes are those of one worker, bfloat16.
+    Give any other model by its config.json. Sizes are for one worker and bfloat16.
     """
     check_outputs(())
     shapes = [model_shape(name) for name in model_names()]
@@ -41,8 +41,8 @@ def models(*, as_json: bool) -> None:
     )
     click.echo()
     print_prose(
-        "--model takes the name that vllm serve takes, in any case, with or without the "
-        "organisation and suffixes of variants with the same cache; or the path of a config.json."
+        "--model takes the same name as vllm serve, in any case, with or without the organisation "
+        "and the suffixes of variants with the same cache, or the path of a config.json."
     )
 
 

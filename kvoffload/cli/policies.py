@@ -62,8 +62,8 @@ def policies(*, as_json: bool) -> None:
     ranking = " and ".join(kind.name for kind in registry.kinds() if kind.ranks_by_return)
     click.echo()
     print_prose(
-        f"hints: {ranking} rank blocks by when clients say that their session returns; the others "
-        "ignore that. All let the blocks of a session that ends leave first."
+        f"hints: {ranking} rank blocks by when clients expect their session to return; the others "
+        "ignore that. All evict the blocks of a session that ends first."
     )
     click.echo("\nceilings:")
     for name in CEILINGS:

@@ -77,7 +77,7 @@ GENERATED_REQUESTS = 5_000
 @device_memory_option
 @block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@step_tokens_option(None, "; without it whole")
+@step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
 @workload_seed_option
@@ -107,11 +107,11 @@ def replay(
     """Replay a trace through managers and compare policies.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input. Without TRACE, a
+    such files, or a pattern; several are merged by time. - means standard input. Without TRACE, a
     generated workload is replayed.
 
-    Times are those of the manager's calls alone, all calls of a request together; percentiles are
-    within 1/64 of the exact ones.
+    Times cover only the manager's calls, all calls of a request together; percentiles are within
+    1/64 of the exact values.
     """
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
@@ -150,7 +150,7 @@ def replay(
                 survey = Survey.of(requests)
         elif block_tokens is None:
             note(
-                "no block size fits all requests: without --block-tokens, no token ratio",
+                "no block size fits all requests: token ratios need --block-tokens",
                 quiet=quiet,
             )
         unique = unique_chunks(groups, survey.unique_blocks)

@@ -70,7 +70,7 @@ ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
 class _Sweep(click.Command):
     """A command whose ``--csv`` takes the next argument only if it ends in ``.csv``.
 
-    So a trace may follow, as it might before the option took a file.
+    A trace may therefore follow, as it could before the option took a file.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -100,9 +100,9 @@ class _Sweep(click.Command):
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Requests during which a store is in flight.",
+    help="Number of requests for which a store stays in flight.",
 )
-@step_tokens_option(None, "; without it whole")
+@step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
 @jobs_option
@@ -110,7 +110,7 @@ class _Sweep(click.Command):
 @click.option(
     "--results",
     metavar="FILE",
-    help="Keep the result of each cell in FILE, and use the results that it has for this trace: an "
+    help="Append the result of each cell to FILE, and reuse the results for this trace in it: an "
     "interrupted sweep continues where it stopped.",
 )
 @click.option(
@@ -122,8 +122,8 @@ class _Sweep(click.Command):
 @click.option(
     "--csv",
     metavar="[FILE.csv]",
-    help="Write one line per cell, comma-separated, to FILE.csv; without it, print them instead of "
-    "the tables.",
+    help="Write one line per cell, comma-separated, to FILE.csv; without a file, print the lines "
+    "instead of the tables.",
 )
 @reading_options
 @json_option
@@ -156,8 +156,8 @@ def sweep(
     """Compare policies over a range of capacities, in parallel.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input. It is decoded
-    once and held in memory, 12 bytes per block.
+    such files, or a pattern; several are merged by time. - means standard input. The trace is
+    decoded once and held in memory, 12 bytes per block.
     """
     if csv == STDOUT and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
@@ -171,7 +171,7 @@ def sweep(
     if results is not None:
         _check_results(results)
     if plot is not None:
-        if quiet:  # at its first run it says that it looks for fonts
+        if quiet:  # its first run logs that it looks for fonts
             logging.getLogger("matplotlib").setLevel(logging.ERROR)
         require("matplotlib", "--plot", "plot")
     with open_source(traces, reading) as source:
@@ -210,7 +210,7 @@ def sweep(
             manager_of(cell.policy, cell.capacity, unit)
     work = GridWork(decoded, cells, groups=groups, loop=loop)
     file = None if results is None else ResultsFile(results, decoded, groups)
-    faults: list[OSError] = []  # of files; the result is printed all the same
+    faults: list[OSError] = []  # of files; the result is still printed
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, loop is not None)
     with on_machines(dask, decoding) as elsewhere:
         counts = _counts(work, file, jobs or usable_cores(), elsewhere, faults, quiet=quiet)
@@ -246,7 +246,7 @@ def sweep(
 
 
 def _check_results(results: str) -> None:
-    """Refuse a file that holds anything but results, since results would be appended."""
+    """Refuse a file that holds anything but results, because results would be appended."""
     try:
         ResultsFile.check(results)
     except ValueError as error:
@@ -281,7 +281,7 @@ def _counts(
 ) -> dict[Cell, ReplayResult]:
     """Return the result of every cell; compute and append those that the file lacks.
 
-    Results of a class of the user's are not kept: the class may have changed by the next time.
+    Results of a user's class are not kept: the class may have changed by the next run.
     """
     cells = work.cells
     counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])

@@ -1,4 +1,4 @@
-"""``kvoffload tier``: inspect, verify and delete what tiers keep on disks."""
+"""``kvoffload tier``: inspect, verify and delete blocks that tiers keep on disks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tier() -> None:
 @click.argument("path")
 @json_option
 def info(path: str, *, as_json: bool) -> None:
-    """List the slabs in PATH and what they hold.
+    """List the slabs in PATH and their contents.
 
     PATH is the folder that a tier was opened with, or the folder of one slab in it. A slab may be
     in use.
@@ -59,8 +59,8 @@ def info(path: str, *, as_json: bool) -> None:
 def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None:
     """Compare every block of the slabs in PATH with its seal.
 
-    Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if there
-    is one, or if a slab is in use.
+    Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if a block
+    is corrupt or a slab is in use.
     """
     with _slabs() as slab:
         found = slab.find_slabs(path)
@@ -100,10 +100,10 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iter
 
 @tier.command(epilog=examples("kvoffload tier forget /nvme/kv --yes"))
 @click.argument("path")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @quiet_option
 def forget(path: str, *, yes: bool, quiet: bool) -> None:
-    """Delete the slabs in PATH, none of which may be in use."""
+    """Delete the slabs in PATH; none may be in use."""
     with _slabs() as slab:
         found = slab.find_slabs(path)
     if not yes:

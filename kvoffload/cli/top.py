@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from kvoffload.watch.scraped import Engine, HintTrials, View
 
 TIMEOUT = 10.0
-"""Seconds for the whole answer of a URL."""
+"""Seconds allowed for the whole answer of a URL."""
 MOST_BYTES = 2**24
 MOST_OF_FAULT = 200
 """Longest message about a URL, in characters."""
 WIDEST_BAR = 100
 MOST_SPREAD = 7.0
-"""Standard deviation of logarithms from which on no factor is shown."""
+"""Standard deviation of logarithms from which no factor is shown."""
 
 CAUSES = {
-    "broken_prefix": "there, behind a gap",
+    "broken_prefix": "present, but behind a gap",
     "pending": "still being stored",
     "evicted": "evicted",
     "declined": "not admitted",
@@ -49,7 +49,7 @@ CAUSES = {
     "never_or_long_ago": "never seen, or long ago",
 }
 MARKS = {
-    "biased": "miniatures of this policy are off",
+    "biased": "miniatures of this policy are inaccurate",
     "filling": "memory not full yet",
     "in_flight": "stores overlap",
     "learning": "still learning",
@@ -67,21 +67,21 @@ REASONS = {
 
 @click.command(epilog=examples("kvoffload top http://localhost:8000/metrics --once"))
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
-@click.option("--once", is_flag=True, help="Look once, print, and end.")
+@click.option("--once", is_flag=True, help="Scrape once, print, and exit.")
 @json_option
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=5.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two scrapes.",
 )
 def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) -> None:
     """Show whether offloading pays, and what would pay more.
 
-    Each URL is an exporter's, such as localhost:8000 or http://host:8000/metrics. Counters are
-    since the last look, with --once and --json since the start; the hit ratios of other sizes and
-    policies are of the watches' own window. Several engines are added up.
+    Each URL is the address of an exporter, such as localhost:8000 or http://host:8000/metrics.
+    Counters cover the time since the last scrape, with --once and --json since the start; the hit
+    ratios of other sizes and policies cover the watches' own window. Several engines are added up.
     """
     fleet = _Fleet([_address(url) for url in urls])
     engines, faults = fleet.look()
@@ -112,7 +112,7 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
 
 
 def _address(url: str) -> str:
-    """Complete a URL; raise a usage error if it is none."""
+    """Complete a URL; raise a usage error if it is not a URL."""
     whole = url if "://" in url else f"http://{url}"
     try:
         parts = urllib.parse.urlsplit(whole)
@@ -126,7 +126,7 @@ def _address(url: str) -> str:
 
 
 class _Fleet:
-    """The URLs, which are looked at side by side, and their looks that have not ended."""
+    """The URLs, scraped side by side, and their scrapes that have not ended."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
@@ -139,7 +139,7 @@ class _Fleet:
 
         engines: list[Engine] = []
         faults = []
-        # A look that cannot be ended, such as one that waits for a name server, is not repeated.
+        # A scrape that cannot be ended, such as one that waits for a name server, is not repeated.
         self._open = {url: each for url, each in self._open.items() if each.is_alive()}
         looks = {
             url: self._open[url] if url in self._open else _Look(url, read_engines)
@@ -161,7 +161,7 @@ class _Fleet:
 
 
 class _Look(threading.Thread):
-    """A look at one URL, at the same time as the others."""
+    """A scrape of one URL, at the same time as the others."""
 
     def __init__(self, url: str, read: Callable[[str, str], list[Engine]]) -> None:
         super().__init__(daemon=True)
@@ -198,7 +198,7 @@ def _cut(text: str) -> str:
 
 
 def screen(view: View, since: str, faults: Sequence[str], width: int) -> RenderableType:
-    """Draw one look: sums, the span of the counters, and the URLs that did not answer."""
+    """Draw one scrape: sums, the span of the counters, and the URLs that did not answer."""
     parts: list[RenderableType] = [_headline(view, since), Text()]
     parts.append(_curve(view, width))
     parts.append(Text())
@@ -246,10 +246,10 @@ def _curve(view: View, width: int) -> Table:
             withheld = f"not enough data: {reasons}" if reasons else "not enough data"
             table.add_row(name, size, "-", "", Text(withheld, style="dim"))
             continue
-        # The present hit ratio is counted: no mark applies to it.
+        # The present hit ratio is counted, so no mark applies to it.
         if each.marks and not present:
             ratio, half = percent_text(each.hit_ratio), f"{100 * (each.error or 0.0):.1f}"
-            why = f"not to be relied on: {_in_words(each.marks, MARKS)}"
+            why = f"unreliable: {_in_words(each.marks, MARKS)}"
             table.add_row(name, size, Text(ratio, "dim"), Text(half, "dim"), Text(why, "yellow"))
             continue
         error = each.error or 0.0
@@ -280,7 +280,7 @@ def _waste(view: View) -> Table:
     table.add_column("stores")
     table.add_column("", justify="right")
     hits = view.asked - view.missed
-    table.add_row("blocks stored for each hit", f"{view.stored / hits:.2f}" if hits > 0 else "-")
+    table.add_row("blocks stored per hit", f"{view.stored / hits:.2f}" if hits > 0 else "-")
     table.add_row("evicted without a hit", percent_text(view.waste))
     table.add_row("not admitted", count_text(view.declined))
     table.add_row("stores refused", count_text(view.refused))
@@ -288,7 +288,7 @@ def _waste(view: View) -> Table:
         table.add_row("resets of the cache", count_text(view.resets))
     if view.tail_missed_tokens:
         kept = count_text(view.tail_missed_tokens)
-        table.add_row("tokens not loaded for want of a window or state", kept)
+        table.add_row("tokens not loaded: no window or state", kept)
     for kind, blocks in view.overdue.items():
         style = "bold red" if blocks else ""
         table.add_row(Text(f"overdue {kind}s, blocks"), Text(f"{blocks:,.0f}", style=style))
@@ -318,22 +318,22 @@ def _factor(spread: float) -> str:
 
 
 def _trials(trials: HintTrials) -> Text:
-    """Return what hints of returns bring, as two small caches show, and whether it is brought."""
+    """Return the gain from hints of returns in two small caches, and whether it is realised."""
     gain = 100 * (trials.hit_ratio - trials.plain)
-    text = Text("hints of returns bring ")
+    text = Text("hints of returns gain ")
     text.append(f"{gain:+.1f} ± {100 * trials.error:.1f}", style="bold")
     text.append(
         f" points: {percent_text(trials.hit_ratio)} of a sample with them, "
         f"{percent_text(trials.plain)} without"
     )
     if trials.followed <= 0:
-        text.append("; another rule is followed now", style="yellow")
+        text.append("; another rule is in use now", style="yellow")
     elif trials.followed < 1:
         share = percent_text(trials.followed)
-        text.append(f"; of {share} of the blocks asked for: others follow another rule now")
+        text.append(f"; for {share} of the blocks asked for, the others use another rule now")
     return text
 
 
 def _as_object(view: View) -> dict[str, object]:
-    """Return a look as the object of ``--json``."""
+    """Return a scrape as the object of ``--json``."""
     return {**dataclasses.asdict(view), "hit_ratio": view.hit_ratio}

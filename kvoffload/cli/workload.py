@@ -35,7 +35,7 @@ from ._terminal import note, note_bad_lines, progress_bar
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens per block; inferred where one size fits all requests.",
+    help="Tokens per block; inferred if one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @reading_options
@@ -50,14 +50,14 @@ def workload(
 ) -> None:
     """Write a trace as prompts for vllm bench serve.
 
-    With them a prediction can be compared with an engine.
+    They serve to compare a prediction with an engine.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input.
+    such files, or a pattern; several are merged by time. - means standard input.
 
-    The prompts are JSON Lines of its custom dataset: made-up words, about one token each, that are
-    equal exactly as far as the requests share blocks. Times are not kept: vllm bench
-    serve sends at --request-rate, in the order of the lines with --disable-shuffle.
+    The prompts are JSON Lines for its custom dataset: made-up words, about one token each. Two
+    prompts are equal exactly as far as their requests share blocks. Times are not kept: vllm bench
+    serve sends the prompts at --request-rate, in the order of the lines with --disable-shuffle.
     """
     check_output_option(traces, output)
     with open_source(traces, reading) as source:

@@ -121,4 +121,4 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
     for command in ("replay --full-blocks", "sweep --full-blocks"):
         done = run(command, trace, "--block-tokens", 16)
         assert done.code == 0
-        assert done.err == "note: the trace has no lengths: --full-blocks leaves all blocks\n"
+        assert done.err == "note: the trace has no lengths: --full-blocks keeps all blocks\n"

@@ -106,8 +106,8 @@ def test_replay_and_sweep_find_the_same(kvoffload, trace):
         for name in ("latency_mean", "requests_per_second", "tokens_per_second", "busy"):
             assert row[name] == other[name] > 0
     table = kvoffload("sweep", str(trace), *SIZES, *loop).out
-    assert "closed loop: 9,000 tokens of prompts per second, 5 ms for each token" in table
-    assert "first token, 95 % within, s" in table
+    assert "closed loop: 9,000 prompt tokens per second, 5 ms per token" in table
+    assert "first token, 95th percentile, s" in table
     assert "first token" in kvoffload("replay", str(trace), *SIZES, *loop).out
 
 

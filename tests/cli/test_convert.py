@@ -320,7 +320,7 @@ def test_a_log_of_chats_names_the_command_that_converts_it(kvoffload, chats, com
             ["--format", "csv", "--columns", "time=a,text=b"],
             (
                 "Invalid value for '--columns': must be time=COLUMN,prompt=COLUMN, each of time, "
-                "prompt, model, output, session once at most, got 'text=b'"
+                "prompt, model, output, session at most once, got 'text=b'"
             ),
         ),
         (
@@ -329,7 +329,7 @@ def test_a_log_of_chats_names_the_command_that_converts_it(kvoffload, chats, com
         ),
         (
             ["--format", "openai", "--salt", ""],
-            "Invalid value for '--salt': must be a text that is not empty, got an empty one",
+            "Invalid value for '--salt': must not be empty, got an empty text",
         ),
         (
             ["--format", "mooncake-delta"],

@@ -111,7 +111,7 @@ def test_routers_are_written_as_stacks_are_told(fleet):
     assert "prefix?threshold=0.3 in SGLang router (sglang-router " in done.out
     assert "--cache-threshold 0.3" in done.out
     assert "kind: EndpointPickerConfig" in done.out
-    assert "earliest: no stack has it" in done.out
+    assert "earliest: no stack provides it" in done.out
     configs = json.loads(fleet(*memory, *routers, "--json").out)["router_configs"]
     assert {one["for"] for one in configs} == {"prefix?threshold=0.3", "events?host=60.0"}
     assert all(one["text"] in done.out for one in configs)
@@ -151,8 +151,8 @@ def test_what_cannot_pay_is_noted(kvoffload, trace):
         *("--block-bytes", "1MiB", "--prefill-tokens-per-second", "100"),
     )
     assert done.code == 0
-    assert "no larger than its host memory of 8 adds nothing" in done.err
-    assert "90 of 440 blocks are of requests that are longer than a host memory of 8" in done.err
+    assert "adds nothing if it is no larger than the host memory of 8" in done.err
+    assert "90 of 440 blocks belong to requests that are longer than a host memory of 8" in done.err
     assert "are busy 90% of the time or more" in done.err
 
 
@@ -167,7 +167,7 @@ def test_what_cannot_pay_is_noted(kvoffload, trace):
         (("--shared", "slab:/x?capacity=a"), "capacity must be bytes, as 4096, 2TB"),
         (("--shared", "64MiB"), "--shared in bytes needs --model or --block-bytes"),
         (("--prefill-tokens-per-second", "5"), "needs --model or --block-bytes, for the times"),
-        (("--price", "host=5"), "must read host=N,tier=N, got 'host=5'"),
+        (("--price", "host=5"), "must have the form host=N,tier=N, got 'host=5'"),
         (("--price", "host=5,tier=-1"), "tier must be a number >= 0, got '-1'"),
         (("--price", "host=5,tier=1"), "--price needs --model or --block-bytes, got neither"),
         (("--prefill-tokens-per-second", "0"), "must be an integer 1 ... "),

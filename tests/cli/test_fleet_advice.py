@@ -183,7 +183,7 @@ def test_first_tokens_are_told_where_rates_are_known(kvoffload, trace, advise):
         (("--price", "host=1,tier=1"), "--price must go with --engines"),
         (("--engines", "0"), "must be 1 ... 256, got '0'"),
         (("--engines", "2", "--capacity", "1MiB,2MiB"), "--capacity must be one size"),
-        (("--capacity", "auto,4MiB"), "--capacity auto must stand alone, got 2 values"),
+        (("--capacity", "auto,4MiB"), "--capacity auto must be the only value, got 2 values"),
         (("--engines", "2", "--step-tokens", "512"), "--step-tokens must go without --engines"),
         (("--engines", "2", "--router", "best"), "router must be one of "),
         (("--engines", "2", "--router", "events?sees=tier"), "must have a tier to see"),

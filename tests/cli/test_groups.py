@@ -111,7 +111,7 @@ def test_infinite_is_no_ceiling_of_what_less_hits_make(
     sizes = ("--capacity", "4GiB", "--policy", "infinite")
     done = kvoffload(command, trace, "--model", model, *sizes, *options)
     assert done.code == 0, done.err
-    assert ("note: infinite may be no ceiling: a policy that hits less" in done.err) is noted
+    assert ("note: infinite may not be a ceiling: a policy that hits less" in done.err) is noted
 
 
 def test_a_model_of_one_full_group_is_as_its_bytes(kvoffload, trace):
@@ -276,7 +276,7 @@ def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
     assert done.code == 2
     assert done.error == (
         "--disk must go with a model whose layers all keep every token, got gpt-oss-20b, which has "
-        "windows or states: leave --disk out for the advice on host memory alone"
+        "windows or states: leave --disk out for advice on host memory only"
     )
 
 
@@ -290,7 +290,7 @@ def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace)
     ) in words
     assert "Retention: Windows and states can be resumed at the end of a prompt alone" in words
     assert "vllm serve --prefix-cache-retention-interval 512" in words
-    assert done.out.endswith("\nvLLM, beside it:\n\n    --prefix-cache-retention-interval 512\n")
+    assert done.out.endswith("\nvLLM, in addition:\n\n    --prefix-cache-retention-interval 512\n")
     assert '"blocks_per_chunk": 1' in done.out
     assert '"block_size"' not in done.out
     assert "counted as if they kept all" not in done.out

@@ -58,7 +58,7 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--policy", "lru?x=1"], "policy: lru has no option 'x'"),
         (["--policy", ""], "got ''"),
         (["--nothing"], "No such option '--nothing'."),
-        (["-", "b"], "TRACE must be - alone, got 2 of them"),
+        (["-", "b"], "TRACE must be only - for standard input, got 2 names"),
         (["--model-name", "m"], "--model-name must go with TRACE, got it without"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",

@@ -40,14 +40,14 @@ def found(done):
         (
             ["sweep", "--policies", "lru", "--capacities", "9", "--device-blocks", "50"],
             ["sweep", "--policy", "lru", "--capacity", "9", "--device-memory", "50"],
-            ["policies is called --policy", "capacities is called --capacity",
-             "device-blocks is called --device-memory"],
+            ["policies is now called --policy", "capacities is now called --capacity",
+             "device-blocks is now called --device-memory"],
         ),
         (
             ["advise", "--memory", "1MB", "--kv-bytes-per-token", "9", "--processes", "1"],
             ["advise", "--capacity", "1MB", "--kv-bytes-per-token", "9", "--jobs", "1"],
-            ["memory is called --capacity now; a number alone is blocks",
-             "processes is called --jobs"],
+            ["memory is now called --capacity; a number without a unit means blocks",
+             "processes is now called --jobs"],
         ),
     ],
     ids=["sweep", "advise"],
@@ -338,7 +338,7 @@ def test_policies_says_which_rank_by_returns(kvoffload):
     assert told["lru"] == (False, "lru?hints=1")
     assert told["arc"] == (False, None)
     text = " ".join(kvoffload("policies").out.split())
-    assert "hints: lru?hints=1 and hit-density rank blocks by when clients say" in text
+    assert "hints: lru?hints=1 and hit-density rank blocks by when clients expect" in text
 
 
 def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
