@@ -66,7 +66,7 @@ def headline(advice: Advice) -> str:
         f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
         f"{percent_text(cell.hit_ratio)} of the {advice.setup.counted}, "
         f"{_against_default(advice, cell)}; "
-        f"{_saved_tokens(advice, cell)} need no prefill that would without offloading"
+        f"{_saved_tokens(advice, cell)} skip prefill thanks to offloading"
     )
     return text + "."
 
@@ -171,7 +171,7 @@ def side_by_side(advice: Advice, alone: Advice, shares: Sequence[Advice] = ()) -
     share = percent_text(advice.device_hit_ratio)
     return (
         f"Behind {device} of prefix cache{where}, which serves {share} of the "
-        f"{advice.setup.counted} itself: {with_one}. Without a cache there: {without}. "
+        f"{advice.setup.counted} first: {with_one}. Without that cache: {without}. "
         f"{_what_decides([alone, *shares, advice])}"
     )
 
@@ -183,13 +183,13 @@ def _what_decides(found: Sequence[Advice]) -> str:
         size = one.setup.device_memory
         verdicts.setdefault(verdict(one), []).append(bytes_text(size) if size else "no cache")
     if len(verdicts) == 1:
-        text = "The recommendation is the same with all sizes of that cache that were compared"
+        text = "The recommendation is the same for all compared sizes of that cache"
     else:
         each = (f"{name} with {', '.join(sizes)}" for name, sizes in verdicts.items())
         text = f"The recommendation depends on the size of that cache: {'; '.join(each)}"
     return (
-        f"{text}. Running requests share that memory: what they leave under load, 1 less "
-        "vllm:kv_cache_usage_perc of it, is the size for --device-memory."
+        f"{text}. Running requests share that memory. Give --device-memory the part that they "
+        "leave under load, which is 1 minus vllm:kv_cache_usage_perc."
     )
 
 
@@ -253,17 +253,16 @@ def _first_token(advice: Advice, found: Details) -> str:
     first = policies[0]
 
     def within(one: FirstTokens) -> str:
-        return f"{latency_text(one.p50)} and {latency_text(one.p95)}"
+        return f"{latency_text(one.p50)} (median) and {latency_text(one.p95)} (95th percentile)"
 
     text = (
-        f"On {engine.name if engine else 'the engine'} half of the prompts, and 95 % of them, are "
-        f"read and computed within {within(first)} with {first.policy}, within {within(without)} "
-        f"without offloading: {latency_text(without.p50 - first.p50)} and "
-        f"{latency_text(without.p95 - first.p95)} saved"
+        f"On {engine.name if engine else 'the engine'} loading and computing a prompt takes "
+        f"{within(first)} with {first.policy} instead of {within(without)} without offloading, "
+        f"{latency_text(without.p50 - first.p50)} and {latency_text(without.p95 - first.p95)} less"
     )
     for one in policies[1:]:
-        text += f"; within {within(one)} with {one.policy}, vLLM's default"
-    return f"{text}. Waiting for other prompts comes on top: kvoffload advise --engines."
+        text += f"; {within(one)} with {one.policy}, vLLM's default"
+    return f"{text}. Queueing is not included; kvoffload advise --engines adds it."
 
 
 def findings(
@@ -308,8 +307,8 @@ def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
     policy = advice.policy or advice.choices[advice.memory_index].best
     hits = ", ".join(f"{percent_text(c.hit_ratio)} at {or_none(c.interval)}" for c in cells)
     text = (
-        "Windows and states can be resumed at the end of a prompt alone (0, vLLM's default), "
-        f"after every so many tokens too, or everywhere (none). With {policy} "
+        "A prompt with windows or states can be resumed only at its end (0, vLLM's default), "
+        f"also at every multiple of an interval, or everywhere (none). With {policy} "
         f"{bytes_text(setup.memory)} hit {hits}"
     )
     if setup.device_memory:
@@ -344,7 +343,7 @@ def _memory_that_pays(advice: Advice) -> str:
         if paying
     ]
     if not texts:
-        return "In none of the memories that were compared does a policy pay."
+        return "No policy pays in any memory that was compared."
     return f"It pays in other memories: {'; '.join(texts)}."
 
 
@@ -354,8 +353,8 @@ def _ceiling_of_all(advice: Advice) -> str:
     if not advice.setup.device_memory:
         return f"A cache without bounds would hit {ideal} of the trace's {counted}."
     behind = (
-        f"A cache without bounds would hit {ideal} of the {counted} that the accelerator's own has "
-        "not; "
+        f"A cache without bounds would hit {ideal} of the {counted} that the accelerator's own "
+        "cache lacks; "
     )
     if not advice.setup.chunks.is_plain:  # the accelerator's cache may resume at more places
         return f"{behind}without that cache it would hit {percent_text(advice.reuse)} of all."
@@ -418,7 +417,7 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
         Finding(
             "Fewer stores",
             f"{least} hits as much within noise and stores {share} of the {advice.setup.kept_in} "
-            f"that {policy} does; take it where the way to host memory is what is scarce.",
+            f"that {policy} does; take it if the link to host memory is the bottleneck.",
         )
     ]
 
@@ -476,13 +475,13 @@ def _ceiling(advice: Advice, policy: str) -> str:
         return _ceiling_of_belady(advice, policy)
     if ceiling is None:
         return (
-            f"With any memory no policy can hit more than {unbounded}{at}; what one can hit with "
-            f"{memory} is unknown, because no group is full."
+            f"With any memory no policy can hit more than {unbounded}{at}. The most that one "
+            f"can hit with {memory} is unknown, because no group is full."
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     if not groups.is_plain and ceiling == advice.unbounded:  # Belady's choice is of full groups
         text = f"With any memory no policy can hit more than {unbounded}{at}."
-        return f"{text} {policy} reaches {reached} of it with {memory}."
+        return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
     text = (
         f"With {memory} no policy can hit more than {percent_text(ceiling)}{at} (Belady's choice "
         "with bypass, which knows the future)"
@@ -491,7 +490,7 @@ def _ceiling(advice: Advice, policy: str) -> str:
         text += ", and more memory would not raise that."
     else:
         text += f", and with any memory none more than {unbounded}."
-    return f"{text} {policy} reaches {reached} of it."
+    return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
 
 
 def _ceiling_of_belady(advice: Advice, policy: str) -> str:
@@ -503,7 +502,9 @@ def _ceiling_of_belady(advice: Advice, policy: str) -> str:
         "windows and states. "
     )
     if ceiling is None:
-        return f"{text}What one can hit with {memory} is unknown, because no group is full."
+        return (
+            f"{text}The most that one can hit with {memory} is unknown, because no group is full."
+        )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     return (
         f"{text}With {memory} none can hit more than {percent_text(ceiling)} (Belady's choice with "
@@ -557,9 +558,9 @@ def _reuse(advice: Advice, found: Details) -> str:
         what = f"for their chunks of {'the full groups' if groups.num_full else 'one group'}"
     sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
     return (
-        f"{percent_text(reuse.reused)} of the uses are of a block seen before. Between such a use "
-        f"and the one before lie at most {bytes_text(at[50])} of other blocks in half of them and "
-        f"{bytes_text(at[90])} in 90 %{sample}; that much memory lru needs {what}."
+        f"{percent_text(reuse.reused)} of the uses repeat a block. Half of them come within "
+        f"{bytes_text(at[50])} of other blocks, and 90 % within {bytes_text(at[90])}{sample}; LRU "
+        f"needs that much memory {what}."
     )
 
 
@@ -574,7 +575,7 @@ def _disk(advice: Advice, found: Details) -> str:
     if max(map(added, cells)) < LITTLE:
         return (
             f"A disk of {size} behind {bytes_text(advice.setup.memory)} adds hardly any hits: both "
-            f"hit {percent_text(most.counts.hit_ratio)} of the blocks, host memory alone "
+            f"hit {percent_text(most.counts.hit_ratio)} of the blocks, host memory on its own "
             f"{percent_text(advice.cell(most.host_policy).hit_ratio)}; {_written(most)}."
         )
     worth_it = [cell for cell in cells if added(cell) >= LITTLE]
@@ -607,11 +608,9 @@ def _traffic(advice: Advice, policy: str) -> str:
     text = ""
     if cell.stored_per_hit is not None:
         each = (
-            "each that is hit"
-            if advice.setup.chunks.is_plain
-            else f"every {advice.setup.block_tokens:,} tokens that are hit"
+            "hit" if advice.setup.chunks.is_plain else f"{advice.setup.block_tokens:,} tokens hit"
         )
-        text = f"{cell.stored_per_hit:.2f} {advice.setup.kept_in} are stored for {each}. "
+        text = f"{cell.stored_per_hit:.2f} {advice.setup.kept_in} are stored per {each}. "
     if cell.store_rate is None:
         return text + "The trace has no times, so there are no rates."
     requests = advice.facts.requests / advice.facts.seconds

@@ -153,7 +153,7 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     )
     text = findings(advice, found=nothing)[-1].text
     assert "adds hardly any hits: both hit" in text
-    assert "host memory alone" in text
+    assert "host memory on its own" in text
     assert "fewest" not in text
     # Beside a disk that is of use, one that adds nothing is not named for writing fewest.
     idle = []

@@ -91,7 +91,7 @@ def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_
     slow = with_rates(1e6, MIB)
     assert headline(slow).startswith("It does not pay: with 200 MiB on the engine ")
     assert (slow.pays, slow.policy, slow.paying) == (False, None, [()] * 4)
-    assert "In none of the memories" in titled(findings(slow), "More memory")
+    assert "No policy pays in any memory" in titled(findings(slow), "More memory")
     fast = with_rates(1000.0)
     text = headline(fast)
     assert (fast.pays, fast.policy) == (True, advice.policy)

@@ -224,7 +224,7 @@ def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
         [headline(advice)] + [f.text for f in findings(advice, None, details(recorded, advice))]
     )
     assert "of the tokens" in text
-    assert "slots are stored for every 512 tokens that are hit" in text
+    assert "slots are stored per 512 tokens hit" in text
     assert "of the blocks" not in text
 
 
@@ -338,7 +338,7 @@ def test_reuse_is_of_the_slots_that_a_block_takes(groups, slots, what):
     found = details(recorded, advice)
     assert found.reuse.bytes_at[50] == 3 * slots * 4096
     texts = [f.text for f in detail_findings(advice, found) if f.title == "Reuse"]
-    assert texts[0].endswith(f"that much memory lru needs for their chunks of {what}.")
+    assert texts[0].endswith(f"LRU needs that much memory for their chunks of {what}.")
 
 
 @pytest.mark.parametrize(("block", "chunk"), [(16, 32), (544, 1), (4096, 1)])

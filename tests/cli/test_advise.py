@@ -411,7 +411,7 @@ def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_p
     assert (
         "The recommendation depends on the size of that cache: hit-density with no cache, " in words
     )
-    assert "1 less vllm:kv_cache_usage_perc of it, is the size for --device-memory." in words
+    assert "that they leave under load, which is 1 minus vllm:kv_cache_usage_perc." in words
     assert "with less of it the recommendation differs." in words
     rows = json.loads(kvoffload("advise", path, *options, "--json").out)["by_device_memory"]
     assert [row["recommendation"] for row in rows] == [*["hit-density"] * 3, None]

@@ -288,7 +288,7 @@ def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace)
         "gpt-oss-20b, bfloat16: 384 KiB per slot; 512 MiB holds 1,365 slots; a prompt of 8,192 "
         "tokens takes 512, and 8 for its window"
     ) in words
-    assert "Retention: Windows and states can be resumed at the end of a prompt alone" in words
+    assert "Retention: A prompt with windows or states can be resumed only at its end" in words
     assert "vllm serve --prefix-cache-retention-interval 512" in words
     assert done.out.endswith("\nvLLM, in addition:\n\n    --prefix-cache-retention-interval 512\n")
     assert '"blocks_per_chunk": 1' in done.out
@@ -313,7 +313,7 @@ def test_no_reuse_for_want_of_resume_points_names_the_interval(kvoffload, tmp_pa
     )
     arguments = (*ADVISE[:2], *ADVISE[4:])
     words = " ".join(kvoffload("advise", path, *MODEL, *arguments).out.split())
-    assert "has not; without that cache it would hit 0.0 % of all." in words
+    assert "cache lacks; without that cache it would hit 0.0 % of all." in words
 
 
 def test_the_interval_given_is_advised_on(kvoffload, trace, tmp_path):
