@@ -96,7 +96,7 @@ def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_
     text = headline(fast)
     assert (fast.pays, fast.policy) == (True, advice.policy)
     assert text.startswith(f"Take {advice.policy}: ")
-    assert "need no prefill that would without offloading" in text
+    assert "skip prefill thanks to offloading" in text
     assert " gained." in titled(findings(fast), "Time")
     assert advice.pays is None  # nothing is known of an engine
 
