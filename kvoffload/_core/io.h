@@ -65,7 +65,7 @@ enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 #define KVO_THREAD_STACK ((size_t)512 << 10)   /* bytes */
 #define KVO_GRACE_NS ((int64_t)1000000000)     /* for a call under way when the pool closes */
 #define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same past a deadline */
-#define KVO_SLICE_BYTES ((int64_t)1 << 20) /* copied between two checks of the deadlines */
+#define KVO_SLICE_BYTES ((int64_t)1 << 20)     /* copied between two checks of the deadlines */
 #define KVO_REWRITE_NS 100000 /* until a block that was being written is read again */
 
 /* -- memory, stores ---------------------------------------------------------------------------- */
