@@ -36,8 +36,8 @@ class Trace:
 
     Nothing is read before iteration and nothing is kept, so a trace may be larger than memory. Each
     iteration opens the file again; standard input can be iterated over once. Blank lines are
-    skipped; a file of nothing else holds no request. A file may be plain or compressed with gzip or
-    zstandard, which is recognised by its first bytes.
+    skipped; a file of only blank lines holds no request. A file may be plain or compressed with
+    gzip or zstandard, which is recognised by its first bytes.
 
     Parameters
     ----------
@@ -47,21 +47,21 @@ class Trace:
         ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"dynamo"``, ``"hex"`` or
         ``"oracle-general"``; by default the last for a file with the name of libCacheSim's traces,
         such as ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"``
-        come in the order of time. Read only if named: ``"mooncake-delta"``, rows with only what is
-        new in a session, and logs of prompts, ``"openai"`` and ``"csv"``, whose times are Unix
-        times, milliseconds.
+        are sorted by time. Three formats are read only if named: ``"mooncake-delta"``, rows with
+        only the new part of a session, and the logs of prompts ``"openai"`` and ``"csv"``, whose
+        times are Unix times in milliseconds.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
-        be read to its end, such as a truncated or damaged compressed one, is an error all the same.
+        be read to its end, such as a truncated or damaged compressed one, is still an error.
     model_name : str, optional
-        Only the requests to this model, of a format that names it: LMCache's log.
+        Read only the requests to this model, in a format that names it: LMCache's log.
     max_line_bytes : int
         Longest line that is accepted, bytes.
     sessions : SessionOptions, optional
-        What to make of sessions that were published without their starts: of ``"weka"``. Of
-        ``"mooncake-delta"`` its `block_tokens` alone counts, the tokens that an id stands for.
+        Options for ``"weka"``, sessions that were published without their starts. For
+        ``"mooncake-delta"`` only `block_tokens` counts, the tokens that an id stands for.
     prompts : PromptOptions, optional
-        How blocks are made of prompts: of ``"openai"`` and ``"csv"``, which needs its columns.
+        How to make blocks of prompts, for ``"openai"`` and ``"csv"``, which needs its columns.
 
     Attributes
     ----------
@@ -70,21 +70,21 @@ class Trace:
     bad_lines : int
         Bad lines skipped by the latest iteration.
     remarks : list of str
-        What requests of the latest iteration have and could not be followed as it is, such as a
-        field that is not read, each with the number of requests.
+        Contents of the latest iteration's requests that could not be followed as they are, such as
+        a field that is not read, each with the number of requests.
     format : str or None
         The format that was given, or that the latest iteration recognised.
     block_tokens : int or None
-        Tokens per block, where the trace states them, as known to the latest iteration.
+        Tokens per block, if the trace states them, as known to the latest iteration.
     block_bytes : int or None
         Bytes per block, likewise.
     start : float or None
-        Unix time of time 0, seconds, where the trace states it, likewise.
+        Unix time of time 0, seconds, if the trace states it, likewise.
     has_hashes : bool
         Whether equal ids mean equal blocks in other files too, likewise: ids are hashes of the
-        blocks' content in LMCache's log, in hexadecimal text, in files of a `TraceRecorder` and
-        where they are made of prompts, and those of the objects in libCacheSim's; elsewhere they
-        number the blocks of this file.
+        blocks' content in LMCache's log, in hexadecimal text, in files of a `TraceRecorder` and in
+        logs of prompts, and object ids in libCacheSim's traces. Other ids number the blocks of this
+        file.
 
     Raises
     ------
@@ -92,8 +92,8 @@ class Trace:
         If there is no format of that name, or columns are not given for ``"csv"``, or tokens of a
         block for ``"mooncake-delta"``.
     TraceError
-        From iteration: the file cannot be opened or read to its end, a line breaks a rule (without
-        `skip_bad`), or the trace holds no request.
+        During iteration: the file cannot be opened or read to its end, a line breaks a rule
+        (without `skip_bad`), or the trace holds no request.
 
     Notes
     -----
@@ -112,7 +112,7 @@ class Trace:
         prompts: PromptOptions | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self.more_paths: Sequence[str] = ()  # of files whose sessions go on where these end
+        self.more_paths: Sequence[str] = ()  # of files whose sessions follow these
         self._sessions = sessions or SessionOptions()
         self._prompts = prompts or PromptOptions()
         self.name = "<stdin>" if self.path == STDIN else self.path
@@ -209,7 +209,7 @@ class Trace:
             raise TraceError(self.name, None, rule)
 
     def _found_in(self, lines: Lines) -> Iterator[bytes]:
-        """Return what the parser takes: lines, or rows of CSV, which may go over several."""
+        """Return the parser's input: lines, or rows of CSV, which may span several."""
         if self._given_format == COMMA_SEPARATED.name:
             return Rows(lines, self._prompts.columns or {}, self._max_line_bytes)
         return lines
@@ -222,7 +222,7 @@ class Trace:
         return format.new_parser()
 
     def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:
-        """Yield the requests of sessions, of which `first` is the first one's line."""
+        """Yield the requests of sessions; `first` is the first session's line."""
         parser = WekaParser(
             self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
         )
@@ -238,7 +238,7 @@ class Trace:
                 is_empty = False
                 yield request
         if is_empty:
-            rule = "a trace must hold at least one request, got sessions without"
+            rule = "a trace must hold at least one request, got sessions without any"
             raise TraceError(self.name, None, rule)
 
     def _add_sessions(

@@ -77,7 +77,7 @@ def test_a_request_waits_for_the_last_of_those_that_it_names(tmp_path):
         row(wait_for="unknown", delay=3),
     )
     assert [one.timestamp for one in rows] == [0, 0, 451, 651, 3]
-    assert trace.remarks[1] == "1 requests wait for some that did not come before"
+    assert trace.remarks[1] == "1 requests wait for requests that did not come before"
 
 
 def test_what_is_not_read_is_named_once_with_its_count(tmp_path):

@@ -172,7 +172,7 @@ def test_shared_prompts_are_one_for_sessions_with_the_same_counts(tmp_path):
         ({"requests": [request(0, [1], stop=3)]}, "stop must be a string, got 3"),
         ({"requests": [request(0, [1], api_time=-1)]}, "api_time must be a number >= 0, got -1"),
         ({"requests": [{"type": "subagent", "t": 0, "requests": []}]}, "must have the field agent"),
-        ({"requests": []}, "a trace must hold at least one request, got sessions without"),
+        ({"requests": []}, "a trace must hold at least one request, got sessions without any"),
     ],
 )
 def test_a_broken_rule_is_named(tmp_path, change, rule):

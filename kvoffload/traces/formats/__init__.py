@@ -36,7 +36,7 @@ PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COM
 """Formats that hold prompts instead of ids."""
 
 NAMED_FORMATS: dict[str, Format] = {MOONCAKE_DELTA.name: MOONCAKE_DELTA, **PROMPT_FORMATS}
-"""Formats that are read where they are asked for only."""
+"""Formats that are read only if they are named."""
 
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""
@@ -46,10 +46,10 @@ _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
 def recognise(line: bytes, path: str = "LOG") -> Format:
-    """Return the format of a line; Mooncake's, whose parser reports the error, if it has none.
+    """Return the format of a line; if none fits, Mooncake's, whose parser reports the error.
 
-    BadLineError if it looks like a format that is none of a trace's: it says how to convert it,
-    in a command that names the file as `path`.
+    BadLineError if it looks like another format, with advice on how to convert it, in a command
+    that names the file as `path`.
     """
     if _HASHES.fullmatch(line):
         return HEXADECIMAL
@@ -74,7 +74,7 @@ def recognise(line: bytes, path: str = "LOG") -> Format:
 
 
 def _advice(line: bytes) -> str | None:
-    """Return what makes lines with an object each of something else; None if it is not known."""
+    """Return how to convert a file to one object per line; None if it is not known."""
     if line.startswith(b"["):
         return "jq -c '.[]' writes the objects of a list as lines"
     if line == b"{":

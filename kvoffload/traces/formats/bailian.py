@@ -1,8 +1,8 @@
-"""The format of the Bailian usage traces: as Mooncake's, with chats and with seconds.
+"""The format of the Bailian usage traces: Mooncake's with chats, and times in seconds.
 
 Source: the repository alibaba-edu/qwen-bailian-usagetraces-anon and Wang et al., "KVCache Cache in
 the Wild" (USENIX ATC'25). `timestamp` is in seconds; a block is 16 tokens; `chat_id` names the
-request and `parent_chat_id` the one before it in the conversation, -1 where there is none.
+request and `parent_chat_id` the one before it in the conversation, -1 for the first.
 """
 
 from __future__ import annotations

@@ -12,15 +12,15 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
-MAX_SECONDS = 2**53  # larger floats have no milliseconds, and larger integers no use
+MAX_SECONDS = 2**53  # larger floats cannot resolve milliseconds, and larger integers have no use
 
 
 class Parser:
     """A parser of the lines of one pass over one trace."""
 
-    block_tokens: int | None = None  # where the lines so far state it and agree
+    block_tokens: int | None = None  # if the lines so far state it and agree
     block_bytes: int | None = None  # likewise
-    start: float | None = None  # Unix time of time 0, seconds, where the lines state it
+    start: float | None = None  # Unix time of time 0, seconds, if the lines state it
     model_name: str | None = None  # whose requests are wanted, None for all; set by the creator
     is_wanted = True  # the line parsed last is of that model
 
@@ -30,12 +30,12 @@ class Parser:
 
     @property
     def remarks(self) -> list[str]:
-        """What the lines so far have and cannot be followed, in words, with how many have it."""
+        """Contents of the lines so far that cannot be followed, in words, with their counts."""
         return []
 
     @property
     def models_text(self) -> str:
-        """The models named so far in words, empty if there are none."""
+        """The models named so far in words, or an empty text."""
         return ""
 
 
@@ -44,7 +44,7 @@ class Format:
     """A format of trace.
 
     Ids of formats that `has_hashes` are hashes of the blocks' content, so that equal ids mean equal
-    blocks in several files too. Ids that number the blocks of a file are valid in that file alone.
+    blocks in several files too. Ids that number the blocks of a file are valid only in that file.
     """
 
     name: str  # for ``--format``

@@ -1,7 +1,7 @@
 """CSV files with a prompt in each row: read as lines of the format ``"openai"``.
 
-Which columns hold what is given, as the names of columns differ. A quoted field may go over several
-lines, so rows are found by the csv module; one row at a time is held, of bounded size.
+The caller gives the names of the columns, since they differ. A quoted field may span several lines,
+so the csv module finds the rows; one row at a time is held, of bounded size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rows:
         self._texts = _Texts(lines, max_row_bytes)
         self._reader = csv.reader(self._texts)
         self._max_row_bytes = max_row_bytes
-        self._positions: dict[str, int] | None = None  # by what the columns hold
+        self._positions: dict[str, int] | None = None  # by the contents of the columns
         self._width = 0
         self._encode = require("msgspec", "reading a trace").json.encode
 
@@ -65,7 +65,7 @@ class Rows:
         return line
 
     def _header(self) -> dict[str, int]:
-        """Read the names of the columns and return where those asked for are."""
+        """Read the names of the columns and return the positions of those asked for."""
         try:
             names = self._row()
         except BadLineError as error:

@@ -1,11 +1,11 @@
-"""The request trace of Dynamo: JSON Lines of records, one for each request that ended.
+"""The request trace of Dynamo: JSON Lines of records, one per ended request.
 
 Source: NVIDIA Dynamo 1.4, request traces, schema ``dynamo.request.trace.v1``, which
 ``DYN_REQUEST_TRACE=1`` writes as ``*.jsonl.gz``. A record of type ``request_end`` has `request` and
 there `replay`: the length of the prompt and the hashes of its blocks of `trace_block_size` tokens,
 prefix included, the last one perhaps of a partial block. `agent_context` names the session. Times
 are Unix times, milliseconds. Records stand in the order in which requests ended. Tool events and
-payloads are not read, nor are requests without hashes; how many there are is said.
+payloads are not read, nor are requests without hashes; both are counted.
 """
 
 from __future__ import annotations

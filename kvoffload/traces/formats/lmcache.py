@@ -3,7 +3,7 @@
 Source: LMCache's `lookup_hash` logging subscriber and its cache simulator (``lmcache server
 --lookup-hash-log-dir``). `timestamp` is Unix time, seconds; `chunk_hashes` are hexadecimal and
 cover full chunks of `chunk_size` tokens only, `seq_len` counts all tokens of the prompt. The answer
-is not known; `shapes` and `dtypes`, of the tensors of a chunk, give its bytes. Models do not share
+is not known. The `shapes` and `dtypes` of a chunk's tensors give its bytes. Models do not share
 chunks, so the hash of a chunk counts together with `model_name`.
 """
 
@@ -47,7 +47,7 @@ class LMCacheParser(Parser):
 
     @property
     def models_text(self) -> str:
-        """The models named so far in words, empty if there are none."""
+        """The models named so far in words, or an empty text."""
         return "requests to " + ", ".join(self._models) if self._models else ""
 
     def __call__(self, line: bytes) -> Request:

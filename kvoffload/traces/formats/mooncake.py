@@ -1,14 +1,15 @@
 """The Mooncake format: JSON Lines of `timestamp`, `input_length`, `output_length`, `hash_ids`.
 
 Source: Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST'25), and the traces
-published with it. Timestamps are in milliseconds. What sessions have beside (`session`, `parent`,
-`think`, `service`, `stop`, `ends`, `expect`) is an addition that some traces make. Of the fields
-that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and the wait before a request is
-`delay` or `delay_ms`, and `tool_wait_ms` on top. A request without a timestamp comes so long after
-the end of those that `wait_for` names by their `request_id`, else of the one before in the session.
-As in Dynamo, `input_tokens`, `output_tokens` and `created_time` are other names of the lengths and
-the timestamp; the format's own name counts where both are there. What cannot be followed is
-counted; any other field is ignored, and of a field given twice the last counts.
+published with it. Timestamps are in milliseconds. The fields of sessions (`session`, `parent`,
+`think`, `service`, `stop`, `ends`, `expect`) are an addition that some traces make. Among the
+fields that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and `delay` or
+`delay_ms`, plus `tool_wait_ms`, is the wait before a request. A request without a timestamp comes
+that long after the end of the requests that `wait_for` names by their `request_id`, else of the
+session's previous one. As in Dynamo, `input_tokens`, `output_tokens` and `created_time` are other
+names of the lengths and the timestamp; if both are given, the format's own name counts. Contents
+that cannot be followed are counted; any other field is ignored, and the last of a repeated field
+counts.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
 from .base import Format, Parser, field, integer, integer_ids, json_object, number
 
-ANSWER_MS = 20  # of a token, where it is not recorded when a request ended
+ANSWER_MS = 20  # per token, if it is not recorded when a request ended
 ALIASES = {
     "timestamp": "created_time",
     "input_length": "input_tokens",
     "output_length": "output_tokens",
 }
 UNHEEDED = ("branches", "prefix_reset", "tool_events")
-MAX_WAIT_MS = 2**53  # of a wait or an end: two of them together are a time that can be had
+MAX_WAIT_MS = 2**53  # of a wait or an end: the sum of two is still a valid time
 REMEMBERED = 2**18  # ends of sessions and of requests, each
 
 
 class MooncakeParser(Parser):
     """A parser of lines in this format: a typed decoder, and a slow check that finds the error.
 
-    For each session and request that others may wait for a 16-byte digest and its end are
-    remembered. The digest is keyed per parser, so that collisions cannot be constructed.
+    A 16-byte digest and the end are remembered per session and per request that others may wait
+    for. The digest is keyed per parser, so that collisions cannot be constructed.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class MooncakeParser(Parser):
 
     @property
     def remarks(self) -> list[str]:
-        """What the lines so far have and could not be followed, in words."""
+        """Contents of the lines so far that could not be followed, in words."""
         found = []
         if self._without_time:
             estimated = f", of {self._estimated:,} after an end estimated at {ANSWER_MS} ms a token"
@@ -108,7 +109,7 @@ class MooncakeParser(Parser):
             )
         if self._waiting_in_vain:
             count = f"{self._waiting_in_vain:,} requests"
-            found.append(f"{count} wait for some that did not come before")
+            found.append(f"{count} wait for requests that did not come before")
         found += [
             f"{name} of {count:,} requests is not read"
             for name, count in self._unheeded.items()
@@ -162,7 +163,7 @@ def _request(row: Any, timestamp: float, session: str | None, think: float | Non
 
 
 def _row_types(msgspec: Any) -> tuple[Any, Any]:
-    """Return the types for msgspec to decode and check a row: of this format, and of others too."""
+    """Return the msgspec types of a row: of this format, and with fields of other programs."""
     natural = Annotated[int, msgspec.Meta(ge=0)]
     tokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     time = natural | Annotated[float, msgspec.Meta(ge=0)]
@@ -229,7 +230,7 @@ def _checked(line: bytes) -> Request:
 
 
 def _name_given(row: dict[str, Any], name: str) -> str:
-    """Return the name under which a row has a field: its own, or the alias where only that is."""
+    """Return the name of a field in a row: its own, or the alias if the row has only that."""
     return ALIASES[name] if row.get(name) is None and ALIASES[name] in row else name
 
 

@@ -1,14 +1,14 @@
-"""Mooncake's rows that hold only what is new against the session's row before.
+"""Mooncake's rows that hold only the addition to the session's previous row.
 
 Source: NVIDIA Dynamo 1.4, DynoSim's trace format ``mooncake-delta``, whose prompts are those that
-AIPerf 0.13 makes of Mooncake's rows with sessions. Nothing in a row tells that it is one, so the
+AIPerf 0.13 makes of Mooncake's rows with sessions. A row does not show that it is one, so the
 format has to be named. A row without a session is a whole prompt. Else the prompt is that of the
-session's row before, its answer of `output_length` tokens, and the row's own tokens. An id stands
-for as many tokens as a block has, the last one perhaps for fewer.
+session's previous row, its answer of `output_length` tokens, and the row's own tokens. An id stands
+for a block's tokens, the last one perhaps for fewer.
 
-Answers fill blocks only in part, so ids cannot be put together as they are: blocks are cut anew,
-and the id of one is a hash of what it holds and of the block before. An answer is like no other.
-Only full blocks have an id.
+Answers fill blocks only in part, so ids cannot be concatenated as they are: blocks are cut anew,
+and the id of one is a hash of its contents and of the block before. Every answer is unique. Only
+full blocks have an id.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Logs of requests to an OpenAI-compatible server: JSON Lines with `messages` or `prompt`.
 
-A line is a request, or holds it as `request` or `body`, as gateways and batch files do; then what
-was answered stands beside it. `prompt` is a text or a list of token ids. The time is that of the
-first of `TIMES` that is there: Unix time or ISO 8601. What a message says about a line names
-fields and types, never their values: they hold what people asked.
+A line is a request, or holds it as `request` or `body`, as gateways and batch files do; then the
+answer is beside it. `prompt` is a text or a list of token ids. The time is that of the first of
+`TIMES` that is present: Unix time or ISO 8601. Error messages name fields and types, never values,
+which hold people's prompts.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class OpenAIParser(Parser):
         return messages
 
     def _part(self, part: object, name: str) -> str:
-        """Return the text of a part of a message; of another kind, a mark of its content."""
+        """Return the text of a part of a message; for another kind, a mark of its content."""
         if isinstance(part, str):
             return part
         if not isinstance(part, dict):
@@ -158,7 +158,7 @@ class OpenAIParser(Parser):
         return {**call, "function": {**function, "arguments": arguments}}
 
     def _joined(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
-        """Return what a model is told, where no template says how: tools, then role and text."""
+        """Return the prompt without a template: tools, then role and text."""
         parts = [self._encode(tools).decode() + "\n"] if tools else []
         for message in messages:
             more = [message[name] for name in _EXTRA_FIELDS if message.get(name) is not None]
@@ -196,7 +196,7 @@ def _holders(row: dict[str, Any], body: dict[str, Any]) -> Iterator[dict[str, An
 
 
 def _seconds(holders: list[dict[str, Any]]) -> float | None:
-    """Return the Unix time of a request, None if no field says it."""
+    """Return the Unix time of a request, None if no field states it."""
     for holder in holders:
         for name in TIMES:
             value = holder.get(name)
@@ -226,7 +226,7 @@ def _unix(value: object, name: str) -> float:
 
 
 def _iso(text: str) -> datetime | str:
-    """Return the time of a text as in ISO 8601, UTC where it names no zone, else the text."""
+    """Return the time of a text as in ISO 8601, UTC if it names no zone, else the text."""
     match = _ISO.fullmatch(text)
     if match is None:
         return text
@@ -243,7 +243,7 @@ def _iso(text: str) -> datetime | str:
 
 
 def _output(holders: list[dict[str, Any]]) -> int:
-    """Return the tokens of the answer, 0 where they are not known."""
+    """Return the tokens of the answer, 0 if they are not known."""
     for holder in holders:
         usage = holder.get("usage")
         if isinstance(usage, dict) and usage.get("completion_tokens") is not None:

@@ -1,12 +1,13 @@
 """Sessions of coding agents: a JSON object per session, as kv-cache-tester publishes them.
 
 Source: callanjfox/kv-cache-tester and SemiAnalysis' ``cc-traces-weka`` exports. A session has
-`requests` in the order of their times `t`, seconds; among them stand subagents, each with requests
-of its own, to any depth. `hash_ids` are chained already, and stand for full blocks only. Under the
-scope ``"local"`` an id counts together with its session, always with the model that was asked.
+`requests` in the order of their times `t`, seconds; among them are subagents, each with requests of
+its own, up to `MOST_NESTED` deep. `hash_ids` are chained already, and stand for full blocks only.
+An id counts together with the model that was asked, and under the scope ``"local"`` with its
+session too.
 
-`think_time` is not read: where `api_time` is there it says the same as the times do, elsewhere it
-is often longer than the whole gap.
+`think_time` is not read: if `api_time` is given it agrees with the times, else it is often longer
+than the whole gap.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Row:
 
     seconds: float  # since the stream's own zero
     marker: float  # where that zero is, seconds since the session's start, if it is the marker's
-    request: Request  # its timestamp counts for nothing
+    request: Request  # its timestamp is ignored
 
 
 @dataclass(slots=True)
 class Session:
-    """A session: the rows of its streams, and what its times say."""
+    """A session: the rows of its streams, and how their times count."""
 
     block_tokens: int
     rows: list[Row] = field(default_factory=list)
@@ -62,8 +63,8 @@ class WekaParser(Parser):
     block_tokens : int or None
         Tokens of the blocks to make: a multiple of each session's; None: as they are.
     shared_prompts : bool
-        Whether the leading blocks of tools and system prompt are the same in all sessions that
-        have as many tokens of both.
+        Whether the leading blocks of tools and system prompt are the same in all sessions with
+        equal token counts of both.
     """
 
     def __init__(self, block_tokens: int | None = None, *, shared_prompts: bool = False) -> None:
@@ -110,7 +111,7 @@ class _SessionReader:
         self._first: list[tuple[str, int]] | None = None  # blocks of the first row
 
     def share(self, given: dict[str, Any]) -> None:
-        """Take the leading blocks of tools and system prompt for those of every session's."""
+        """Treat the leading blocks of tools and system prompt as those of every session."""
         tools = integer(given.get("tool_tokens", 0), "tool_tokens")
         system = integer(given.get("system_tokens", 0), "system_tokens")
         self._prompt = f"{tools} {system}", (tools + system) // (self._size * self._merged)
@@ -213,7 +214,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _digest(*parts: object) -> int:
-    """Return an id of 63 bits for what names a block; the same in every file."""
+    """Return an id of 63 bits for the parts that name a block; the same in every file."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
