@@ -1,16 +1,16 @@
-"""Requests as lines of a recording: packed by the calling thread, made text by the writer's.
+"""Lines of a recording: the calling thread packs requests, the log's thread makes text of them.
 
 An id is SipHash-2-4 of the block hash's Python hash, keyed with the salt. SipHash is a
 pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id reveals
 nothing of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the
-block hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each of
-four groups of four digits, the first of them never below 1000: every id has 16 digits and needs no
-division to write. Among n blocks two share an id with a chance of about n² / 2⁵³.
+block hash, so a hash of any length takes the same path. 52 of the 64 bits are kept, 13 per group of
+four digits. The first group is never below 1000, so every id has 16 digits and is written without a
+division. Among n blocks two share an id with a chance of about n² / 2⁵³.
 
 The standard library's keyed BLAKE2b was tried instead and not kept: measured in turn in one
 process, an id took 640 ns of CPU time under the interpreter's lock, against 14 ns compiled. At
-100,000 blocks per second that is 6 % of a core, and the slowest hundredth of the steps of a
-scheduler's thread, which waits for that lock, took 15 ms instead of 4.
+100,000 blocks per second that is 6 % of a core, and the slowest hundredth of a scheduler thread's
+steps, which wait for that lock, took 15 ms instead of 4.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Words = npt.NDArray[np.uint64]
 
 
 def packed(hashes: list[bytes], more_tokens: int = 0, said: int = 0) -> bytes:
-    """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
+    """Return the time of a request and ``hash()`` of each block hash, 8 bytes each.
 
-    In the machine's order: the monotonic clock, ns; `said`, unless it is 0; the hashes. The clock's
-    last bit is `more_tokens`, the tokens of the request beyond those of its blocks, 0 or 1; the bit
-    before it tells whether `said` is there: what the client says of its session, that is
-    milliseconds until its next request, 0 if unknown, at most 2**53, times 2, plus 1 if it ends.
+    In the machine's byte order: the monotonic clock, ns; `said`, unless it is 0; the hashes. The
+    clock's last bit is `more_tokens`, the tokens of the request beyond those of its blocks, 0 or 1.
+    The bit before it is set if `said` follows, the client's hints on its session: milliseconds
+    until the next request, at most 2**53, 0 if unknown, times 2, plus 1 if the session ends.
     """
     moment = time.monotonic_ns() + 3 & -4 | more_tokens  # never before the recording began
     if said:
@@ -58,10 +58,10 @@ def packed(hashes: list[bytes], more_tokens: int = 0, said: int = 0) -> bytes:
 def request_lines(
     requests: list[bytes], low: int, high: int, start: int, block_tokens: int
 ) -> bytes:
-    """Return requests, as `packed` gave them, as lines in the Mooncake format.
+    """Return requests from `packed` as lines in the Mooncake format.
 
-    The salt is two words of 64 bits; `start`, ns, is when the recording began by the monotonic
-    clock; a block has at most 2**31 - 1 tokens. A line has at most `LINE_BYTES`, and `ID_BYTES` per
+    The salt is two words of 64 bits; `start` is the start of the recording by the monotonic clock,
+    ns; a block has at most 2**31 - 1 tokens. A line has at most `LINE_BYTES`, plus `ID_BYTES` per
     block.
     """
     heads = [_word(request, 0) for request in requests]
@@ -90,7 +90,7 @@ def _word(request: bytes, index: int) -> int:
 
 
 def _said_text(said: int) -> bytes:
-    """Return the fields of a row that tell what the client says of its session."""
+    """Return the fields of a row for the client's hints on its session."""
     expect = b',"expect":%d' % (said >> 1) if said >> 1 else b""
     return expect + (b',"ends":true' if said & 1 else b"")
 
@@ -113,7 +113,7 @@ def _salted_texts(words: bytes, low: int, high: int) -> bytes:
 
 
 def _siphash(message: Words, low: int, high: int) -> Words:
-    """Return SipHash-2-4 of one word each."""
+    """Return SipHash-2-4 of each word."""
     v0 = np.full(len(message), low ^ 0x736F6D6570736575, dtype=np.uint64)
     v1 = np.full(len(message), high ^ 0x646F72616E646F6D, dtype=np.uint64)
     v2 = np.full(len(message), low ^ 0x6C7967656E657261, dtype=np.uint64)

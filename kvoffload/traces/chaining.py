@@ -1,14 +1,15 @@
-"""Whether the ids of a trace are prefix-chained, counted in one pass and in bounded memory.
+"""A count of the ids that are not prefix-chained, in one pass and in bounded memory.
 
 A chained id stands for its block and all blocks before it. So it follows the same id wherever it
-occurs, and occurs once in a prompt. Hashes of a block's content alone break both rules as soon as a
-block is used at two places, and a replay of them finds hits that no engine has.
+occurs, and occurs once in a prompt. Hashes of only a block's content break both rules as soon as a
+block is used in two places, and a replay of them finds hits that no engine has.
 
 The predecessor of an id is remembered for at most `MOST_IDS` ids. They are the ones whose mixed
 bits are below a limit, which is halved whenever there are more of them; so they are an even sample
-of all ids, and the same one in every run. Of a long trace only one batch of requests in `STRIDE` is
-examined after the first `WHOLE_BATCHES`: that takes a twentieth of the time of reading it. The
-first block of a prompt says nothing: a recording may begin where the accelerator's own cache ends.
+of all ids, and the same one in every run. After the first `WHOLE_BATCHES` of a long trace, only one
+batch of requests in `STRIDE` is examined: that takes a twentieth of the time of reading it. The
+predecessor of a prompt's first block is ignored: a recording may begin where the accelerator's own
+cache ends.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Chaining:
     unchained_ids : int
         Those among them that follow different ids, or occur twice in a prompt; likewise.
     requests : int
-        Requests with a block that were examined: all, but for long traces.
+        Examined requests that have a block: all of them, except in long traces.
     unchained_requests : int
-        Those among them with such an id, at least: of many ids only a sample is examined.
+        Lower bound of those with such an id: only a sample of many ids is examined.
     """
 
     repeated_ids: int = 0
@@ -68,7 +69,7 @@ class Chaining:
 
     @property
     def is_broken(self) -> bool:
-        """Whether there are so many that figures about the trace mean nothing."""
+        """Whether they are too many for figures about the trace to be meaningful."""
         return self.is_suspect and (
             self.unchained_ids > MOST_SHARE * self.repeated_ids
             or self.unchained_requests > MOST_SHARE * self.requests
@@ -78,8 +79,8 @@ class Chaining:
 class ChainingCounter:
     """Count the ids that cannot be prefix-chained, many requests at a time.
 
-    Memory: 26 bytes per id that is remembered, of at most `most_ids`, and one batch, the blocks
-    that are collected before they are examined.
+    Memory: 26 bytes per remembered id, up to `most_ids` ids, and one batch, the blocks that are
+    collected before they are examined.
     """
 
     def __init__(self, most_ids: int = MOST_IDS, batch: int = BATCH) -> None:
@@ -92,8 +93,8 @@ class ChainingCounter:
         self._to_skip = 0  # blocks
         self._requests = 0
         self._unchained_requests = 0
-        # The ids, ascending; the least and the greatest that each followed, the former above the
-        # latter where it was only seen in front; and what is known of it.
+        # The ids, ascending; the least and the greatest predecessor of each, the former above the
+        # latter if the id was only seen first; and its flags.
         self._ids = self._least = self._greatest = np.empty(0, dtype=np.uint64)
         self._repeated = self._unchained = np.empty(0, dtype=np.bool_)
 
@@ -154,7 +155,7 @@ class ChainingCounter:
         return mixed <= np.uint64((2**64 - 1) >> self._halvings)
 
     def _merge(self, ids: Ids, least: Ids, greatest: Ids, rows: npt.NDArray[np.int64]) -> None:
-        """Add occurrences, in their order: ids, what they follow, and their requests."""
+        """Add occurrences, in order: ids, their predecessors, and their requests."""
         known = len(self._ids)
         ids = np.concatenate((self._ids, ids))
         if not len(ids):

@@ -1,9 +1,9 @@
-"""A chat template of Hugging Face's kind, rendered in a sandbox and within bounds.
+"""A Hugging Face chat template, rendered in a sandbox and within bounds.
 
 A template is a program that comes with a model. Jinja's sandbox keeps it from Python's internals,
 but bounds neither its time nor its memory. So each turn of a loop, each call of a macro and each
 text that it makes is charged to a budget that grows with the request, and only the filters and
-methods that chat templates use are there. Loops, comparisons and concatenations are rewritten
+methods that chat templates use are available. Loops, comparisons and concatenations are rewritten
 before the template is compiled, so that it cannot avoid the charge.
 """
 
@@ -44,7 +44,7 @@ DEEP_FILTERS = _names(
     "capitalize dictsort e escape forceescape groupby lower max min sort string sum title trim "
     "unique upper"
 )
-"""Those that compare what a value holds, or make a text of it."""
+"""Filters that compare the contents of a value, or make a text of them."""
 DEEP_TESTS = _names("eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >= in lower upper")
 METHODS: dict[type, frozenset[str]] = {
     str: _names(
@@ -98,7 +98,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
 
     def step(self, cost: int) -> bool:
-        """Charge a step; the result is true, for conditions."""
+        """Charge a step; return True, for conditions."""
         self.left -= cost
         if self.left < 0:
             raise _ExceededError
@@ -111,7 +111,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def sized(self, value: Any) -> Any:
-        """Return a value whose size, with all that it holds, has been charged; no generator."""
+        """Return a value whose size, with its contents, has been charged; a generator as a list."""
         if isinstance(value, GeneratorType):
             value = list(value)
         if type(value) in (str, list, tuple, dict):
@@ -172,7 +172,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return text.replace(old, new, -1 if count is None else count)
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ARG002 - as it is called
-        """Return None: there is no formatting of strings."""
+        """Return None: strings cannot be formatted."""
         return
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -183,7 +183,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template may call."""
+        """Call a function that a template may call."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if owner is self:  # what was put into the template
             return function(*args)
@@ -198,7 +198,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self._join(values, separator)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Calculate what may become large."""
+        """Apply an operator whose result may become large."""
         sequences = [each for each in (left, right) if isinstance(each, str | list | tuple)]
         if operator == "+" and len(sequences) == 2:
             self._check_length(len(left) + len(right))
@@ -211,13 +211,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             if bits > MOST_BITS:
                 raise _ExceededError
         elif operator == "%" and sequences:
-            raise jinja2.TemplateRuntimeError("there is no formatting of strings")
+            raise jinja2.TemplateRuntimeError("strings cannot be formatted")
         return super().call_binop(context, operator, left, right)
 
 
 @pass_context
 def _charged_output(context: Any, value: Any) -> Any:
-    """Charge what an expression puts out."""
+    """Charge the output of an expression."""
     environment: _Environment = context.environment
     text = value if isinstance(value, str) else str(environment.sized(value))
     environment.step(1 + len(text))
@@ -225,10 +225,10 @@ def _charged_output(context: Any, value: Any) -> Any:
 
 
 class _Charging(NodeTransformer):
-    """A rewriter of templates, so that what they do is charged."""
+    """A rewriter of templates that charges for their work."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        """Charge each turn, those that the condition passes over included."""
+        """Charge each turn, including those that the condition skips."""
         self._charge(node)
         if node.test is not None:
             node.test = nodes.And(_call("step", nodes.Const(1)), node.test)
@@ -250,13 +250,13 @@ class _Charging(NodeTransformer):
         return _call("concatenated", *node.nodes)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Charge what is compared: two values may hold the same list many times."""
+        """Charge both values: they may hold the same list many times."""
         self.generic_visit(node)
         node.expr = _call("sized", node.expr)
         return node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        """Make a list of a tuple, which could be a key and hold itself many times."""
+        """Replace a tuple, which could be a key and hold itself many times, with a list."""
         self.generic_visit(node)
         return nodes.List(node.items) if node.ctx == "load" else node
 
@@ -281,14 +281,14 @@ class ChatTemplate:
     source : str
         The template.
     tool_source : str or None
-        The template for requests with tools, where there is one of its own.
+        The template for requests with tools, if it is a separate one.
     variables : dict of str to str
         Texts of the special tokens, by name.
 
     Raises
     ------
     TraceError
-        If it is no template of Jinja's.
+        If it is not a Jinja template.
     """
 
     def __init__(
@@ -310,18 +310,18 @@ class ChatTemplate:
             tree.set_lineno(1)
             code = environment.compile(tree)
         except jinja2.TemplateSyntaxError as error:
-            rule = f"must be a chat template of Jinja's, got an error in its line {error.lineno}"
+            rule = f"must be a Jinja chat template, got an error in line {error.lineno}"
             raise TraceError(origin, None, rule) from None
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             kind = type(error).__name__
-            rule = f"must be a chat template of Jinja's, got {kind}"
+            rule = f"must be a Jinja chat template, got {kind}"
             raise TraceError(origin, None, rule) from None
         return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
-        """Return the text of messages, up to where the answer begins.
+        """Return the text of messages, up to the start of the answer.
 
-        `unix` is the time of the request, which a template may mention, seconds. BadLineError,
+        `unix` is the Unix time of the request, seconds, which a template may mention. BadLineError,
         without any text of the request, if the template fails or does too much.
         """
         environment = self._environment
@@ -341,11 +341,11 @@ class ChatTemplate:
                 }
             )
         except _ExceededError:
-            raise BadLineError("the chat template must end within bounds, got more") from None
+            raise BadLineError("the chat template must stay within its bounds, got more") from None
         except _RefusedError:
-            rule = "the chat template must accept the messages, got a refusal of its own"
+            rule = "the chat template must accept the messages, got a refusal"
             raise BadLineError(rule) from None
-        except Exception as error:  # noqa: BLE001 - it runs a program of someone else's
+        except Exception as error:  # noqa: BLE001 - a template is foreign code
             kind = type(error).__name__
             raise BadLineError(f"the chat template must render messages, got {kind}") from None
         return text

@@ -20,7 +20,7 @@ class TraceError(OffloadError, ValueError):
     line : int or None
         Number of the line, from 1; None for an error of the whole file.
     rule : str
-        The rule that is broken and the value that breaks it.
+        The broken rule and the value that breaks it.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
 # A prompt of a million tokens in 16-token blocks is 62,500 ids, below 1.4 MB with the longest of
-# them; in decoded form a line of the greatest length takes some 20 times its size.
+# them; decoded, a line of the greatest length takes some 20 times its size.
 MAX_LINE_BYTES = 16 * 2**20
 
 STDIN = "-"
@@ -35,14 +35,14 @@ _DEFLATE = _GZIP + b"\x08"  # the one method of compression that gzip has
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 # How a recording starts: an empty gzip member with a name, a zstandard frame that is skipped. A
-# killed process may leave a recording whose last frame is cut off, and that is how it ends then;
-# any other compressed file that is cut off is damaged.
+# killed process may leave a recording whose last frame is cut off; the recording ends there. Any
+# other compressed file that is cut off is damaged.
 RECORDING = {
     ".gz": b"\x1f\x8b\x08\x08" + bytes(5) + b"\xffkvoffload recording\0\x03" + bytes(9),
     ".zst": b"\x50\x2a\x4d\x18\x13\0\0\0kvoffload recording",
 }
-# What is no trace, by its first bytes: its name, and what makes a trace of it. The standard library
-# reads bzip2 and xz, but the latter without a bound on memory.
+# Formats that are not traces, by their first bytes: the name, and how to make a trace. The standard
+# library reads bzip2 and xz, but the latter without a bound on memory.
 _OTHERS = {
     b"BZh": ("bzip2", "bzip2 -dk unpacks it"),
     b"\xfd7zXZ\0": ("xz", "xz -dk unpacks it"),
@@ -55,7 +55,7 @@ _OTHERS = {
 _READ_BYTES = 2**17
 _STARTS = (_GZIP, _ZSTD, *RECORDING.values(), *_OTHERS)
 START_BYTES = max(map(len, RECORDING.values()))
-_MANY_BLANK_LINES = 16  # in a row; from then on many are skipped at a time
+_MANY_BLANK_LINES = 16  # in a row, after which many are skipped at a time
 
 
 def zstd_module() -> str:
@@ -66,7 +66,7 @@ def zstd_module() -> str:
 class Bytes:
     """The bytes of a file, ``-`` for standard input, decompressed.
 
-    A context manager; the constructor opens the file: TraceError if it cannot.
+    A context manager. The constructor opens the file, or raises TraceError.
     """
 
     _is_text = False
@@ -86,14 +86,14 @@ class Bytes:
             self._closing = opened.pop_all()
 
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
-        # Where it was closed at the start, a library may have taken its descriptor.
+        # If it was closed at the start, a library may have taken its descriptor.
         if path == STDIN and sys.__stdin__ is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
         start = _start(file)
         raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))
         self.is_recording = start.startswith(tuple(RECORDING.values()))
-        # Two bytes may well be those of binary data; no text starts with them.
+        # Binary data may start with the two bytes; text does not.
         if start.startswith(_GZIP if self._is_text else _DEFLATE):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
         if start.startswith((_ZSTD, RECORDING[".zst"])):
@@ -147,7 +147,7 @@ class Bytes:
 class Lines(Bytes):
     """An iterator over the non-blank lines of a file, ``-`` for standard input, without line ends.
 
-    A context manager; the constructor opens the file: TraceError if it cannot. After an overlong
+    A context manager. The constructor opens the file, or raises TraceError. After an overlong
     line is reported as BadLineError, iteration continues with the next line; after an error of the
     stream, a TraceError, it ends: the lines from there on are lost.
     """
@@ -201,7 +201,7 @@ class Lines(Bytes):
             return self._end_by(error)
 
     def _end_by(self, error: Exception) -> bytes:
-        """End where reading fails: silently for a truncated recording, else with an error."""
+        """End after a failed read: silently for a truncated recording, else with an error."""
         self._stream = None
         if self.is_recording and _is_cut_off(error):
             return b""

@@ -28,7 +28,7 @@ SUFFIXES = (
 )
 """Endings of the files read from a folder."""
 
-_STRIDE = 0x9E3779B97F4A7C15  # odd, as far from a simple share of 2**64 as can be
+_STRIDE = 0x9E3779B97F4A7C15  # odd, 2**64 over the golden ratio: far from simple fractions
 
 MOST_FILES = 500
 """Most files read side by side; systems allow a process about a thousand."""
@@ -67,16 +67,16 @@ class MergedTrace:
     """Several trace files as one trace, read side by side and merged by time.
 
     Requests with equal times keep the order of the files. Requests of one file always keep their
-    order, even where its times go back. Files with times of a clock, as in LMCache's log, are
-    placed by it, and time 0 is that of the earliest; files whose times count from their own start
-    begin together.
+    order, even if its times go back. Files with clock times, as in LMCache's log, are aligned by
+    them, and time 0 is that of the earliest; files whose times count from their own start begin
+    together.
 
-    An id means the same block in several files only where it is a hash of the block's content (see
+    An id means the same block in several files only if it is a hash of the block's content (see
     `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids and
     sessions of each such file are kept apart from those of all others, unless `same_ids` says that
-    one numbering covers all files. Of n files kept apart, id i of the
-    k-th, from 0, becomes ``i * n + k``; ids of 2**64 / n and more are shifted by a multiple of
-    a constant instead, and among n ids that large two may collide with a chance of about n² / 2⁶⁴.
+    one numbering covers all files. If n files are kept apart, id i of file k, from 0, becomes
+    ``i * n + k``; ids of 2**64 / n and more are shifted by a multiple of a constant instead, and
+    among m ids that large two may collide with a chance of about m² / 2⁶⁴.
 
     Parameters
     ----------
@@ -101,18 +101,18 @@ class MergedTrace:
     format : str or None
         The format of the first file.
     block_tokens, block_bytes : int or None
-        Tokens and bytes per block, where all files say so and agree.
+        Tokens and bytes per block, if all files state them and agree.
     id_spaces : int
-        Sets of files that share their ids, as known to the latest iteration: the number of files
-        where all are kept apart, 1 where all share them.
+        Sets of files that share their ids, as known to the latest iteration: the number of files if
+        all are kept apart, 1 if all share them.
 
     Raises
     ------
     ValueError
         If there is no file.
     TraceError
-        If there are more than 500 files, unless they hold sessions; from iteration, as from that
-        of a `Trace`.
+        If there are more than 500 files, unless they hold sessions; during iteration, as in a
+        `Trace`.
 
     Notes
     -----
@@ -165,7 +165,7 @@ class MergedTrace:
 
     @property
     def remarks(self) -> list[str]:
-        """What requests of the latest iteration have and could not be followed, by file."""
+        """Contents of the latest iteration's requests that could not be followed, by file."""
         if len(self._traces) == 1:
             return self._traces[0].remarks
         return [f"{trace.name}: {text}" for trace in self._traces for text in trace.remarks]
@@ -178,13 +178,13 @@ class MergedTrace:
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens per block, where all files say so and agree."""
+        """Tokens per block, if all files state them and agree."""
         sizes = {trace.block_tokens for trace in self._traces}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def block_bytes(self) -> int | None:
-        """Bytes per block, where all files say so and agree."""
+        """Bytes per block, if all files state them and agree."""
         sizes = {trace.block_bytes for trace in self._traces}
         return sizes.pop() if len(sizes) == 1 else None
 

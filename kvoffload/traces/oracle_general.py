@@ -6,7 +6,7 @@ object's id and its size in bytes; and when the object is accessed next, as the 
 record, counted from 1, or -1 if it never is. An object becomes a block, and its record a request
 for it.
 
-Any bytes could be records, so a file is taken for one only if it is named or given as such.
+Any bytes could be records, so only a file's name or the caller selects this format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_named_oracle_general(path: str) -> bool:
 
 
 def read_objects(path: str) -> Iterator[Request]:
-    """Yield a request of one block for each record of a file, ``-`` for standard input.
+    """Yield a request of one block per record of a file, ``-`` for standard input.
 
     Time counts from the first record, and is never negative. The sizes of objects are not used.
 
@@ -75,7 +75,7 @@ def write_oracle_general(requests: Iterable[Request], stream: BinaryIO) -> int:
     """Write the blocks of requests as accesses to objects of size 1, in libCacheSim's format.
 
     Each block becomes a record, in order, whether its prompt fills it or not; a request without
-    blocks leaves nothing. Reading the records gives the same ids in the same order; lengths and
+    blocks makes no record. Reading the records gives the same ids in the same order; lengths and
     sessions are lost, and times are cut to whole seconds.
 
     All requests are read before anything is written, since a record says when its object is

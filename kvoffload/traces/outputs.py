@@ -66,8 +66,8 @@ class OutputFile(io.FileIO):
 def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterator[BinaryIO]:
     """Provide a binary stream whose content becomes the file when the block ends.
 
-    If the block raises, a regular file stays as it was, and none is created. To append to a file
-    instead is not all or nothing. An OSError names the file that cannot be written.
+    If the block raises, a regular file stays as it was, and none is created. Appending is not all
+    or nothing. An OSError names the file that cannot be written.
     """
     name = os.fspath(path)
     with _naming(name):
@@ -147,7 +147,7 @@ def _open_through(name: str) -> int | None:
 
 
 def _mode(name: str) -> int | None:
-    """Return the mode of the file that a name leads to, or None if there is none."""
+    """Return the mode of the file that a name leads to, None without a file."""
     try:
         return Path(name).stat().st_mode
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _target(name: str) -> Path:
     if name.endswith((os.sep, os.altsep or os.sep)):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if _mode(name) is not None:
-        _check_writable(name)  # replacing needs a writable folder alone
+        _check_writable(name)  # replacing needs only a writable folder
     return Path(os.path.realpath(name))
 
 
@@ -225,7 +225,7 @@ def _stream(descriptor: int, name: str, *, durable: bool = False) -> Iterator[Bi
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Make errors of the system name the file as the caller does."""
+    """Make system errors name the file as the caller does."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Blocks of prompts that are given as text or as tokens: keyed hashes, from which no text is found.
+"""Blocks of prompts that are given as text or tokens: keyed hashes that do not reveal the text.
 
 A block's hash is keyed and covers the hash of the block before it, the model, and the block's
 tokens. The key is drawn for each conversion and not kept, or derived from a salt that the user
-gives. Without the key nobody can test whether a prompt was asked; equal prefixes have equal ids
-nevertheless, within one conversion or under one salt.
+gives. Without the key it is impossible to test whether a prompt was asked. Equal prefixes still
+have equal ids within one conversion or under one salt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tokenizer import Tokenizer
 __all__ = ["COLUMNS", "PromptBlocks", "PromptOptions", "check_tokens"]
 
 COLUMNS = ("time", "prompt", "model", "output", "session")
-"""What a column of a CSV file may hold; the first two are needed."""
+"""Contents of the columns of a CSV file; the first two are required."""
 
 MAX_BYTES_PER_TOKEN = 64
 _ROUNDS = 100_000  # of the derivation of a key: a guess at a salt takes some 40 ms
@@ -37,7 +37,7 @@ MAX_TOKEN = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """How blocks are made of prompts, for logs of requests.
+    """Options for making blocks of prompts, for logs of requests.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class PromptOptions:
         A secret from which the key of the hashes is derived: equal salts make equal ids. None: a
         key is drawn and not kept.
     columns : mapping of str to str, or None
-        The columns of a CSV file, by what they hold: ``"time"``, ``"prompt"``, and if wanted
+        The columns of a CSV file, by their contents: ``"time"``, ``"prompt"``, and optionally
         ``"model"``, ``"output"`` (tokens of the answer) and ``"session"``.
     """
 
@@ -67,13 +67,13 @@ class PromptOptions:
         check_int("bytes_per_token", self.bytes_per_token, 1, MAX_BYTES_PER_TOKEN)
         check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
         if self.salt is not None and not self.salt:
-            raise ValueError("salt must be a text that is not empty, got an empty one")
+            raise ValueError("salt must be a non-empty text, got an empty one")
         if self.columns is not None:
             _check_columns(self.columns)
 
     @property
     def blocks(self) -> PromptBlocks:
-        """What makes the blocks, with one key and one tokenizer for all files.
+        """The maker of blocks, with one key and one tokenizer for all files.
 
         TraceError if the tokenizer cannot be read, MissingExtraError if the extra is missing.
         """
@@ -85,7 +85,7 @@ class PromptOptions:
 def _check_columns(columns: Mapping[str, str]) -> None:
     for role, column in columns.items():
         if role not in COLUMNS:
-            raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {describe(role)}")
+            raise ValueError(f"columns must be among {', '.join(COLUMNS)}, got {describe(role)}")
         if not column:
             raise ValueError(f"columns must name a column for {role}, got {describe(column)}")
     for role in COLUMNS[:2]:
@@ -118,11 +118,11 @@ class PromptBlocks:
 
     @property
     def has_template(self) -> bool:
-        """Whether the tokenizer brings a chat template."""
+        """Whether the tokenizer has a chat template."""
         return self._tokenizer is not None and self._tokenizer.template is not None
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
-        """Render messages by the chat template; BadLineError, without their text, if it fails."""
+        """Render messages with the chat template; BadLineError, without their text, if it fails."""
         if self._tokenizer is None or self._tokenizer.template is None:
             raise ValueError("tokenizer must have a chat template, got none")
         return self._tokenizer.template.render(messages, tools, unix)
@@ -147,12 +147,12 @@ class PromptBlocks:
         return len(tokens), self._chained(data, size, b"tokens", model)
 
     def session(self, name: str) -> str:
-        """Return the name under which a session is written, which does not tell its own."""
+        """Return the written name of a session, which does not reveal its own."""
         data = name.encode("utf-8", "surrogatepass")
         return blake2b(data, digest_size=_ID_BYTES, key=self._key, person=b"session").hexdigest()
 
     def digest(self, data: bytes) -> str:
-        """Return what stands in a prompt for data that is no text."""
+        """Return the text that stands for other data in a prompt."""
         return blake2b(data, digest_size=16, key=self._key, person=b"part").hexdigest()
 
     def _chained(self, data: bytes, size: int, unit: bytes, model: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class PromptBlocks:
 
 
 def check_tokens(tokens: list[Any], name: str) -> list[int]:
-    """Return a list that must hold token ids; BadLineError names the position alone."""
+    """Return a list that must hold token ids; BadLineError names only the position."""
     for position, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token <= MAX_TOKEN:
             rule = f"{name}[{position}] must be a token id, 0 ... {MAX_TOKEN}"

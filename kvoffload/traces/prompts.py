@@ -39,7 +39,7 @@ WORDS = tuple(_WORDS_TEXT.split())
 def prompt_of(request: Request, block_tokens: int) -> str:
     """Return the prompt of a request: a word for each of its tokens.
 
-    Its length tells how many words the last block has; without one all blocks are full.
+    Its length tells how many words the last block has; without a length all blocks are full.
     """
     length = request.input_length or len(request.hash_ids) * block_tokens
     words: list[str] = []

@@ -26,8 +26,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     else about a hash leaves the process. A recorded trace, which is in the Mooncake format, replays
     to the counters of the manager that it was recorded from, if that was driven request by request.
 
-    The rows of a request have the hints that it began with: that its session ends (`ends`), when it
-    asks again (`expect`, milliseconds); but not their source. Hints that are given only to
+    A request's row has the hints that it began with: whether its session ends (`ends`) and when it
+    asks again (`expect`, milliseconds), but not their source. Hints that are given only to
     `Request.finish` are not recorded, since the row may have been written by then.
 
     A thread of its own writes the trace (see `RequestLog` for what bounds it in memory and on
@@ -39,11 +39,10 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     manager : OffloadingManager
         Any manager.
     path : str or os.PathLike
-        The trace, ``.zst`` or ``.gz``; a file that is there is kept as ``NAME-previous.…``.
+        The trace, ``.zst`` or ``.gz``; an existing file is kept as ``NAME-previous.…``.
     block_tokens : int, optional
         Tokens per block, 1 ... 2**31 - 1; by default the manager's `block_size`, or 1 if it has
-        none.
-        A request's length is recorded as that of its blocks.
+        none. A request's length is recorded as that of its blocks.
     max_bytes : int
         Most bytes on disk, the previous file included, >= 65,536.
 
@@ -57,7 +56,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     Raises
     ------
     TypeError, ValueError, OSError, MissingExtraError
-        From the constructor alone, as from that of `RequestLog`.
+        From the constructor only, as from that of `RequestLog`.
 
     Notes
     -----
@@ -105,14 +104,14 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         return self._lookup(hashes)
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        """Do as the manager does."""
+        """Call the manager's method."""
         self.manager.touch(hashes)
 
     @property
     def _resets(self) -> int:
         return self.manager._resets
 
-    # A request makes the calls of the recorder; its begin and its end are the manager's.
+    # A request calls the recorder's methods; its begin and its end go to the manager.
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         self.manager._begun(hashes, hints, now)
@@ -135,34 +134,34 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         return self.manager._store_last(hashes)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        """Do as the manager does."""
+        """Call the manager's method."""
         self.manager.release(hashes)
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Do as the manager does."""
+        """Call the manager's method."""
         return self.manager.prepare_load(hashes)
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
-        """Do as the manager does."""
+        """Call the manager's method."""
         self.manager.complete_load(hashes)
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
-        """Do as the manager does."""
+        """Call the manager's method."""
         return self.manager.prepare_store(hashes)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
-        """Do as the manager does."""
+        """Call the manager's method."""
         self.manager.complete_store(hashes, success)
 
     def take_events(self) -> Iterator[OffloadingEvent]:
-        """Do as the manager does."""
+        """Call the manager's method."""
         return self.manager.take_events()
 
     def close(self) -> None:
-        """Write what is waiting and record no more; the manager goes on. Repeatable.
+        """Write the queued requests and stop recording; the manager goes on. Repeatable.
 
         A recorder that is garbage collected does the same by itself: its thread ends at its next
-        look at the queue, usually within a tenth of a second.
+        poll of the queue, usually within a tenth of a second.
         """
         self.log.close()
 
@@ -186,7 +185,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         raise TypeError("a TraceRecorder cannot be copied or pickled: it holds an open file")
 
     def __bool__(self) -> bool:
-        return bool(self.manager)  # of which `__len__` below must not decide
+        return bool(self.manager)  # `__len__` below must not decide it
 
     def __len__(self) -> int:
         return len(self.manager)  # type: ignore[arg-type]
@@ -228,7 +227,7 @@ def _recorded(
         except TypeError:
             return lookup(hashes)  # the manager raises
         batch = list(iterator)
-        # of what is neither a list nor a tuple, each hash is checked
+        # the manager checks each hash of an iterable that is neither a list nor a tuple
         found = lookup(batch if isinstance(hashes, list | tuple) else iter(batch))
         log.add(batch)
         return found

@@ -16,28 +16,28 @@ class Request:
     Attributes
     ----------
     timestamp : int or float
-        Arrival, milliseconds since the start of the trace, below 2**63; 0 in all requests where
-        it is not known.
+        Arrival, milliseconds since the start of the trace, below 2**63; 0 in all requests if it is
+        not known.
     input_length : int
-        Prompt, tokens; 0 with blocks where it is not known.
+        Prompt, tokens; 0 with blocks if it is not known.
     output_length : int
-        Answer, tokens; 0 where it is not known.
+        Answer, tokens; 0 if it is not known.
     hash_ids : tuple of int
         The prompt's blocks, first block first, each in [0, 2**64). Ids are prefix-chained: equal
-        ids mean equal prompts up to and including that block. The last block may be
-        only partly filled.
+        ids mean equal prompts up to and including that block. The last block may be only partly
+        filled.
     session : str or None
-        The conversation that the request belongs to, where the trace knows.
+        The conversation that the request belongs to, if the trace states it.
     parent : str or None
         The session that spawned this one.
     think : int or float or None
-        Wait before the request since the one before it in the session ended, milliseconds.
+        Wait since the session's previous request ended, milliseconds.
     service : int or float or None
-        How long it took, milliseconds.
+        Duration of the request, milliseconds.
     stop : str or None
         Why its answer ended.
     ends : bool
-        Whether it is the session's last, which no window cut off.
+        Whether it is the session's last, and not just the last of a window.
     expect : int or float or None
         Time until the session's next request, milliseconds, as a client would say it.
     """

@@ -1,13 +1,13 @@
 """A log of requests on disk: salted, compressed, bounded, written by a thread of its own.
 
-The thread that sees a request only puts 8 bytes per hash on a queue. The log's thread
-empties the queue ten times per second, turns it into lines with salted ids, and writes these in
-compressed frames, each complete in itself: once per second, and as soon as no request has come for
-a third of that. In the file of a killed process every frame but the last is complete; the reader
-allows for that in files with a recording's first bytes.
+The thread that sees a request only puts 8 bytes per hash on a queue. The log's thread empties the
+queue ten times per second, turns it into lines with salted ids, and writes these in compressed
+frames, each complete in itself: once per second, and as soon as no request has come for 0.3
+seconds. In the file of a killed process every frame but the last is complete; the reader allows for
+that in files with a recording's first bytes.
 
-The file is replaced by a new one when it has half of the bytes that the log may take, and the
-previous one is kept.
+A new file is begun when the file has half of the bytes that the log may take, and the previous one
+is kept.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 1.0  # longest that a request waits for others of its frame
-IDLE_SECONDS = 0.3  # longest while none comes: an idle server that is killed loses none
+IDLE_SECONDS = 0.3  # longest wait while none comes: an idle server that is killed loses none
 WAITING_BLOCKS = 2**19  # of requests not yet taken; 4 MiB, and a line that the reader accepts
-REQUEST_BLOCKS = 16  # what a request takes beside its blocks, counted in blocks
-HURRY_BLOCKS = 2**16  # the thread is woken earlier when so many wait
+REQUEST_BLOCKS = 16  # cost of a request beside its blocks, in blocks
+HURRY_BLOCKS = 2**16  # the number of waiting ones that wakes the thread early
 BATCH_BYTES = 2**15  # of text made at a time: some 0.02 ms during which no other thread runs
 FRAME_BYTES = 2**22  # of text
 WORD_BYTES = 8  # of a packed hash
 MAX_BLOCK_TOKENS = 2**31 - 1
-MAX_EXPECT_MS = 2**53  # that the reader accepts
+MAX_EXPECT_MS = 2**53  # the most that the reader accepts
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RequestLog:
     """A writer of requests to a file in the Mooncake format, with salted ids.
 
     A context manager. Nothing is raised once the log is open. If the file cannot be written,
-    recording stops and one message is logged; where requests come faster than they can be written,
+    recording stops and one message is logged; if requests come faster than they can be written,
     those that exceed the queue are dropped and counted.
 
     `add` may be called from any thread. In a process forked from this one the log does not record.
@@ -77,7 +77,7 @@ class RequestLog:
         and its target is written; a device is written to directly.
     block_tokens : int
         Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks,
-        and the `more_tokens` of `add`.
+        plus the `more_tokens` of `add`.
     max_bytes : int
         Most bytes on disk, both files together, >= 65,536. An existing larger file is counted
         only from when it is replaced.
@@ -86,7 +86,7 @@ class RequestLog:
     ------
     TypeError, ValueError
         If the name has another ending, or leads to a pipe or a socket, whose reader the recording
-        would wait for; or if a number is not one or out of bounds.
+        would wait for; or if a number has the wrong type or is out of bounds.
     OSError
         If the file cannot be created.
     MissingExtraError
@@ -103,7 +103,7 @@ class RequestLog:
         self._target = _target(self.path)
         stem, *suffixes = self._target.name.split(".")
         self.previous_path = self._target.with_name(".".join([f"{stem}-previous", *suffixes]))
-        self.recording = True  # requests are taken
+        self.recording = True  # requests are accepted
         self.dropped_requests = 0  # too many were waiting, or one was too long
         self._frame_bytes = min(FRAME_BYTES, self._max_file_bytes)
         self._salt = secrets.randbits(64), secrets.randbits(64)
@@ -120,7 +120,7 @@ class RequestLog:
         self._file = self._open()
         self._closing = False
         self._stopped = False
-        self._messages: list[str] = []  # that the thread has yet to log
+        self._messages: list[str] = []  # not yet logged by the thread
         self._call = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-recorder", daemon=True)
         try:
@@ -134,9 +134,8 @@ class RequestLog:
     def add(self, hashes: list[Any], more_tokens: int = 0, hints: Hints | None = None) -> None:
         """Add a request, given as the list of its block hashes. Complexity: O(n).
 
-        `more_tokens` is 1 where its length is that of the blocks and a token more, else 0. Of
-        `hints` the row has `expect`, whole milliseconds from 1 to 2**53, and `ends`; never the
-        source.
+        `more_tokens` is 1 if its length is that of the blocks plus a token, else 0. From `hints`
+        the row has `expect`, whole milliseconds from 1 to 2**53, and `ends`; never the source.
         """
         if not self.recording:
             return
@@ -157,13 +156,13 @@ class RequestLog:
             self._stop(error)
 
     def close(self) -> None:
-        """Write what is queued, close the file and record no more. A second call does nothing.
+        """Write the queued requests, close the file and stop recording. Repeatable.
 
-        Called by a handler of `logging` on the log's own thread, it does not wait for the end.
+        If a `logging` handler calls it on the log's own thread, it does not wait for the end.
         """
         self.finish()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            # not in a forked child, where the event may be locked for good
+            # not in a forked child, where the event may stay locked forever
             self._call.set()
             self._thread.join()
         atexit.unregister(self.close)
@@ -180,13 +179,13 @@ class RequestLog:
         self.close()
 
     def finish(self) -> None:
-        """Close without waiting: the thread writes what is queued and ends soon."""
+        """Close without waiting: the thread writes the queued requests and ends soon."""
         self.recording = False
         self._closing = True
 
     def finish_with(self, owner: object) -> None:
         """Finish when an object is garbage collected, so that thread and file do not outlive it."""
-        # which only sets two attributes: it may run in the middle of anything
+        # safe in the middle of any code, since it only sets two attributes
         weakref.finalize(owner, self.finish).atexit = False
 
     def _run(self) -> None:
@@ -312,7 +311,7 @@ def _target(path: Path) -> Path:
 
 
 def _said(hints: Hints) -> int:
-    """Return hints as `packed` takes them; 0 where they say nothing."""
+    """Return hints as `packed` takes them; 0 if they are empty."""
     if hints.expect_s is None:
         return int(hints.ends)
     expect_ms = round(min(1000 * hints.expect_s, MAX_EXPECT_MS)) or 1

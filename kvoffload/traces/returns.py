@@ -29,7 +29,7 @@ class _LastUses:
         self._runs: list[tuple[Ids, Times]] = []
 
     def replace(self, ids: Ids, times: Times) -> Times:
-        """Return the last use of ids, sorted and distinct, -inf if there was none; set new ones."""
+        """Return the last use of sorted, distinct ids, -inf for those without; set new ones."""
         before = np.full(len(ids), -np.inf)
         for run, used in self._runs:
             positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
@@ -51,7 +51,7 @@ class _LastUses:
 class KeptCounter:
     """Hits of a cache that keeps each block for some time after its last use, for several times.
 
-    What is missed is stored and used, so the last use of a block is the same for all times.
+    A missed block is stored and used, so the last use of a block is the same for all times.
 
     Complexity: O(log² n) per block, amortised. Memory: 16 bytes per distinct block, 32 while it is
     merged, and one batch.
@@ -59,7 +59,7 @@ class KeptCounter:
 
     def __init__(self, seconds: Sequence[float] = KEPT_SECONDS, batch: int = 2**18) -> None:
         self.seconds = tuple(seconds)
-        self.hits = [0] * len(self.seconds)  # leading blocks of requests used so long ago at most
+        self.hits = [0] * len(self.seconds)  # leading blocks of requests used at most that long ago
         self.blocks = 0
         self._batch = batch
         self._uses = _LastUses()
@@ -108,7 +108,7 @@ class KeptCounter:
 
 
 class SessionCounter:
-    """The turns and gaps of sessions; requests without a session are passed over.
+    """The turns and gaps of sessions; requests without a session are skipped.
 
     Memory: the blocks of the last request of each session, and 16 bytes per request.
     """
@@ -117,7 +117,7 @@ class SessionCounter:
         self._last: dict[str, tuple[float, Ids]] = {}
         self._turns: dict[str, int] = {}
         self._gaps, self._added = array("d"), array("q")
-        self._kept = self._before = 0  # blocks of the turn before: those that the next repeats, all
+        self._kept = self._before = 0  # blocks of earlier turns: those that the next repeats, all
 
     def add(self, request: Request) -> None:
         """Add a request."""
@@ -149,12 +149,12 @@ class SessionCounter:
 
     @property
     def gaps(self) -> Times:
-        """Seconds between two requests of a session, one after the other."""
+        """Seconds between consecutive requests of a session."""
         return np.array(self._gaps)
 
     @property
     def added(self) -> npt.NDArray[np.int64]:
-        """Blocks of a turn that the turn before did not have."""
+        """Blocks of a turn that the previous turn did not have."""
         return np.array(self._added)
 
     @property

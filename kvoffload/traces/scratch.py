@@ -1,4 +1,4 @@
-"""Temporary files that are gone however the process ends, on Linux."""
+"""Temporary files that vanish with the process, however it ends, on Linux."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def scratch_file() -> Iterator[tuple[BinaryIO, str]]:
     """Provide a stream to a new temporary file, and a path to read it from repeatedly.
 
     Processes that this one starts can read it too. It is gone when the block ends. On Linux it has
-    no name in any folder and does not survive a killed process; elsewhere it is left behind then.
-    An OSError, where there is no folder for it or it cannot be written, names the folder.
+    no name in any folder and does not survive a killed process; elsewhere a killed process leaves
+    it behind. If no folder for it exists or it cannot be written, an OSError names the folder.
     """
     folder = tempfile.gettempdir()
     with contextlib.ExitStack() as opened:

@@ -1,8 +1,9 @@
 """Sessions as requests in the order of time.
 
-What is published of a session is when its requests came, counted from its own start. When sessions
-start is not, so it is drawn; and whether the times of subagents count from their own start or from
-that of the session shows only once all sessions are read. So they are read into a temporary file.
+Published sessions state when their requests came, counted from the session's own start, but not
+when the sessions started, so the starts are drawn. Whether the times of subagents count from their
+own start or from that of the session shows only once all sessions are read, so these are read into
+a temporary file.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ class SessionOptions:
     starts_s : float
         Seconds over which the starts of sessions are drawn, >= 0; 0: all start together.
     seed : int
-        Of that draw: ``random.Random(seed).uniform(0, starts_s)`` for each session, in their order.
+        Seed of that draw: ``random.Random(seed).uniform(0, starts_s)`` for each session, in their
+        order.
     until_s : float or None
-        Requests that come later than so many seconds are left out.
+        Seconds after which requests are left out.
     block_tokens : int or None
         Tokens of the blocks to make, a multiple of the sessions' own; None: as they are. Tokens
-        that fill no block are dropped, and requests without a block are left out. Of
+        that fill no block are dropped, and requests without a block are left out. For
         ``"mooncake-delta"``: the tokens that an id stands for.
     shared_prompts : bool
-        Whether tools and system prompt are the same in all sessions that have as many tokens of
-        both; the ids do not say what sessions share.
+        Whether tools and system prompt are the same in all sessions with equal token counts of
+        both; the ids do not show what sessions share.
     """
 
     starts_s: float = 0.0

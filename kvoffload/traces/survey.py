@@ -55,7 +55,7 @@ class SizeRange:
     largest: int | None = None
 
     def narrow(self, smallest: int, largest: int | None) -> None:
-        """Keep only the sizes that lie in another range, too."""
+        """Keep only the sizes that are also in another range."""
         self.smallest = max(self.smallest, smallest)
         if largest is not None:
             self.largest = largest if self.largest is None else min(self.largest, largest)
@@ -254,8 +254,8 @@ class Survey:
     def contradiction(self, size: int) -> str | None:
         """Return why the requests contradict a block size, tokens; None if they do not.
 
-        They do not where no length is known. Where no size fits all requests, one that fits most
-        of them is accepted; it must be the one that was given to `of`.
+        They do not if no length is known. If no size fits all requests, one that fits most of them
+        is accepted; it must be the one that was given to `of`.
         """
         lengths = self.block_lengths
         if not (self.input_tokens and self.blocks) or lengths.fits(size):
@@ -299,7 +299,7 @@ class Survey:
             The trace; it is iterated over once.
         unique : bool
             Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes per distinct
-            block; without, memory is constant.
+            block; without it, memory is constant.
         block_tokens : int, optional
             A block size, tokens, for `contradiction`.
         progress : callable, optional
@@ -338,7 +338,7 @@ class Survey:
         self._chaining.add(request.hash_ids)
 
     def counting(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield the requests, each counted by `add`, for whoever reads them at the same time."""
+        """Count each request with `add` and yield it, for another reader of the same pass."""
         for request in requests:
             self.add(request)
             yield request

@@ -29,13 +29,13 @@ class Tokenizer:
     Parameters
     ----------
     path : str or os.PathLike
-        A ``tokenizer.json``, or a folder that holds one. Of a folder ``chat_template.jinja``, or
-        else `chat_template` of ``tokenizer_config.json``, is the template.
+        A ``tokenizer.json``, or a folder that holds one. The folder's ``chat_template.jinja``, or
+        else `chat_template` in ``tokenizer_config.json``, is the template.
 
     Raises
     ------
     TraceError
-        If a file cannot be read, or is too large or no such file.
+        If a file cannot be read, is too large or has the wrong content.
     MissingExtraError
         Without the ``tokenizer`` extra.
     """
@@ -58,7 +58,7 @@ class Tokenizer:
         self.template: ChatTemplate | None = _template_of(given) if is_folder else None
 
     def tokens(self, text: str, *, special: bool) -> list[int]:
-        """Return the token ids of a text; BadLineError, without the text, if there are none."""
+        """Return the token ids of a text; BadLineError, without the text, if it fails."""
         try:
             encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         except Exception as error:  # noqa: BLE001 - the library raises no narrower one

@@ -8,8 +8,8 @@ Three kinds of session arrive as one Poisson process:
   grows by the answer and by what a tool returned;
 - *one-shot requests*: a document or a question, half of them behind a shared instruction.
 
-Every draw uses `random.Random.random`, whose sequence Python guarantees, with comparisons and the
-four IEEE operations alone: no logarithm, whose last bit may differ by C library.
+Every draw uses `random.Random.random`, whose sequence Python guarantees, with only comparisons and
+the four IEEE operations: no logarithm, whose last bit may differ by C library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AGENT_PROMPTS = (9_000, 6_000, 14_000)
 ONE_SHOT_PROMPTS = (700, 1_500, 2_600, 400)
 
 Turn = tuple[float, int, int]
-"""Seconds since the answer before, tokens added to the prompt, tokens of the answer."""
+"""Seconds since the previous answer, tokens added to the prompt, tokens of the answer."""
 
 
 class _Dice:
@@ -46,7 +46,7 @@ class _Dice:
         self.uniform = random.Random(seed).random  # noqa: S311
 
     def exponential(self, mean: float) -> float:
-        """Draw from the exponential distribution by comparisons alone (von Neumann, 1951)."""
+        """Draw from the exponential distribution with only comparisons (von Neumann, 1951)."""
         whole = 0
         while True:
             first = last = self.uniform()

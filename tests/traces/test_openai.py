@@ -110,7 +110,7 @@ def test_a_salt_makes_the_same_ids_and_none_makes_others(tmp_path):
 
 def test_no_salt_is_shown():
     assert SECRET not in repr(PromptOptions(salt=SECRET))
-    with pytest.raises(ValueError, match="salt must be a text that is not empty"):
+    with pytest.raises(ValueError, match="salt must be a non-empty text"):
         PromptOptions(salt="")
 
 
@@ -398,7 +398,7 @@ def test_a_row_of_csv_that_never_ends_is_bounded_and_the_limit_of_others_stays(t
         ({"bytes_per_token": 65}, "bytes_per_token must be <= 64, got 65"),
         ({"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
         ({"columns": {"time": "t"}}, r"columns must name one for prompt, got \['time'\]"),
-        ({"columns": COLUMNS | {"x": "y"}}, "columns must be of time, .*, got 'x'"),
+        ({"columns": COLUMNS | {"x": "y"}}, "columns must be among time, .*, got 'x'"),
         ({"columns": COLUMNS | {"model": ""}}, "columns must name a column for model, got ''"),
     ],
 )
@@ -573,7 +573,7 @@ def test_long_conversations_are_within_bounds(model, tmp_path):
 def test_a_refusal_of_a_template_is_named(model, tmp_path):
     folder = with_template(model, tmp_path, "{{ raise_exception(messages[0].content) }}")
     text = rule(tmp_path, chat(SECRET, system=SECRET), tokenizer=folder)
-    assert text == "the chat template must accept the messages, got a refusal of its own"
+    assert text == "the chat template must accept the messages, got a refusal"
 
 
 @pytest.mark.parametrize(
@@ -581,8 +581,8 @@ def test_a_refusal_of_a_template_is_named(model, tmp_path):
     [
         ("tokenizer.json", "{}", "tokenizer.json: must be a tokenizer.json of Hugging Face: "),
         ("tokenizer.json", None, "tokenizer.json: must be a readable file: No such file or dir"),
-        ("chat_template.jinja", "\n{% if", "must be a chat template of Jinja's, got an error in "),
-        ("chat_template.jinja", "{{ x | nofilter }}", "must be a chat template of Jinja's, got"),
+        ("chat_template.jinja", "\n{% if", "must be a Jinja chat template, got an error in "),
+        ("chat_template.jinja", "{{ x | nofilter }}", "must be a Jinja chat template, got"),
         ("chat_template.jinja", "x" * 2**21, "must be at most 1048576 bytes long, got more"),
         ("tokenizer_config.json", "[]", "must be a JSON object, got something else"),
     ],
