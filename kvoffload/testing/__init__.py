@@ -1,1 +1,1 @@
-"""Suites of tests for what users write themselves."""
+"""Suites of tests for users' own policies and tiers."""

@@ -1,11 +1,12 @@
 """A suite of tests for every policy, built in or a user's own.
 
-`PolicyConformance` is the contract of `CachePolicy` as tests: subclass it in a test file, say how a
-policy is made, and pytest finds the rest. `policy_machine` makes calls in orders that hypothesis
+`PolicyConformance` is the contract of `CachePolicy` as tests: subclass it in a test file, implement
+`make_policy`, and pytest finds the rest. `policy_machine` makes calls in orders that hypothesis
 chooses, and shortens one that fails.
 
-Both compare a policy with a dict of what is resident, and with a second policy that is spared every
-call which may change nothing: it shows whether one did. The suite assumes no order of eviction.
+Both compare a policy with a dict of the resident blocks, and with a second policy that skips every
+call that must not change anything: a difference shows that a call did. The suite assumes no order
+of eviction.
 
 The suite needs no package; `policy_machine` needs hypothesis.
 """
@@ -94,11 +95,11 @@ def _order(policy: CachePolicy) -> list[bytes]:
 
 
 class _Driven:
-    """A policy under test, beside a model of what it holds.
+    """A policy under test, beside a model of its contents.
 
     Invariants
-        ``_model`` holds (ref_cnt, block_id) of each resident block. ``_spared`` was made by the
-        same calls, but for those that may change nothing; None if calls do not decide what leaves.
+        ``_model`` holds (ref_cnt, block_id) of each resident block. ``_spared`` got the same calls,
+        except those that must not change anything; None if calls do not determine the victims.
         ``_held`` are statuses of resident blocks, which must stay live; ``_departed`` those of
         blocks that left, with their last values.
     """
@@ -130,7 +131,7 @@ class _Driven:
         return [key for key in KEYS if key not in self._model]
 
     def insert(self, key: bytes, ref_cnt: int) -> None:
-        """Insert a block; one that is resident is refused."""
+        """Insert a block; the policy refuses a resident one."""
         self._next_id += 1
         if key in self._model:
             status = _status(self._next_id, ref_cnt)
@@ -143,7 +144,7 @@ class _Driven:
         self._model[key] = (ref_cnt, self._next_id)
 
     def remove(self, key: bytes) -> None:
-        """Remove a block; one that is not resident is refused."""
+        """Remove a block; the policy refuses one that is not resident."""
         if key not in self._model:
             _raises(
                 BlockNotFoundError,
@@ -156,7 +157,7 @@ class _Driven:
             policy.remove(key)
 
     def touch(self, batch: list[BlockHash]) -> None:
-        """Touch blocks; the form of the batch, and what becomes of it, must not matter."""
+        """Touch blocks; the form of the batch, and later changes to it, must not matter."""
         given = list(batch)
         self._policy.touch(given)
         _equal(given, batch, "the list that touch was given")
@@ -165,7 +166,7 @@ class _Driven:
             self._spared.touch(_once(batch))
 
     def request(self, batch: list[BlockHash], hook: str) -> None:
-        """Call a hook of requests; the list that it is given stays as it is, and the caller's."""
+        """Call a hook of requests; it neither changes nor keeps the list that it is given."""
         calls: dict[str, Callable[[CachePolicy, list[BlockHash]], None]] = {
             "begun": lambda policy, hashes: policy.begun(hashes, None),
             "finished": lambda policy, hashes: policy.finished(hashes, None),
@@ -180,7 +181,7 @@ class _Driven:
             given[:] = [BlockHash(b"another")] * len(given)
 
     def evict(self, n: int, protected: Collection[BlockHash]) -> None:
-        """Evict blocks, and check which."""
+        """Evict blocks, and check the victims."""
         idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
         may_leave = idle.difference(protected)
         victims = self._policy.evict(n, protected)
@@ -263,11 +264,11 @@ class _Driven:
             self._spared.clear()
 
     def refused_counts(self) -> None:
-        """Ask for what must be refused."""
+        """Make calls that must be refused."""
         _raises(ValueError, "evict(-1)", lambda: self._policy.evict(-1, frozenset()))
 
     def check(self) -> None:
-        """Compare what can be read with the model."""
+        """Compare all readable state with the model."""
         self._verify(self._policy)
         for key in KEYS:
             status = self._policy.get(key)
@@ -299,7 +300,7 @@ def _count(policy: CachePolicy) -> int | None:
 
 
 def check_invariants(subject: CachePolicy | OffloadingManager | Backend[Any]) -> None:
-    """Verify the invariants of what the library brings: a policy, a manager, the host backend.
+    """Verify the invariants of the library's own policies, managers and host backend.
 
     Parameters
     ----------
@@ -309,13 +310,13 @@ def check_invariants(subject: CachePolicy | OffloadingManager | Backend[Any]) ->
     Raises
     ------
     AssertionError
-        With the invariant that is broken.
+        If an invariant is broken; the message names it.
     TypeError
-        `subject` is of a user's own class, which has none that are known.
+        If `subject` is of a user's own class, whose invariants are not known.
 
     Notes
     -----
-    O(n) in the blocks that it knows.
+    Complexity: O(n) in the blocks that it knows.
     """
     check = getattr(subject, "_check", None)
     if check is None:
@@ -330,11 +331,11 @@ class PolicyConformance(ABC):
     """
 
     is_deterministic = True
-    """Whether equal calls make equal policies. If not, calls that must change nothing are only
-    held to what can be read."""
+    """Whether equal calls make equal policies. If not, calls that must change nothing are checked
+    only by the readable state."""
     checks_arguments = False
-    """Whether the policy checks the types of what it is given. A manager hands it only what is
-    checked, so most leave that to it."""
+    """Whether the policy checks the types of its arguments. Most leave that to the manager, which
+    passes only checked ones."""
     num_random_runs = 30
     """Number of runs of random calls."""
 
@@ -347,17 +348,17 @@ class PolicyConformance(ABC):
         return CPUOffloadingManager(16, num_blocks, policy)
 
     def verify(self, policy: CachePolicy) -> None:
-        """Verify the invariants of a policy, after each random call. By default it is only read."""
+        """Verify the invariants of a policy, after each random call. By default, only read it."""
         policy.get(KEYS[0])
 
     def observe(self, policy: CachePolicy) -> object:
-        """Return what can be seen of a policy, to be compared where nothing may change."""
+        """Return the observable state of a policy, to be compared if nothing may change."""
         return _count(policy)
 
     # -- for the tests -----------------------------------------------------------------------
 
     def filled(self, count: int = 6, capacity: int = 8) -> tuple[CachePolicy, list[BlockHash]]:
-        """Return a policy with so many idle blocks, block n in slot n, and their hashes."""
+        """Return a policy with `count` idle blocks, block n in slot n, and their hashes."""
         policy = self.make_policy(capacity)
         keys = _keys(count)
         for block_id, key in enumerate(keys):
@@ -365,7 +366,7 @@ class PolicyConformance(ABC):
         return policy, keys
 
     def _unchanged(self, what: str, call: Callable[[CachePolicy, list[BlockHash]], object]) -> None:
-        """Check that a call changes neither what is resident nor what leaves next."""
+        """Check that a call changes neither the resident blocks nor the next victims."""
         policy, keys = self.filled()
         policy.touch(keys[1:3])
         before = self.observe(policy)
@@ -768,7 +769,7 @@ class PolicyConformance(ABC):
 
 
 def _random_call(driven: _Driven, chooser: random.Random) -> None:
-    """Do one call, of those that fill more often while it is empty."""
+    """Make one random call; calls that fill the policy are likelier while it is empty."""
     resident, absent = driven.resident(), driven.absent()
     batch = chooser.choices(KEYS, k=chooser.randrange(7))
     protected = frozenset(chooser.sample(KEYS, chooser.choice((0, 0, 2, 6))))
@@ -809,7 +810,7 @@ def policy_machine(
     Parameters
     ----------
     make_policy : callable
-        Returns a new, empty policy of the capacity that it is given.
+        Returns a new, empty policy of the given capacity.
     is_deterministic : bool
         Whether equal calls make equal policies.
     verify : callable

@@ -2,7 +2,7 @@
 
 `TierConformance` holds the contract of `Tier` as tests: subclass it in a test file, implement
 `open_tier`, and pytest finds the rest. `tier_machine` compares a tier with a dict, step by step, in
-orders that hypothesis chooses. `FaultyTier` delays, fails, hangs and flips bits when it is told to.
+orders that hypothesis chooses. `FaultyTier` delays, fails, hangs and flips bits on demand.
 
 The suite needs no package; `tier_machine` needs hypothesis.
 """
@@ -43,7 +43,7 @@ from kvoffload.tiers.region import Region
 __all__ = ["FaultyTier", "TierConformance", "tier_machine"]
 
 PATIENCE_S = 60.0
-"""Seconds that a job has before a test gives up: far more than any needs."""
+"""Seconds after which a test stops waiting for a job: far more than any needs."""
 
 
 # -- a bad tier ----------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class _FaultyStore(Store):
 
 
 class _FaultyMedium(SecondRegion):
-    """A second region behind a store that misbehaves; one that hangs confirms no `forget`."""
+    """A second region behind a store that misbehaves; while it hangs, it confirms no `forget`."""
 
     direct = False
 
@@ -106,7 +106,7 @@ class _FaultyMedium(SecondRegion):
         )
 
     def forget(self) -> None:
-        """Have everything forgotten."""
+        """Forget all blocks."""
         self._forget_hangs = not self.store.running.is_set()
 
     def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
@@ -121,24 +121,24 @@ class _FaultyMedium(SecondRegion):
 
 
 class FaultyTier(ComposedTier):
-    """A tier in memory that behaves like a server or a disk in trouble, on demand.
+    """A tier in memory that behaves like a faulty server or disk, on demand.
 
     It is staged, as tiers on servers are. A call moves one block.
 
     Parameters
     ----------
     capacity_bytes : int
-        Bytes of blocks that are kept at most.
+        Most bytes of blocks that are kept.
     policy : str, type or CachePolicy
         Which blocks stay.
     threads : int
         Number of threads, each of which a hang can hold up.
     namespace : Namespace
-        What the bytes mean.
+        The meaning of the bytes.
     name : str
         Label in metrics, events and logs.
     enable_events : bool
-        Whether `take_events` has something to give.
+        Whether `take_events` reports events.
     staging_bytes : int
         Bytes of the tier's own buffers.
     ack : str
@@ -182,7 +182,7 @@ class FaultyTier(ComposedTier):
         Raises
         ------
         TypeError, ValueError
-            If `op` is neither, or `count` or `error` is no integer >= 0.
+            If `op` is neither, or `count` or `error` is not an integer >= 0.
         """
         if op not in ("put", "get"):
             raise ValueError(f"op must be 'put' or 'get', got {describe(op)}")
@@ -195,7 +195,7 @@ class FaultyTier(ComposedTier):
         self._store.running.clear()
 
     def resume(self) -> None:
-        """Let blocked calls go on."""
+        """Let blocked calls continue."""
         self._store.running.set()
 
     def flip(self, key: bytes, bit: int = 0) -> None:
@@ -264,7 +264,7 @@ def refused_as_foreign(tier: Tier, region: Region) -> None:
 
 
 def block_bytes_of(key: bytes, nbytes: int) -> bytes:
-    """Return the bytes that a test stores under a key: other ones under every key."""
+    """Return the bytes that a test stores under a key, different for every key."""
     seed = int.from_bytes(key[-8:] + len(key).to_bytes(2, "big"), "big")
     return np.random.default_rng(seed).bytes(nbytes)
 
@@ -273,7 +273,7 @@ class TierConformance(ABC):
     """The contract of `Tier` as tests.
 
     Subclass it, name the class ``Test...``, and implement `open_tier`. A tier that keeps its blocks
-    when it is closed implements `reopen_tier` too.
+    after a close implements `reopen_tier` too.
     """
 
     block_bytes = 4096
@@ -283,10 +283,10 @@ class TierConformance(ABC):
 
     @abstractmethod
     def open_tier(self, num_blocks: int) -> Tier:
-        """Return a new, empty tier with room for so many blocks of `block_bytes`."""
+        """Return a new, empty tier with room for `num_blocks` blocks of `block_bytes`."""
 
     def reopen_tier(self) -> Tier | None:
-        """Return the tier that was opened and closed last, opened again; None: nothing is kept."""
+        """Reopen the tier that was opened and closed last; return None if it keeps nothing."""
         return None
 
     # -- for the tests -----------------------------------------------------------------------
@@ -331,7 +331,7 @@ class TierConformance(ABC):
         return statuses
 
     def settle(self, tier: Tier) -> None:
-        """Wait until nothing is under way: a staged put ends before its block can be read."""
+        """Wait until no job is in progress: a staged put ends before its block can be read."""
         until = time.monotonic() + PATIENCE_S
         while tier.stats().get("unsettled_jobs") and time.monotonic() < until:
             tier.wait([], 0)
@@ -766,8 +766,8 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
     block_bytes : int
         Bytes per block.
     num_keys : int
-        Number of keys that the steps choose from. Where the tier has room for as many, exactly what
-        was stored and not dropped must be there; in any case nothing else.
+        Number of keys that the steps choose from. If the tier has room for all, exactly the blocks
+        that were stored and not dropped must be there; otherwise no others.
 
     Returns
     -------
