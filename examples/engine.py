@@ -1,12 +1,12 @@
 """An engine in miniature: real bytes between a device, host memory and tiers, every byte verified.
 
 `device` stands for the accelerator's memory; a `TieredStore` has host memory and, behind it, a disk
-and a server. The scheduler's thread alone talks to the store, so that it needs no lock; workers
-copy what they are told to between device and host, and the tiers' threads do the rest. Several
-requests are in flight at once, and the host is too small for all of them.
+and a server. Only the scheduler's thread calls the store, so it needs no lock; workers copy blocks
+between device and host, and the tiers' threads do the rest. Several requests are in flight at once,
+and the host is too small for all of them.
 
-On the way the server hangs and comes back, and the file on the disk is destroyed. The engine does
-not notice, but for blocks that it has to compute again.
+During the run the server hangs and comes back, and the file on the disk is destroyed. The only
+effect is that the engine computes some blocks again.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredRequest,
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 16_384
-DEADLINE_S = 0.25  # what a request waits for the tiers at most
+DEADLINE_S = 0.25  # longest that a request waits for the tiers
 
 
 def block_hashes(tokens: list[int]) -> list[bytes]:
@@ -46,7 +46,7 @@ def compute(block_hash: bytes) -> np.ndarray:
 
 @dataclass
 class Prompt:
-    """One prompt on its way: its request, and its slots on the device."""
+    """One prompt in progress: its request, and its slots on the device."""
 
     request: TieredRequest
     slots: np.ndarray  # (n,) int64, slots on the device
@@ -56,7 +56,7 @@ class Prompt:
 
 @dataclass
 class Engine:
-    """Run prompts through a device cache of no memory of its own, and a store behind it."""
+    """An engine that runs prompts through a device without a cache, and a store behind it."""
 
     store: TieredStore
     device: np.ndarray  # (slots, BLOCK_BYTES) uint8
@@ -72,7 +72,7 @@ class Engine:
         self.workers = ThreadPoolExecutor(4)
 
     def run(self, prompts: list[list[int]]) -> None:
-        """Take prompts in as the device has room, and see them through."""
+        """Start prompts as the device has room, and serve all of them."""
         waiting = deque(block_hashes(tokens) for tokens in prompts)
         while waiting or self.fetching or self.copying:
             while waiting and len(waiting[0]) <= len(self.free_slots):
@@ -89,19 +89,19 @@ class Engine:
             self.store.wait(0.001)
 
     def start(self, hashes: list[bytes]) -> None:
-        """Have the prefix brought that host memory, the disk or the server has."""
+        """Fetch the prefix that host memory, the disk or the server has."""
         slots = np.array([self.free_slots.pop() for _ in hashes], np.int64)
         request = self.store.begin(hashes)
         self.fetching[request.fetch(deadline_s=DEADLINE_S)] = Prompt(request, slots)
 
     def fetched(self, prompt: Prompt, fetched: Fetched) -> None:
-        """Copy what came to the device; it is pinned until `loaded`."""
+        """Copy the fetched blocks to the device; they are pinned until `loaded`."""
         prompt.num_loaded = fetched.num_blocks
         slots = prompt.slots[: prompt.num_loaded]
         self.copy(prompt, self.host, fetched.block_ids, self.device, slots)
 
     def loaded(self, prompt: Prompt) -> None:
-        """Verify what came, compute the rest, and store what the host lacks."""
+        """Verify the loaded blocks, compute the rest, and store those that the host lacks."""
         request, slots, num_loaded = prompt.request, prompt.slots, prompt.num_loaded
         hashes = request.hashes
         request.complete_load(0, num_loaded)
@@ -124,7 +124,7 @@ class Engine:
         self.copy(prompt, self.device, sources, self.host, output.store_spec.block_ids)
 
     def stored(self, prompt: Prompt) -> None:
-        """Make the stored blocks readable for other requests; the tiers get them too."""
+        """Make the stored blocks readable for other requests; they go to the tiers too."""
         prompt.request.complete_store()
         self.free_slots.extend(prompt.slots.tolist())
 
@@ -136,7 +136,7 @@ class Engine:
         target: np.ndarray,
         target_ids: np.ndarray,
     ) -> None:
-        """Copy blocks in a worker thread; the end is seen by `run`."""
+        """Copy blocks in a worker thread; `run` handles the end."""
 
         def work() -> None:
             target[target_ids] = source[source_ids]
@@ -158,7 +158,7 @@ def conversations(count: int, turns: int, seed: int) -> list[list[int]]:
 
 
 def main(folder: Path) -> None:
-    """Run, with trouble on the way, and say what was moved."""
+    """Run with failures on the way, and print the transfers."""
     namespace = Namespace("engine in miniature", BLOCK_BYTES)
     disk = FileTier(folder, 300 * BLOCK_BYTES, policy="arc", namespace=namespace)
     server = FaultyTier(1000 * BLOCK_BYTES, namespace=namespace, name="server")

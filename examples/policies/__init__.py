@@ -1,4 +1,4 @@
-"""Policies of the literature, as baselines: in Python alone, to compare with and to start from.
+"""Policies of the literature, as baselines: in plain Python, to compare with and to start from.
 
 In the root of a clone each is a policy of every command, such as
 ``kvoffload sweep trace.jsonl --policy lru,examples.policies:GDSF``.

@@ -1,22 +1,22 @@
-"""What the baselines have in common: resident blocks, their chains, and the loop of an eviction.
+"""The common part of the baselines: resident blocks, their chains, and the loop of an eviction.
 
 A policy of the literature chooses among pages or objects that do not depend on each other. Three
-things differ for the blocks of prompts, and are done here, the same for all:
+things differ for the blocks of prompts, and this module handles them for all policies:
 
 A block waits for those behind it
-    A block is of no use without those before it in its chain. So a block does not leave while one
-    behind it is resident. Where all idle blocks wait, because those behind them are in use, one
-    leaves that has no idle block behind it.
+    A block is useless without those before it in its chain. So a block does not leave while one
+    behind it is resident. If all idle blocks wait, because those behind them are in use, one leaves
+    that has no idle block behind it.
 One request, one access
-    A request uses its blocks as it begins and as it finishes. The second use is no access, nor is
-    the touch of a block whose store is pending.
+    A request uses its blocks as it begins and as it finishes. The second use is not an access, nor
+    is the touch of a block whose store is pending.
 All or nothing
     Blocks that may leave are counted first. Then they are chosen one by one, so that a rule may
     change its own state while it chooses.
 Cost
-    Each rule's file names what it costs where most blocks may leave. The count at the start of an
+    Each rule's file states its cost if most blocks may leave. The count at the start of an
     eviction, and a queue, pass over each block in use: an eviction of a few blocks takes
-    O(resident log resident) where hardly one may leave.
+    O(resident log resident) if hardly any may leave.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MayLeave = Callable[[bytes], bool]
 
 
 class ChainedPolicy(CachePolicy):
-    """A policy by a rule that knows nothing of chains, slots or blocks in use.
+    """A policy whose rule does not handle chains, slots or blocks in use.
 
     A rule implements `_added`, `_touched`, `_gone`, `_choose` and `_reset`, and keeps its blocks in
     one or several of `_new_queue`.
@@ -53,7 +53,7 @@ class ChainedPolicy(CachePolicy):
 
     @abstractmethod
     def _added(self, block_hash: bytes) -> None:
-        """Take in a block that was not resident."""
+        """Add a block that was not resident."""
 
     def _missed(self, block_hash: bytes) -> None:
         """Note an access to a block that is not resident."""
@@ -68,19 +68,19 @@ class ChainedPolicy(CachePolicy):
 
     @abstractmethod
     def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:
-        """Return the next victim, which ends its chain; None if there is none.
+        """Return the next victim, which ends its chain, or None.
 
         Parameters
         ----------
         may_leave : callable
             Whether a block is idle and not protected.
         arrivals : int
-            How many blocks will have come by then: one for each victim so far.
+            How many blocks will have come by then: one per victim so far.
         """
 
     @abstractmethod
     def _reset(self) -> None:
-        """Begin with no block."""
+        """Begin without blocks."""
 
     def _new_queue(self) -> Queue:
         queue = Queue(self._behind)
@@ -88,7 +88,7 @@ class ChainedPolicy(CachePolicy):
         return queue
 
     def _now(self) -> int:
-        """Return a number above all before."""
+        """Return a number above all previous ones."""
         self._time += 1
         return self._time
 
@@ -156,13 +156,13 @@ class ChainedPolicy(CachePolicy):
         return len(self._blocks)
 
     def _last_that(self, may_leave: MayLeave) -> bytes:
-        """Return a block that may leave, with none behind it that may; all wait for others."""
+        """Return a block that may leave, with none behind it that may, when all wait for others."""
         allowed = list(filter(may_leave, self._blocks))
         for block_hash in allowed:
             behind = self._behind.get(block_hash, set())
             if not any(map(may_leave, behind)):
                 return block_hash
-        return allowed[0]  # the hashes are no chains: each has another behind it
+        return allowed[0]  # the hashes form cycles, not chains: each has another behind it
 
     def _forget(self, block_hash: bytes, *, evicted: bool) -> BlockStatus:
         self._gone(block_hash, evicted=evicted)
@@ -188,7 +188,8 @@ class Queue:
     Notes
     -----
     A heap with outdated entries. The entry of a block that waits is dropped when it comes to the
-    top, until `wake`; so no call looks at it again. Complexity of all methods: O(log n), amortised.
+    top, until `wake`, so that no call examines it again. Complexity of all methods: O(log n),
+    amortised.
     """
 
     def __init__(self, behind: dict[bytes, set[bytes]]) -> None:
@@ -216,7 +217,7 @@ class Queue:
         return self._ranks.pop(block_hash)
 
     def wake(self, block_hash: bytes) -> None:
-        """Note that no block is behind this one any more."""
+        """Note that no block is behind this one any longer."""
         if block_hash in self._ranks:
             heappush(self._heap, (self._ranks[block_hash], block_hash))
 
@@ -250,8 +251,8 @@ class Ghosts:
     Notes
     -----
     The papers ask whether a block is remembered before they make room for it. Here the room for a
-    whole store is made first. So a block that left makes another one forgotten only when a block
-    comes: until then there may be more than `most`, by those that left since.
+    whole store is made first. So the oldest ghost is forgotten only when a block comes; until then
+    there may be more than `most`, by the blocks that left since.
     """
 
     def __init__(self, most: int) -> None:
@@ -263,12 +264,12 @@ class Ghosts:
         return len(self._remembered)
 
     def add(self, block_hash: bytes, remembered: Any) -> None:
-        """Remember a block that leaves for one that comes."""
+        """Remember a block that leaves for another."""
         self._remembered[block_hash] = remembered
         self._num_ahead += 1
 
     def arrive(self, block_hash: bytes) -> Any:
-        """Forget a block that comes, and whatever is too much; return what was remembered or None.
+        """Forget an arriving block and any excess ghosts; return what was remembered, or None.
 
         Complexity: O(1), amortised.
         """

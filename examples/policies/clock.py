@@ -1,15 +1,14 @@
-"""CLOCK: first in, first out, with a second chance for what was used (Corbató, 1968).
+"""CLOCK: first in, first out, with a second chance for used blocks (Corbató, 1968).
 
 Structure
     A queue, the oldest at the hand, and a mark on each block that was used.
 How it works
-    An access marks a block. Where the hand meets a mark, it clears it and the block goes to the
-    back of the queue; the first block without a mark leaves. That is the same as a hand that goes
-    round a circle.
+    An access marks a block. If the hand meets a mark, it clears it and the block goes to the back
+    of the queue; the first block without a mark leaves. This is equivalent to a hand on a circle.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``). The hand passes over blocks
-    that wait or are in use, and leaves their marks. The paper has one or several bits of marks;
-    this is the one with one.
+    that wait or are in use, and leaves their marks. The paper has one or several mark bits; this
+    version has one.
 Cost
     get, insert O(1), remove O(log resident), touch O(n), evict O((n + marks cleared) log resident),
     amortised.

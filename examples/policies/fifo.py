@@ -1,7 +1,7 @@
 """FIFO: the block that was stored first leaves first (Belady, IBM Systems Journal 5(2), 1966).
 
 Structure
-    One queue in the order of insertion. Use changes nothing: it is LRU without `touch`.
+    One queue in the order of insertion. A use changes nothing: FIFO is LRU without `touch`.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``), however long ago it came.
 Cost

@@ -6,9 +6,9 @@ How it works
     H is set to L + F · C / S at each access, with the cost C of a miss and the size S. The block of
     the least H leaves, the least recently used among equals, and L becomes its H.
 Differs from the paper
-    A block waits for those behind it in its chain (see ``_chained``). All blocks are of one size
-    and cost the same here, C = S = 1, so that H = L + F. What then remains is LFU with dynamic
-    aging, as the built-in ``lfu``, but its counts have no upper bound.
+    A block waits for those behind it in its chain (see ``_chained``). All blocks have one size and
+    one cost here, C = S = 1, so that H = L + F. The result is LFU with dynamic aging, like the
+    built-in ``lfu``, but without an upper bound on the counts.
 Cost
     get O(1), insert, remove O(log resident), touch, evict O(n log resident), amortised.
 """
@@ -19,7 +19,7 @@ from ._chained import ChainedPolicy, MayLeave
 
 
 class GDSF(ChainedPolicy):
-    """A policy that evicts the block used least, by counts that fade as the cache ages.
+    """A policy that evicts the least used block, with counts that fade as the cache ages.
 
     References
     ----------
@@ -45,7 +45,7 @@ class GDSF(ChainedPolicy):
         priority, _ = self._queue.drop(block_hash)
         del self._counts[block_hash]
         if evicted:
-            self._age = max(self._age, priority)  # a block that had waited may have less
+            self._age = max(self._age, priority)  # a block that waited may have a lower one
 
     def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:  # noqa: ARG002
         return self._queue.first(may_leave)

@@ -1,14 +1,14 @@
 """LRU-K (O'Neil, O'Neil & Weikum, SIGMOD'93).
 
 Structure
-    The times of the last `k` accesses of each block, and of as many blocks that left as the share
-    `history` of the capacity, the one that left last at the end.
+    The times of the last `k` accesses of each block. Those of evicted blocks are kept too, for up
+    to the share `history` of the capacity, the latest at the end.
 How it works
-    The block leaves whose k-th last access is the longest ago. One with fewer than k accesses
-    leaves before those; among several of them the least recently used.
+    The block whose k-th last access is the longest ago leaves. Blocks with fewer than k accesses
+    leave first, the least recently used of them before the others.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``). The paper's *correlated
-    reference period* is the request here: its finish is no access. Its *retained information
+    reference period* is the request here: its finish is not an access. Its *retained information
     period* is a number of blocks, so that memory is bounded.
 Cost
     get O(1), insert O(k + log resident), remove O(log resident), touch O(n (k + log resident)),
@@ -30,7 +30,7 @@ class LRUK(ChainedPolicy):
     k : int
         Accesses to remember, >= 1; 1 is LRU.
     history : float
-        Blocks that left and whose accesses are remembered, as a share of the capacity, >= 0.
+        Blocks that left with their accesses remembered, as a share of the capacity, >= 0.
 
     References
     ----------
@@ -55,7 +55,7 @@ class LRUK(ChainedPolicy):
 
     @property
     def num_ghosts(self) -> int:
-        """Number of blocks that left and whose accesses are remembered."""
+        """Number of blocks that left with their accesses remembered."""
         return len(self._past)
 
     def _added(self, block_hash: bytes) -> None:

@@ -1,8 +1,7 @@
-"""Random: any block leaves, each as likely as the others (Belady, IBM Systems Journal 5(2), 1966).
+"""Random: every block is an equally likely victim (Belady, IBM Systems Journal 5(2), 1966).
 
 Structure
-    A list of all resident blocks, from which one is drawn; the last takes the place of one that
-    left.
+    A list of all resident blocks, from which one is drawn; the last takes the victim's place.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``): only the ends of chains are
     drawn. A block that waits, or is in use, is drawn again; after `DRAWS` of these in a row the
@@ -10,8 +9,8 @@ Differs from the paper
 Random numbers
     Those of Python's Mersenne Twister from `seed`, so that equal calls choose equal victims.
 Cost
-    get, insert, remove O(1), touch O(n), evict O(n), expected; O(resident) per victim where hardly
-    a block may leave.
+    get, insert, remove O(1), touch O(n), evict O(n), expected; O(resident) per victim if hardly a
+    block may leave.
 """
 
 from __future__ import annotations

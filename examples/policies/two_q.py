@@ -2,14 +2,15 @@
 
 Structure
     *A1in*: new blocks, first in, first out, meant to hold the share `kin` of the capacity. *A1out*:
-    hashes that left A1in, as many as the share `kout` of the capacity. *Am*: blocks that were asked
+    hashes that left A1in, up to the share `kout` of the capacity. *Am*: blocks that were asked
     for again after they had left A1in, least recently used first.
 How it works
     `insert` puts a block of A1out into Am, any other into A1in. An access in A1in changes nothing;
-    one in Am makes the block the most recent. A1in gives if it holds more than its share, else Am.
+    one in Am makes the block the most recent. A1in gives the victim if it holds more than its
+    share, else Am.
 Differs from the paper
-    A block waits for those behind it in its chain (see ``_chained``). A batch is made room for as
-    if its blocks came one by one, into A1in. A queue that has no victim lets the other give. The
+    A block waits for those behind it in its chain (see ``_chained``). Room for a batch is made as
+    if its blocks came one by one, into A1in. If a queue has no victim, the other gives one. The
     defaults are the paper's: a quarter of the capacity for A1in, hashes for half of it in A1out.
 Cost
     get, insert O(1), remove O(log resident), touch, evict O(n log resident), amortised.
@@ -21,7 +22,7 @@ from ._chained import ChainedPolicy, Ghosts, MayLeave
 
 
 class TwoQ(ChainedPolicy):
-    """A policy that keeps what returns soon after it left.
+    """A policy that keeps blocks that return soon after they left.
 
     Parameters
     ----------

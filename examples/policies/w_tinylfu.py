@@ -5,21 +5,21 @@ Structure
     capacity. *Main*: a segmented LRU of *probation* and *protected*, which is at most four fifths
     of main. *Sketch*: estimated counts of accesses, of blocks that are not resident too.
 How it works
-    `insert` puts a block into the window. While main has room, what the window holds too much moves
-    to probation. Later it has to win: the window's least recent is compared with main's; the one
-    that was accessed more often by the sketch stays, in probation, and the other leaves. An access
-    in probation promotes a block to protected, which gives its least recent back where it is full.
+    `insert` puts a block into the window. While main has room, the window's excess moves to
+    probation. Later the window's least recent block competes with main's: the one with more
+    accesses by the sketch stays, in probation, and the other leaves. An access in probation
+    promotes a block to protected, which demotes its least recent block if it is full.
 Sketch
-    Count-min with conservative update: four rows of counters to 15, one in each row for a block;
-    only the least of the four are increased, and the least is the estimate. After ten accesses per
-    block of the capacity all counters are halved. At most 2**20 counters per row, 4 MiB in all. The
-    indexes come from BLAKE2b under a key that is drawn when the policy is made, so that nobody can
-    choose prompts whose counts collide; `seed` fixes it, for experiments that can be repeated.
+    Count-min with conservative update: four rows of counters to 15, one per row for a block; only
+    the least of the four are increased, and the least is the estimate. After ten accesses per block
+    of the capacity all counters are halved. At most 2**20 counters per row, 4 MiB in all. The
+    indexes come from BLAKE2b under a key that is drawn when the policy is made, so that users
+    cannot choose prompts whose counts collide; `seed` fixes it, for repeatable experiments.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``), and a block that moves to
-    main takes those before it along. No Bloom filter before the sketch (*doorkeeper*). A batch is
-    made room for as if its blocks came one by one; one that is larger than the window makes it
-    larger for a time, since blocks in use do not leave.
+    main takes those before it along. The sketch has no Bloom filter before it (*doorkeeper*). Room
+    for a batch is made as if its blocks came one by one; one that is larger than the window makes
+    it larger for a time, since blocks in use do not leave.
 Cost
     get O(1), insert, remove O(log resident), touch, evict O(n log resident), amortised.
 """
@@ -36,7 +36,7 @@ SAMPLE = 10  # accesses per block of the capacity, until the counters are halved
 
 
 class WTinyLFU(ChainedPolicy):
-    """A policy that admits from a small window what is used more often than what would leave.
+    """A policy that admits a block from a small window if it is used more often than the victim.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class WTinyLFU(ChainedPolicy):
     window : float
         Share of the capacity for new blocks, ``0.0 ... 1.0``.
     seed : int, optional
-        Key of the sketch's hash, >= 0, below 2**64; by default one that nobody can predict.
+        Key of the sketch's hash, >= 0, below 2**64; by default an unpredictable one.
 
     References
     ----------
@@ -107,7 +107,7 @@ class WTinyLFU(ChainedPolicy):
         if victim is None or candidate is None:
             return victim or candidate
         if len(self._window) + arrivals < self._window_size:
-            return victim  # the window has room for the block that comes
+            return victim  # the window has room for the new block
         if self._sketch.estimate(candidate) > self._sketch.estimate(victim):
             self._admit(candidate)
             return victim
