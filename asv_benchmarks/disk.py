@@ -1,14 +1,14 @@
-"""Print what a disk behind host memory saves on the traces, by the policies of both.
+"""Print the savings of a disk behind host memory on the traces, by the policies of both.
 
 Each row is a trace with the sizes of host memory, in percent of the trace's unique blocks, and of
-the disk, in host memories; then, for each pair of policies, the blocks that a request recomputes,
-where reading a block from the disk costs 0.2 of computing it, and the blocks written to the disk
-per request. A request has its full blocks; its store is offered 16 blocks at a time. Usage::
+the disk, in host memories; then, per pair of policies, the blocks that a request recomputes, if
+reading a block from the disk costs 0.2 of computing it, and the blocks written to the disk per
+request. A request has its full blocks; its store is offered 16 blocks at a time. Usage::
 
     python asv_benchmarks/disk.py [--pending N] [--store] [TRACE HOST DISK]...
 
 ``--store`` prints, instead, the share of the blocks that a real `TieredStore` over a `MemoryTier`
-serves to requests that come one after the other. Without arguments the traces are those of the
+serves to consecutive requests. Without arguments the traces are those of the
 folder that ``KVOFFLOAD_TRACES`` names.
 """
 
@@ -32,10 +32,10 @@ ROWS = (
     ("lmcache_agents_64c", 5.0, 10.0),
 )
 PAIRS = (("hit-density", "hit-density"), ("lru", "hit-density"), ("lru", "lru"))
-FULL_BLOCK_TOKENS = {"mooncake_conversation": 512}  # of the others every block is full
+FULL_BLOCK_TOKENS = {"mooncake_conversation": 512}  # in the others every block is full
 READ_COST = 0.2  # of a block that is computed
 STEP_BLOCKS = 16
-BLOCK_BYTES = 16  # of a store of which only the answers count
+BLOCK_BYTES = 16  # of a store whose contents do not matter
 PATIENCE_S = 60.0
 
 
@@ -48,7 +48,7 @@ def decoded(name: str) -> DecodedTrace:
 
 
 def recomputed(trace: DecodedTrace, counts: TierCounts) -> float:
-    """Return the blocks that a request recomputes, with what it reads from the disk."""
+    """Return the blocks that a request recomputes, including the cost of reads from the disk."""
     missed = counts.asked - counts.host_hits - counts.disk_hits
     return (missed + READ_COST * counts.disk_hits) / trace.num_requests
 
@@ -75,7 +75,7 @@ def simulated(
 def served(
     trace: DecodedTrace, keys: list[bytes], host: str, disk: str, capacity: int, disk_capacity: int
 ) -> float:
-    """Return the share of the blocks that a store of tiers serves, one request after the other."""
+    """Return the share of the blocks that a store of tiers serves to consecutive requests."""
     namespace = Namespace("disk", BLOCK_BYTES)
     manager = CPUOffloadingManager(1, capacity, host)
     tier = MemoryTier(disk_capacity * BLOCK_BYTES, disk, namespace=namespace)

@@ -1,4 +1,4 @@
-"""Print what a fleet of eight engines takes against one replay of the same trace, CPU seconds.
+"""Print the CPU seconds of a fleet of eight engines against one replay of the same trace.
 
 The last line is the most memory that was in use.
 

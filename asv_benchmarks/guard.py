@@ -1,9 +1,9 @@
-"""Print what hit density's guard costs or brings on the traces, in hits.
+"""Print the hits that hit density's guard costs or brings on the traces.
 
-Each line is a trace, with its mean over the capacities of hits over LRU's, where that has any:
+Each line is a trace, with the mean over the capacities of hits relative to LRU's, if that has any:
 without the guard, with it, and the change. The traces are read from the folder that
 ``KVOFFLOAD_TRACES`` names. weka_cc_a, whose times of subagents are wrong, stands for coding agents:
-what counts is the change. Usage::
+only the change counts. Usage::
 
     python asv_benchmarks/guard.py [--pending N] [--device PERCENT]
 """
@@ -25,7 +25,7 @@ MOST_LOSS = 0.005
 
 
 def hit_ratios(name: str, pending: int, device: float) -> list[list[float]]:
-    """Return, for each capacity, the block hit ratio of each policy."""
+    """Return the block hit ratios of each policy, per capacity."""
     trace = DecodedTrace.of(Trace(TRACES / f"{name}.jsonl.gz"))
     keys = trace.keys()
     in_device = device_hits(trace, int(trace.unique_blocks * device / 100))

@@ -1,4 +1,4 @@
-"""Print a table of releases from the results that are kept; nothing is measured.
+"""Print a table of releases from the kept results, without measuring.
 
 Microseconds per call of 128 blocks, and bytes per block, LRU and ARC. Usage::
 
@@ -33,7 +33,7 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def value(results: dict[str, Any], name: str, policy: str) -> float | None:
-    """Return a figure in microseconds or bytes, or None where the commit has none."""
+    """Return a figure in microseconds or bytes, or None if the commit has none."""
     figures, params = results["results"].get(name, (None, [[]]))[:2]
     if not figures:
         return None

@@ -1,6 +1,6 @@
 """A store of objects in memory that speaks as much of S3's protocol as a tier does.
 
-It takes the least that a server in Python can, where moto's takes most of the time of a benchmark::
+It takes the least time that a server in Python can, while moto's takes most of a benchmark's time::
 
     python asv_benchmarks/object_server.py PORT
 """

@@ -1,6 +1,6 @@
-"""Hits that kvoffload predicts, beside those that vLLM counts: vLLM's server on a CPU.
+"""Compare predicted hits with those that vLLM's server counts on a CPU.
 
-Prints, for each model and tier, the share of the prompts' tokens that came from there: by the
+Prints, per model and tier, the share of the prompts' tokens that came from the tier: by the
 engine's own metrics, by ``kvoffload advise`` (a model whose layers keep every token, with a disk)
 or ``kvoffload replay`` (a model with a window), and the difference in points. Needs an environment
 with an engine, which ``.ci/vllm-env --engine`` makes::
@@ -9,7 +9,7 @@ with an engine, which ``.ci/vllm-env --engine`` makes::
     $(.ci/vllm-env --engine) asv_benchmarks/predictions.py
 
 Half of the requests are chats and half are agents that say when they return. They are made 16 at a
-time, and a session's next request is made when the one before has been answered.
+time, and a session's next request is made when the previous one has been answered.
 """
 
 from __future__ import annotations

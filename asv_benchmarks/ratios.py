@@ -31,7 +31,7 @@ from kvoffload.policies import registry
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests import _compiled, _python  # noqa: E402 - they stand beside this folder
+from tests import _compiled, _python  # noqa: E402 - they are beside this folder
 
 COMPILED = {**environ, "KVOFFLOAD_PURE_PYTHON": "0"}
 TRACES = Path(environ.get("KVOFFLOAD_TRACES") or devnull)
@@ -199,7 +199,7 @@ def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
 
 
 def conversation() -> list[list[bytes]]:
-    """Read the requests of a production trace; none, and a note, where it is not at hand."""
+    """Read the requests of a production trace; without the trace, none and a note."""
     path = TRACES / "mooncake_conversation.jsonl.gz"
     if not path.exists():
         print(f"no {path.name} in KVOFFLOAD_TRACES: replays are left out", file=sys.stderr)
@@ -276,7 +276,7 @@ def _request_ratio(
 
 
 def replay_rows(rounds: int) -> Iterator[Row]:
-    """Compare whole replays of the trace, manager calls alone."""
+    """Compare whole replays of the trace, manager calls only."""
     requests = conversation()
     cells = [("lru", 10, 15), ("arc", 12, 25)] if requests else []
     for policy, must, aim in cells:
@@ -338,7 +338,7 @@ def pinned_rows(rounds: int) -> Iterator[Row]:
         requests = [make_keys(capacity + i * REQUEST, REQUEST) for i in range(rounds)]
 
         def see(i: int, managers: Any = managers, requests: Any = requests) -> None:
-            # What was asked for before is let in by a policy that decides on admission.
+            # A policy that decides on admission admits blocks that were asked for before.
             for manager in managers.values():
                 manager.touch(requests[i])
                 manager.touch(keys[-1:])
@@ -375,7 +375,7 @@ def waiting_rows(rounds: int) -> Iterator[Row]:
         def see(
             i: int, managers: Any = managers, requests: Any = requests, key: Any = keys[:1]
         ) -> None:
-            # What was asked for before is let in by a policy that decides on admission.
+            # A policy that decides on admission admits blocks that were asked for before.
             for manager in managers.values():
                 manager.touch(requests[i])
                 manager.touch(key)

@@ -2,7 +2,7 @@
 
 Every figure is CPU time. The caller's is that of its lookups through the recorder, less that of the
 same lookups without; the rest is that of the recorder's own thread. The sides take turns, each
-round with keys that nobody has hashed before, and medians are printed. Usage::
+round with keys that were never hashed, and medians are printed. Usage::
 
     python asv_benchmarks/recorder.py [--rounds N] [--lengths 8,24,128,1024]
 """
@@ -20,7 +20,7 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.traces import TraceRecorder
 
 GROUP = 4_096  # blocks whose keys are made at a time, as an engine hashes just before it asks
-GROUPS = 32  # of them a round and side
+GROUPS = 32  # of them per round and side
 
 
 def make_requests(first: int, length: int, width: int) -> list[list[bytes]]:

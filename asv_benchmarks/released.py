@@ -1,15 +1,15 @@
-"""Compare with the managers that vLLM released, and with other builds, in turns in one process.
+"""Compare with vLLM's released managers and with other builds, in turns in one process.
 
-Usage, with the sdist of vLLM from PyPI, of which only the managers' own files are imported::
+Usage, with vLLM's sdist from PyPI (only the managers' own files are imported)::
 
     python asv_benchmarks/released.py vllm-0.19.0.tar.gz [--build FOLDER]...
 
 FOLDER has another version of kvoffload, built in place. With the Python that ``.ci/vllm-env``
 prints, the manager of that vLLM and KVOffloadManager are compared as well, as "vllm" and "in vllm":
-there a lookup is one call for each key, and a request's context is made outside the clock.
+there a lookup is one call per key, and a request's context is made outside the clock.
 
 All sides hold the same blocks and get the same requests. Prints the median of the sdist's manager,
-and by how much it is longer than that of each other.
+and its ratio to that of each other.
 """
 
 from __future__ import annotations
@@ -115,12 +115,12 @@ def put_aside(package: str) -> dict[str, ModuleType]:
 
 
 def released_manager(sdist: Path, folder: Path) -> Build:
-    """Return what makes the manager in an sdist, imported without the rest of vLLM."""
+    """Return the maker of the manager in an sdist, imported without the rest of vLLM."""
     with tarfile.open(sdist) as archive:
         files = [member for member in archive if MANAGERS in member.name]
         archive.extractall(folder, files, filter="data")
     (root,) = folder.iterdir()
-    names = root / "vllm/v1/core/kv_cache_utils.py"  # of which they take one name, a type
+    names = root / "vllm/v1/core/kv_cache_utils.py"  # they import one name of it, a type
     names.parent.mkdir(parents=True)
     names.write_text("BlockHash = bytes\n")
     (root / "vllm/__init__.py").touch()  # a package before that of a vLLM that is installed
@@ -134,7 +134,7 @@ def released_manager(sdist: Path, folder: Path) -> Build:
 
 
 def built_manager(folder: Path) -> Build:
-    """Return what makes the manager of a kvoffload that is built in a folder."""
+    """Return the maker of the manager of a kvoffload that is built in a folder."""
     modules: dict[str, ModuleType] = {}
 
     def build(capacity: int, policy: str) -> BlockCalls:
@@ -159,7 +159,7 @@ def own_manager(capacity: int, policy: str) -> BlockCalls:
 
 
 def installed_managers() -> dict[str, Build]:
-    """Return what makes the manager of the vLLM that is installed, and ours in it; or nothing."""
+    """Return the makers of the installed vLLM's manager, and of ours in it; none without vLLM."""
     if find_spec("vllm") is None:
         return {}
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -175,7 +175,7 @@ def installed_managers() -> dict[str, Build]:
 def compare(
     builds: dict[str, Build], capacity: int, policy: str, rounds: int
 ) -> list[tuple[str, dict[str, float]]]:
-    """Return what was called, and the median time of each side in ns per call."""
+    """Return the name of the call, and the median time of each side in ns per call."""
     sides = {name: build(capacity, policy) for name, build in builds.items()}
     held = make_keys(0, capacity)
     for side in sides.values():

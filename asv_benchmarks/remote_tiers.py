@@ -1,21 +1,20 @@
-"""The tiers past one machine against their client libraries used bare.
+"""Compare the tiers beyond one machine with bare use of their client libraries.
 
-Starts a ``redis-server``, moto's server, which stands in for S3, and, where it is installed, a
+Starts a ``redis-server``, moto's server, which stands in for S3, and, if it is installed, a
 Mooncake master with memory, all on the loopback. Prints a table of ratios: the bare side's time
-divided by the tier's, so that 1 is as fast as bare and more is faster, and the same of the time of
-processors that this process used. All sides run in one process and take turns; each figure is a
-median::
+divided by the tier's, so that 1 is as fast as bare and more is faster, and the same ratio of this
+process's CPU time. All sides run in one process and take turns; each figure is a median::
 
     python asv_benchmarks/remote_tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
 The bare sides do what a careful user of the library would do for the same blocks in the same
 memory, without seals, deadlines, verdicts or an epoch: Redis by four threads with pipelines of
-eight blocks (``SET NX``, ``GET`` and a copy) and by one script for what is there; files by eight
-threads, each with a new file, a link and an unlink, or an open and a read; objects by 64 requests
-at once in one event loop; Mooncake by four threads with batches of eight blocks. moto's server is
-written in Python and takes most of the time of its rows: they say what the tier adds to requests,
-not how fast S3 is. The rows of `object_server`, which keeps objects in memory, say more of the
-client: the tier's runs in a process of its own.
+eight blocks (``SET NX``, ``GET`` and a copy) and by one script for queries; files by eight threads,
+each with a new file, a link and an unlink, or an open and a read; objects by 64 requests at once in
+one event loop; Mooncake by four threads with batches of eight blocks. moto's server is written in
+Python and takes most of the time of its rows: they show the tier's cost per request, not the speed
+of S3. The rows of `object_server`, which keeps objects in memory, show more of the client: the
+tier's runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Side:
 
 
 class TierSide(Side):
-    """A tier, asked as an engine asks it."""
+    """A tier, called as an engine calls it."""
 
     def __init__(self, region: Region, tier: RemoteTier) -> None:
         super().__init__(region)
@@ -155,7 +154,7 @@ class BareRedis(Side):
 
 
 class BareFiles(Side):
-    """Files by the calls of the operating system."""
+    """Files through system calls."""
 
     def __init__(self, region: Region, folder: Path) -> None:
         super().__init__(region)
@@ -281,9 +280,9 @@ class BareMooncake(Side):
 def ratio(
     sides: tuple[Side, Side], work: Callable[[Side, int], None], rounds: int
 ) -> tuple[float, float, float]:
-    """Return the bare side's time by the tier's, the same of processors' time, and the tier's time.
+    """Return the bare side's time over the tier's, the same of CPU time, and the tier's time.
 
-    Seconds, medians; processors' time is this process's.
+    Seconds, medians; CPU time is this process's.
     """
     times: list[list[float]] = [[], []]
     used: list[list[float]] = [[], []]
@@ -307,7 +306,7 @@ def batch(size: int, count: int, number: int) -> list[bytes]:
 def measure(
     name: str, opener: Callable[[Namespace, Region], tuple[Side, Side]], quick: bool, sizes: Any
 ) -> Iterator[tuple[str, float, str]]:
-    """Give the rows of one medium: name, ratio, and the tier's own figure."""
+    """Yield the rows of one medium: name, ratio, and the tier's own figure."""
     for label, size in sizes.items():
         count = 32 if quick else 64
         region = Region.allocate(count, size)
@@ -335,7 +334,7 @@ def measure(
 
 
 def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
-    """Give the time of a sweep that removes nothing, against a bare walk with a stat per file."""
+    """Yield the time of a sweep that removes nothing, against a bare walk with a stat per file."""
     with DirectoryTier(folder, 2**40, namespace=Namespace("sweep", 4096)) as tier:
         tier.attach(Region.allocate(1, 4096))
         done = run(tier, tier.query([b"first"], PATIENCE_S))
@@ -369,7 +368,7 @@ def show(rows: Iterator[tuple[str, float, str]]) -> None:
 
 
 def show_mooncake(quick: bool) -> None:
-    """Print the rows of Mooncake, or why there are none."""
+    """Print the rows of Mooncake, or why they are missing."""
     try:
         import mooncake.store  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Print how many blocks per second a replay takes, beside libCacheSim on the same blocks.
+"""Print the blocks per second of a replay, beside libCacheSim's on the same blocks.
 
 Both go through one trace in one process, taking turns: kvoffload by requests, with its manager's
 lookups, loads and stores; libCacheSim as a run of single objects, all of size 1, from a file in its

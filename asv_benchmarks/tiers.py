@@ -1,4 +1,4 @@
-"""The slab tier against vLLM's ``fs`` tier with its C extension, raw calls and memcpy.
+"""Compare the slab tier with vLLM's ``fs`` tier and its C extension, raw calls and memcpy.
 
 Prints a table of ratios; all sides run in one process and take turns. Needs an environment with
 vLLM, which ``.ci/vllm-env`` makes, and a folder on the disk in question, with a few GB of room::
@@ -6,15 +6,15 @@ vLLM, which ``.ci/vllm-env`` makes, and a folder on the disk in question, with a
     $(.ci/vllm-env) setup.py build_ext --inplace
     $(.ci/vllm-env) asv_benchmarks/tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
-Without vLLM only the rows that do not name ``fs`` are printed, and those of the sums of bytes only
-where the ``xxhash`` package is.
+Without vLLM only the rows that do not name ``fs`` are printed, and those of the checksums only with
+the ``xxhash`` package.
 
 A *put* is the time from the submission of a job of new blocks to its end, a *get* likewise. The
 sides have the same bytes in the same memory and write to the same file system, past the page cache;
 the slab has room for four jobs, so that most puts evict, and ``fs`` starts each round without the
 files of the round before. *Raw* is ``preadv`` and ``pwritev`` of the same bytes at the same places
 by eight threads, 8 MiB a call, without sums and seals. The *busy thread* counts in Python; its
-share is its count per second while the tiers move blocks, of its count while nothing else runs.
+share is its count per second while the tiers move blocks, over that while nothing else runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNUSED_LIBRARIES = ("libnvrtc.so.13", "libc10_cuda.so", "libtorch_cuda.so")
 
 
 def stand_in_for_cuda() -> None:
-    """Load empty libraries under the names that the extension asks for, where there are none."""
+    """Load empty libraries under the names that the extension needs, if these are missing."""
     try:
         import torch
     except ImportError:
@@ -211,7 +211,7 @@ class Fs:
         self.wait()
 
     def find(self, key: bytes) -> bool:
-        """Look a key up, with the steps that an answer takes."""
+        """Look a key up, including the steps until its answer."""
         context = ReqContext("benchmark")
         while True:
             found = self.manager.lookup(key, context)
@@ -335,7 +335,7 @@ class Bench:
             side.put(last, ids)
         get, four = interleave(gets, self.rounds), interleave(fours, self.rounds)
         if not np.array_equal(region.array, before):
-            raise RuntimeError("what was read is not what was stored")
+            raise RuntimeError("the bytes read differ from those stored")
         if spinner is not None:
             yield from self.busy_rows(put, get, spinner)
         else:
@@ -376,7 +376,7 @@ class Bench:
         yield Row("busy thread during puts, ours / fs", shares["ours"] / shares["fs"], 2)
 
     def busy(self) -> Iterator[Row]:
-        """Compare puts and gets beside a thread that never stops."""
+        """Compare puts and gets beside a busy thread."""
         yield from self.transfers(busy=True)
 
     def memory(self) -> Iterator[Row]:
@@ -505,10 +505,10 @@ class Bench:
         self.clear()
 
     def lookups(self) -> Iterator[Row]:
-        """Compare lookups of keys that are there, each key for the first time in its request.
+        """Compare lookups of stored keys, each key for the first time in its request.
 
-        ``fs`` answers the first call with RETRY and asks its files meanwhile; the calls are
-        counted, the engine's step between them is not.
+        ``fs`` answers the first call with RETRY and asks its files meanwhile; the calls are timed,
+        the engine's step between them is not.
         """
         block_bytes, count = 4 * KIB, 10_000
         region = self.region(1000, block_bytes)
@@ -575,7 +575,7 @@ class Bench:
 
 
 class Spinner:
-    """A thread that counts in Python, as a scheduler is busy."""
+    """A thread that counts in Python, like a busy scheduler."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -594,7 +594,7 @@ class Spinner:
         self.rates[name].append((self.count - before) / (time.perf_counter() - start))
 
     def shares(self) -> dict[str, float]:
-        """Return the rate beside each side, of the rate beside nothing."""
+        """Return the rate beside each side, as a share of the idle rate."""
         for _ in range(20):
             self.measure("idle", lambda: time.sleep(0.02))
         rates = {name: statistics.median(found) for name, found in self.rates.items() if found}
@@ -613,7 +613,7 @@ def main() -> None:
         "--switch-interval",
         type=float,
         default=sys.getswitchinterval(),
-        help="seconds after which a busy thread gives the interpreter's lock away",
+        help="seconds after which a busy thread releases the interpreter's lock",
     )
     parser.add_argument("--folder", help="where to write; by default a temporary folder")
     chosen = parser.parse_args()

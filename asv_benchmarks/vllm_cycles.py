@@ -1,4 +1,4 @@
-"""vLLM's own CPU manager against KVOffloadManager: the same calls, interleaved, in one process.
+"""Compare vLLM's own CPU manager with KVOffloadManager: interleaved calls in one process.
 
 Prints a table of ratios, vLLM's time (or bytes) divided by ours. Needs an environment with vLLM,
 which ``.ci/vllm-env`` makes::
@@ -8,8 +8,8 @@ which ``.ci/vllm-env`` makes::
 
 A *hit cycle* is ``on_new_request``, a ``lookup`` of each key, ``prepare_load``, ``complete_load``,
 ``on_request_finished``; a *store cycle* is ``on_new_request``, ``prepare_store`` with as many
-evictions as keys, ``complete_store``, ``on_request_finished``; the *pinned store* is the slowest
-``prepare_store`` of 64 keys, of all, while 90 % of the chunks are pinned. The request contexts and
+evictions as keys, ``complete_store``, ``on_request_finished``; the *pinned store* is the slowest of
+all ``prepare_store`` calls of 64 keys while 90 % of the chunks are pinned. The request contexts and
 keys are made outside the clock, anew for each manager, so that no hash is cached for the second.
 The clock is the CPU time of the thread: the slowest of many calls would otherwise be the one during
 which another process ran.
@@ -110,7 +110,7 @@ def store_all(manager, requests) -> None:
 def bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -> float:
     """Return the bytes of state per chunk of a full cache, keys excluded.
 
-    Python's allocations are traced, our C arrays are read off the resident pages of the process.
+    Python's allocations are traced; our C arrays are measured by the process's resident pages.
     """
     requests = num_chunks // size
     kept = [request_keys(number, size) for number in range(requests)]

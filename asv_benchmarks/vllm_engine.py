@@ -1,18 +1,18 @@
-"""Savings by offloading in an engine that computes: vLLM's server on a CPU, with and without.
+"""Measure the savings of offloading in a real engine: vLLM's server on a CPU, with and without it.
 
 Prints a table: tokens of prompts that were computed, which is exact; the time to the first token,
-the median and all of them together; and the processor's time that the server took. Times are mostly
+the median and all of them together; and the server's CPU time. Times are mostly
 noise on a small machine, the first more than the second. Needs an environment with an engine, which
 ``.ci/vllm-env --engine`` makes::
 
     $(.ci/vllm-env --engine) setup.py build_ext --inplace
     $(.ci/vllm-env --engine) asv_benchmarks/vllm_engine.py
 
-One server for each row, all started before the first request. Each is asked the same requests, one
-at a time, in turn with the others, so that whatever else the machine does hits all alike. The model
-has random weights; it is larger than the one of the tests, so that a prompt takes longer to compute
-than to send. "Host memory" is memory that the tests' worker copies to and from: on this machine the
-device's memory lies in the same place.
+There is one server per row, all started before the first request. Each is asked the same requests,
+one at a time, in turn with the others, so that the machine's other work affects all alike. The
+model has random weights; it is larger than the one of the tests, so that a prompt takes longer to
+compute than to send. "Host memory" is memory that the tests' worker copies to and from: on this
+machine the device's memory is the same memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENGINES = {
 
 
 def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, ...]]:
-    """Ask every engine the same, in turn; return a row for each."""
+    """Send every engine the same requests, in turn; return a row per engine."""
     model = make_model(folder / "model", **SIZE)
     memory = {"cpu_bytes_to_use": NUM_CHUNKS * BLOCK_TOKENS * token_bytes(**SIZE)}
     with contextlib.ExitStack() as running:

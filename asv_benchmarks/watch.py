@@ -1,4 +1,4 @@
-"""Accuracy of a watch against exact replays, and its cost as ratios.
+"""Measure a watch's accuracy against exact replays, and its cost as ratios.
 
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
@@ -67,7 +67,7 @@ def watched_replay(
 ):
     """Replay a trace, or its first requests, with as many stores under way as `pending`.
 
-    With `per_reset` the cache is reset before each such number of requests but the first.
+    With `per_reset` the cache is reset after each such number of requests, but not at the end.
     """
     manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
     key_of = keys.__getitem__
@@ -95,7 +95,7 @@ def exact(
 
 
 def whole_run(number: int, **options: Any) -> Watch:
-    """Return a watch whose window has no end, with a sample of that number."""
+    """Return a watch with an endless window, and the sample `number`."""
     return Watch(window=FOREVER, secret=secret(number), clock=lambda: 0.0, **options)
 
 
@@ -189,7 +189,7 @@ def policies(arguments: argparse.Namespace) -> None:
 
 
 def pending(arguments: argparse.Namespace) -> None:
-    """Print the error of LRU's points without marks where stores overlap."""
+    """Print the error of LRU's points without marks if stores overlap."""
     pooled: list[tuple[float, float]] = []
     marked = 0
     for name, trace in traces(arguments.traces, arguments.names):
@@ -226,7 +226,7 @@ def pending(arguments: argparse.Namespace) -> None:
 
 
 def resets(arguments: argparse.Namespace) -> None:
-    """Print the error of points without marks where the cache is reset again and again."""
+    """Print the error of points without marks if the cache is reset repeatedly."""
     pooled: dict[bool, list[tuple[float, float]]] = defaultdict(list)
     for _, trace in traces(arguments.traces, arguments.names):
         keys = trace.keys()
@@ -262,7 +262,7 @@ def resets(arguments: argparse.Namespace) -> None:
 
 
 def short(arguments: argparse.Namespace) -> None:
-    """Print the same of the first 100, 200 and 400 requests of each trace, at the defaults."""
+    """Print the errors of the first 100, 200 and 400 requests of each trace, at the defaults."""
     pooled: list[tuple[float, float]] = []
     withheld = 0
     for _, trace in traces(arguments.traces, arguments.names):
@@ -425,7 +425,7 @@ def engine_keys(requests: list[list[bytes]]) -> list[list[bytes]]:
 def workload(
     rng: np.random.Generator, number: int, length: int, capacity: int = 100_000
 ) -> list[list[bytes]]:
-    """Make chains of which a half was there before, on about twice the memory."""
+    """Make chains, half of which were seen before, on about twice the memory."""
     documents = rng.integers(0, max(1, 400 * 512 * capacity // 100_000 // length), number)
     return [
         [
@@ -468,7 +468,7 @@ def cost(arguments: argparse.Namespace) -> None:
         for manager in managers.values():
             serve(manager, warm)
         gc.collect()
-        gc.freeze()  # as vLLM's engine does: what was imported is nothing to collect
+        gc.freeze()  # as vLLM's engine does: imported objects are not garbage
         times: dict[str, list[float]] = defaultdict(list)
         for number in range(arguments.rounds):
             names = list(managers)
@@ -504,7 +504,7 @@ def resident(arguments: argparse.Namespace) -> None:
 
 
 def memory(arguments: argparse.Namespace) -> None:
-    """Print what a watch of the defaults adds to the resident memory of a process of its own."""
+    """Print the resident memory that a default watch adds to a process of its own."""
     for pending, rounds in product(
         (0, max(arguments.pending)), (1, arguments.rounds, 4 * arguments.rounds)
     ):

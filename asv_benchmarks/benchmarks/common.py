@@ -1,4 +1,4 @@
-"""The differences between commits, found by looking at what is there, and helpers."""
+"""Helpers, and the differences between commits, found by the presence of names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def public(module: str, *names: str) -> Any:
         values = [getattr(found, name) for name in names]
     except (ModuleNotFoundError, AttributeError) as cause:
         if cause.name == "kvoffload" and isinstance(cause, ModuleNotFoundError):
-            raise  # nothing is installed: no hole of a commit
+            raise  # the package is not installed, rather than the name missing
         raise NotImplementedError(f"{module} lacks {', '.join(names)}") from cause
     return values[0] if len(values) == 1 else values
 
@@ -58,7 +58,7 @@ def fill(manager: Any, hashes: list[bytes], length: int = LENGTH) -> None:
 
 
 def serve(manager: Any, hashes: list[bytes], **options: Any) -> int:
-    """Serve a prompt as an engine does, by a request where managers have them; return the hits."""
+    """Serve a prompt as an engine does, with a request if managers have them; return the hits."""
     if not hasattr(manager, "begin"):  # before 0.4
         if options:
             raise NotImplementedError("no requests")
@@ -75,7 +75,7 @@ def serve(manager: Any, hashes: list[bytes], **options: Any) -> int:
 
 
 def serve_by_calls(manager: Any, hashes: list[bytes]) -> int:
-    """Serve a prompt by the calls that managers have had since 0.1."""
+    """Serve a prompt with the calls that managers have had since 0.1."""
     manager.touch(hashes)
     hits: int = manager.lookup(hashes)
     if hits:

@@ -1,4 +1,4 @@
-"""Memory per block, with and without what policies remember of evicted blocks, and of a replay."""
+"""Memory per block, with and without policies' records of evicted blocks, and of a replay."""
 
 from __future__ import annotations
 

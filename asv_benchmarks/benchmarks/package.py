@@ -1,4 +1,4 @@
-"""What importing the package costs."""
+"""The cost of importing the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers below host memory: 16 blocks of 64 KiB put and got, from the call to the job's end."""
+"""Tiers below host memory: puts and gets of 16 blocks of 64 KiB, from the call to the job's end."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Recording:
         self.groups = [requests[start : start + GROUP] for start in range(0, len(requests), GROUP)]
 
     def teardown(self, recorder: bool) -> None:
-        """Write what waits."""
+        """Write the queued requests."""
         if hasattr(self.manager, "close"):
             self.manager.close()
         self.folder.cleanup()

@@ -1,4 +1,4 @@
-"""A watch beside a manager: what it adds to requests, and its report."""
+"""A watch beside a manager: its cost per request, and its report."""
 
 from __future__ import annotations
 
