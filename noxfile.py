@@ -5,9 +5,9 @@ Each change passes eight jobs, which are tags: ``readme``, ``lint``, ``tests``, 
 need several Pythons or releases of vLLM. Those with the tag ``beside`` wait, or keep one core busy:
 `.ci/run` runs them beside the others.
 
-Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. What they build
-otherwise they build in clones of what is committed. ``KVO_WORK`` is the folder of clones and logs,
-``KVO_SEED`` the seed of random tests. A line ``result: …`` goes into the summary of `.ci/run`.
+Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. All other builds
+happen in clones of the committed tree. ``KVO_WORK`` is the folder of clones and logs, ``KVO_SEED``
+the seed of random tests. A line ``result: …`` goes into the summary of `.ci/run`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VLLM = ("0.33.0", "0.32.0", "0.31.0")
 """The supported releases of vLLM, the newest first."""
 
 SEED = os.environ.get("KVO_SEED") or "139461737"
-"""The seed of a change: no change fails for a number that it drew."""
+"""The seed of a change's tests, fixed so that no change fails by chance."""
 NEW_SEED = os.environ.get("KVO_SEED") or str(secrets.randbelow(2**32))
 """The seed of nightly sessions, which a test that fails prints."""
 
@@ -69,7 +69,7 @@ def check(*tags: str) -> Callable[[Callable[[nox.Session], None]], Any]:
     return nox.session(tags=list(tags), venv_backend="none")
 
 
-# What sessions share.
+# Shared by the sessions.
 
 
 def output(
@@ -83,7 +83,7 @@ def output(
 
 def report(*parts: object) -> None:
     """Print a line for the summary."""
-    print("\nresult:", *parts, flush=True)  # what was printed last may lack the end of its line
+    print("\nresult:", *parts, flush=True)  # the last print may lack the end of its line
 
 
 def budget(factor: float) -> dict[str, str]:
@@ -92,9 +92,9 @@ def budget(factor: float) -> dict[str, str]:
 
 
 def bare(**variables: str) -> dict[str, Any]:
-    """Return how to run a command as under `env -i`: with HOME, PATH and these variables only.
+    """Return options to run a command as under `env -i`: only with HOME, PATH and these variables.
 
-    pip keeps what it needs to reach an index: its own variables, proxies and certificates.
+    pip keeps its own variables, proxies and certificates, to reach an index.
     """
     pip = "PIP_.*|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
     kept = {name: value for name, value in os.environ.items() if re.fullmatch(pip, name.upper())}
@@ -105,7 +105,7 @@ def bare(**variables: str) -> dict[str, Any]:
 
 
 def python_alone() -> str:
-    """Return a folder for PATH that has `python3` and no other program, above all no compiler."""
+    """Return a folder for PATH that has `python3` and no other program, notably no compiler."""
     folder = WORK / "python-alone"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "python3").unlink(missing_ok=True)
@@ -122,7 +122,7 @@ def fresh_folder(name: str) -> Path:
 
 
 def fresh_clone(name: str) -> Path:
-    """Return a clean clone of what is committed."""
+    """Return a clean clone of the committed tree."""
     path = fresh_folder(name)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(path)], check=True)
     return path
@@ -141,7 +141,7 @@ def fresh_venv(name: str) -> Path:
 
 
 def implementation(session: nox.Session, venv: Path) -> str:
-    """Return which implementation an environment has."""
+    """Return the name of an environment's implementation."""
     program = "import kvoffload; print(kvoffload.IMPLEMENTATION)"
     return output(session, venv / "bin" / "python", "-I", "-c", program, **bare()).strip()
 
@@ -169,7 +169,7 @@ def quick_start(number: int) -> str:
 
 
 def debian(session: nox.Session, command: str, *packages: str) -> bool:
-    """Return whether a command is there, if need be after Debian's packages were installed."""
+    """Return whether a command exists, after installing Debian's packages if need be."""
     install = (
         "test $(id -u) = 0 && exec 9>$0 && flock 9 && apt-get update -q &&"
         ' DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"'
@@ -200,10 +200,10 @@ def run_tests(
     env: dict[str, str] | None = None,
     include_outer_env: bool = True,
 ) -> list[str]:
-    """Run pytest; run by themselves the tests that failed, once more, with the same seed.
+    """Run pytest; run the failed tests once more by themselves, with the same seed.
 
-    A fault fails again. What only a busy machine has failed passes; the result says so. Return the
-    reasons why tests were skipped.
+    A fault fails again. A test that failed only on a busy machine passes, and the result says so.
+    Return the reasons why tests were skipped.
     """
     name = name or session.name
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ def readme(session: nox.Session) -> None:
 
 @check("readme")
 def readme_no_compiler(session: nox.Session) -> None:
-    """README's first line without a compiler, then what it says to run with one."""
+    """README's first line without a compiler, then the command that it prints, with one."""
     session.chdir(fresh_clone("readme-no-compiler"))
     bash = (str(shutil.which("bash")), *BASH[1:])
     only_python = bare(PATH=python_alone())
@@ -287,7 +287,7 @@ def under_variables(session: nox.Session, marks: str, *files: str) -> None:
 def readme_variables(session: nox.Session) -> None:
     """README's lines under variables that change what programs print, and with traces at hand.
 
-    Of the tests those of the command, and those that read traces; in the clone that
+    The tests are those of the command, and those that read traces; they run in the clone that
     ``readme_no_compiler`` has left, or a fresh one.
     """
     tree = WORK / "readme-no-compiler"
@@ -296,7 +296,7 @@ def readme_variables(session: nox.Session) -> None:
     under_variables(session, "not thorough and not nightly", "cli", "replay/test_golden.py")
 
 
-# What is written: style, types, documents.
+# Texts: style, types, documents.
 
 
 @check("lint")
@@ -325,8 +325,8 @@ def docs(session: nox.Session) -> None:
     (line,) = re.findall(r"^    install:.*\n +- (.*)$", text, re.MULTILINE)
     path = bare()["env"]["PATH"]
     session.run(*BASH, line, **bare(PATH=f"{venv}/bin:{path}"))
-    session.chdir("docs")  # what is documented is the package that is installed
-    for form in ("html", "singlehtml"):  # the second one is what `formats: [htmlzip]` packs
+    session.chdir("docs")  # so that the installed package is documented
+    for form in ("html", "singlehtml"):  # `formats: [htmlzip]` packs the second one
         sphinx = [str(venv / "bin" / "python"), "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
         session.run(*sphinx, "-b", form, ".", str(WORK / form), **bare())
     report(len(list((WORK / "html").rglob("*.html"))), "pages")
@@ -352,7 +352,7 @@ def stubs(session: nox.Session) -> None:
 
 @check("lint")
 def typed_users(session: nox.Session) -> None:
-    """mypy and pyright check README's program as in a user's editor, and see its types."""
+    """mypy and pyright check README's program as in a user's editor, and find its types."""
     tree = fresh_clone("typed-users")
     install = quick_start(1).rpartition(" && ")[0]
     session.chdir(tree)
@@ -376,7 +376,7 @@ def typed_users(session: nox.Session) -> None:
         left_out = ""
     for checker in checkers:
         session.run(*checker, "right.py")
-        session.run(*checker, "wrong.py", success_codes=[1])  # it sees the types
+        session.run(*checker, "wrong.py", success_codes=[1])  # it finds the types
     report(", ".join(command[0] for command in checkers) + left_out)
 
 
@@ -393,7 +393,7 @@ def thorough(session: nox.Session) -> None:
 
 @check("tests")
 def pure(session: nox.Session) -> None:
-    """The tests in a tree where no extension is built, but for those that README's line ran alike.
+    """The tests in a tree without extensions, except those that README's line ran in the same way.
 
     Tests of the contract and of policies take each Python twin by name.
     """
@@ -410,7 +410,7 @@ def sanitized(session: nox.Session, *options: str, factor: float) -> None:
         output(session, "gcc", f"-print-file-name={name}").strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    # The sanitizers write to file descriptor 2, which --capture=sys leaves alone, and end the
+    # The sanitizers write to file descriptor 2, which --capture=sys does not capture, and end the
     # process. Python's own allocator would hide overruns. Leaks have tests of their own, as the
     # interpreter leaks at exit.
     env |= {
@@ -445,7 +445,7 @@ def instructions(session: nox.Session) -> None:
     ``KVO_TOLERANCE=0.10`` allows more: the commit message says why.
     """
     if not debian(session, "valgrind", "valgrind", "libc6-dbg"):
-        return report("left out, for want of valgrind and a way to install it")
+        return report("left out: valgrind is missing and cannot be installed")
     asked = os.environ.get("KVO_BASE", "HEAD~1")
     verify = ["git", "rev-parse", "--quiet", "--verify", f"{asked}^{{commit}}"]
     base = subprocess.run(verify, capture_output=True, text=True, check=False).stdout.strip()
@@ -465,13 +465,13 @@ def instructions(session: nox.Session) -> None:
 
 
 def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
-    """Do what a user of a wheel would do first, in an empty environment."""
+    """Run the first steps of a wheel's user, in an empty environment."""
     session.run("python", str(ROOT / ".ci" / "check_wheel.py"), str(wheel), expected)
     venv = fresh_venv(f"packages-{wheel.parent.name}")
     session.run(str(venv / "bin" / "python"), "-m", "pip", "install", str(wheel))
     assert implementation(session, venv) == expected
     with session.chdir(venv):
-        # without the extra: one line says what installs it
+        # without the extra: one line names the command that installs it
         command = ["bin/kvoffload", "--version"]
         options = {"stderr": subprocess.STDOUT, "success_codes": [2]}
         line = output(session, *command, **options, **bare())
@@ -506,7 +506,7 @@ def packages(session: nox.Session) -> None:
     wheel = make("compiler")
     try_wheel(session, wheel, "compiled")
     if shutil.which("auditwheel"):
-        session.run("auditwheel", "show", str(wheel))  # which systems it would run on
+        session.run("auditwheel", "show", str(wheel))  # the systems that it would run on
     pure_wheel = make("no-compiler", env={"PATH": python_alone()})
     assert pure_wheel.name.endswith("-py3-none-any.whl")
     try_wheel(session, pure_wheel, "python")
@@ -523,7 +523,7 @@ def packages(session: nox.Session) -> None:
 
 def attack(session: nox.Session, factor: float, seed: str) -> None:
     """Attack tiers; 20 makes all rounds that the documentation states."""
-    # where it cannot be had, the tests that need it are skipped and say so
+    # without it, the tests that need it are skipped and say so
     debian(session, "fuse2fs", "fuse2fs")
     long = ["-o", "faulthandler_timeout=900", "-rPs"]
     run_tests(
@@ -537,7 +537,7 @@ def attack_servers(session: nox.Session, factor: float, seed: str) -> None:
     """Attack tiers on servers that are killed, stopped, slow, full and hostile.
 
     Debian's redis-server; moto's server, which stands in for S3; a Mooncake master and store over
-    TCP; a shared directory. Nothing may be skipped for want of a server.
+    TCP; a shared directory. No test may be skipped because a server is missing.
     """
     debian(session, "redis-server", "redis-server")
     debian(session, "openssl", "openssl")
@@ -575,7 +575,7 @@ def remote_tiers(session: nox.Session) -> None:
 def watch(session: nox.Session) -> None:
     """A real Prometheus scrapes a replay: each expression of dashboard and rules returns data."""
     if not all(debian(session, name, "prometheus") for name in ("prometheus", "promtool")):
-        return report("left out, for want of prometheus and a way to install it")
+        return report("left out: prometheus is missing and cannot be installed")
     return nothing_skipped(session, *PYTEST[:4], "tests/watch/test_prometheus.py")
 
 
@@ -584,12 +584,12 @@ def browser(session: nox.Session) -> None:
     """The report of ``kvoffload advise`` in a real browser, Debian's chromium."""
     packages = ("chromium", "chromium-driver")
     if not all(debian(session, name, *packages) for name in ("chromium", "chromedriver")):
-        return report("left out, for want of chromium and a way to install it")
+        return report("left out: chromium is missing and cannot be installed")
     return nothing_skipped(session, *PYTEST[:4], "tests/advise/test_browser.py")
 
 
 def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | None = None) -> None:
-    """Run tests of which none may be skipped."""
+    """Run tests, none of which may be skipped."""
     if skipped := run_tests(session, *command, env=env):
         session.error(f"tests were skipped: {skipped}")
 
@@ -598,7 +598,7 @@ def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | N
 
 
 def engine_python(session: nox.Session, *command: str) -> str:
-    """Return the Python of an engine's environment, with which the tree is now built in place."""
+    """Build the tree in place with the Python of an engine's environment; return that Python."""
     python = output(session, *command).strip()
     session.run(python, "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
     return python
@@ -614,7 +614,7 @@ def vllm_release(
 ) -> None:
     """Test the integration against one release of vLLM, with vLLM's own tests on our managers.
 
-    The same transfers under several hash seeds.
+    The same transfers run under several hash seeds.
     """
     python = engine_python(session, ".ci/vllm-env", version)
     tests = [python, "-m", "pytest", "-q"]
@@ -629,7 +629,7 @@ def vllm_release(
 
 
 def vllm_memory(session: nox.Session, *versions: str, sequences: int, seed: str = SEED) -> None:
-    """Test the integration with allocations that are refused."""
+    """Test the integration with refused allocations."""
     pythons = [engine_python(session, ".ci/vllm-env", version) for version in versions]
     env = variant(session, "vllm-debug", pythons[0], KVOFFLOAD_DEBUG="1")
     env |= {"KVOFFLOAD_VLLM_SEQUENCES": str(sequences), "KVOFFLOAD_VLLM_SEED": seed}
@@ -651,7 +651,7 @@ def vllm(session: nox.Session) -> None:
 
 @check("vllm", "beside")
 def vllm_releases(session: nox.Session) -> None:
-    """The two releases of vLLM before: decisions, hints, transfers, interface."""
+    """The two previous releases of vLLM: decisions, hints, transfers, interface."""
     names = ("differential", "session_ends", "interface", "construction", "scheduler")
     files = [f"tests/vllm/test_{name}.py" for name in names]
     options = [*NO_RENAMES, "-m", "not nightly", *files]
@@ -735,7 +735,7 @@ def variables(session: nox.Session) -> None:
 
 @check("nightly")
 def debug(session: nox.Session) -> None:
-    """The compiled twins with assertions, bounds checks and allocations that are refused."""
+    """The compiled twins with assertions, bounds checks and refused allocations."""
     env = variant(session, "debug", KVOFFLOAD_DEBUG="1") | NO_TRACES | budget(0.25)
     refuses_allocations(session, "python", env)
     options = ["--capture=sys", "-k", "not python", *TWINS, "tests/isolated/test_memory.py"]
@@ -778,7 +778,7 @@ def coverage(session: nox.Session) -> None:
     tests = [*TWINS[:3], "tests/fuzz", "tests/watch/test_twins.py", "tests/watch/test_watch.py"]
     tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]
     tests += ["tests/replay/test_fleet_index.py"]
-    # an exception that a signal's handler raises inside the tracer leaves its lock taken for ever
+    # an exception that a signal's handler raises inside the tracer leaves its lock held forever
     tests += ["--ignore=tests/contract/test_signals.py"]
     # line events crash where many threads begin at once, and keep the recorder's from writing in
     # time; a limit on files ends gcov's counters, too
@@ -805,7 +805,7 @@ def dockerfile(session: nox.Session) -> None:
         if instruction == "FROM" and rest.endswith(" AS build"):
             venv = fresh_venv("build-stage")
             options = bare(PATH=f"{venv}/bin:{bare()['env']['PATH']}")
-        elif instruction == "FROM":  # nothing but the wheels: no compiler, index, settings of pip
+        elif instruction == "FROM":  # only the wheels: no compiler, index, settings of pip
             venv = fresh_venv("last-stage")
             env = {"HOME": str(image), "PIP_CONFIG_FILE": os.devnull}
             env["PATH"] = f"{venv}/bin:{python_alone()}"
@@ -827,7 +827,7 @@ def dockerfile(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS, tags=["nightly"], venv_backend="virtualenv")
 def wheels(session: nox.Session) -> None:
-    """A wheel for one of the supported Pythons: what it holds, a replay without a compiler."""
+    """A wheel for one of the supported Pythons: its contents, and a replay without a compiler."""
     tree, dist = fresh_clone(f"{session.name}-source"), fresh_folder(session.name)
     wheel = ["wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(dist), str(tree)]
     session.run("python", "-m", "pip", *wheel, env=COMPILED)
@@ -875,12 +875,12 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(tags=["nightly", "beside"], venv_backend="venv")
 def fuzz(session: nox.Session) -> None:
-    """Fuzz the manager and all that reads foreign bytes: ``nox -s fuzz -- MINUTES`` (10) each.
+    """Fuzz the manager and all readers of foreign bytes: ``nox -s fuzz -- MINUTES`` (10) each.
 
-    Needs clang. What is found is in the folder ``fuzz`` of KVO_WORK, with the grown corpus.
+    Needs clang. Findings are in the folder ``fuzz`` of KVO_WORK, with the grown corpus.
     """
     if not shutil.which("clang"):
-        return report("left out, for want of clang")
+        return report("left out: clang is missing")
     minutes = float(session.posargs[0]) if session.posargs else 10.0
     tree, found = fresh_clone("fuzz-tree"), WORK / "fuzz"
     clang = {"CC": "clang", "LDSHARED": "clang -shared"}
@@ -917,7 +917,7 @@ def benchmarks(session: nox.Session) -> None:
         session.error("\n".join(["failed:", *failed]))
     tree = fresh_clone("benchmarks")
     session.chdir(tree / "asv_benchmarks")
-    session.run("python", "history.py")  # fails where a release has no results
+    session.run("python", "history.py")  # fails if a release has no results
     session.run("git", "checkout", "--quiet", "-B", "main")
     session.run("asv", "publish", env=env)
     index = json.loads(Path("html/index.json").read_text(encoding="utf-8"))

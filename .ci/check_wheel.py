@@ -1,4 +1,4 @@
-"""Check what a wheel holds: every module, stub and extension, and no source of an extension.
+"""Check the contents of a wheel: every module, stub and extension, and no source of an extension.
 
 usage: check_wheel.py WHEEL {compiled,python}
 """
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def problems(wheel: str, implementation: str) -> list[str]:
-    """Give what is wrong with the wheel, a line each."""
+    """Return the problems of the wheel, a line each."""
     with zipfile.ZipFile(wheel) as archive:
         held = {PurePath(name) for name in archive.namelist()}
     package = {path for path in held if path.parts[0] == "kvoffload"}

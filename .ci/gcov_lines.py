@@ -1,4 +1,4 @@
-"""Print the lines of inline files that gcov saw and that were not run.
+"""Print the lines of inline files that gcov knows and that were not run.
 
 usage: gcov_lines.py BUILD      the folder with the .gcda files, from the root of the checkout
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def counts(build: Path) -> dict[str, Counter[int]]:
-    """Give, for each inline file, how often each of its lines was run."""
+    """Return how often each line of each inline file was run."""
     seen: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for data in sorted(build.rglob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", str(data)]
@@ -30,7 +30,7 @@ def counts(build: Path) -> dict[str, Counter[int]]:
 
 
 def main(build: str) -> None:
-    """Print a line a file, and the sum."""
+    """Print a line per file, and the sum."""
     lines = missed = 0
     for name, count in sorted(counts(Path(build)).items()):
         never = sorted(line for line, times in count.items() if not times)

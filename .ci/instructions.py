@@ -1,13 +1,13 @@
-"""Count the instructions of the hot paths, which do not depend on what else the machine does.
+"""Count the instructions of the hot paths, which do not depend on the machine's other work.
 
 usage: instructions.py TREE [BASE]
 
 Prints the instructions per block of the compiled package in the folder TREE, under callgrind; with
 BASE, a folder with another build, also the ratio of the two. The exit status is 1 if one is above
-1.03, or 1 + KVO_TOLERANCE. Two counts of one build differ by less than 1 %: the index keys its
-hash by chance.
+1.03, or 1 + KVO_TOLERANCE. Two counts of one build differ by less than 1 %: the key of the index's
+hash is random.
 
-Then prints how the instructions of a call grow where what it must not depend on is ten times as
+Then prints how the instructions of a call grow if a size that it must not depend on is ten times as
 large. The exit status is 1 if they grow by more than a quarter: a heap may be a little deeper.
 """
 
@@ -33,7 +33,7 @@ HotPath = tuple[str, Callable[[Any, Any], object], Any, list[Request]]
 
 
 def requests(first: int, count: int) -> list[Request]:
-    """Make requests of keys that no other request has: a digest of 32 bytes and a group suffix."""
+    """Make requests of unique keys: a digest of 32 bytes and a group suffix."""
     keys = [
         sha256(b"%d" % block).digest() + b"\0\0\0\0"
         for block in range(first * REQUEST, (first + count) * REQUEST)
@@ -59,11 +59,11 @@ def load(manager: Any, request: Request) -> None:
 
 
 def hot_paths() -> Iterator[HotPath]:
-    """Give the name, the call, the manager and the requests of each hot path."""
+    """Yield the name, the call, the manager and the requests of each hot path."""
     from kvoffload import CPUOffloadingManager
 
     resident = requests(0, CAPACITY // REQUEST)
-    known = resident[::-2]  # backwards, with gaps: no guess is right by the order of the requests
+    known = resident[::-2]  # backwards, with gaps: the order of the requests predicts nothing
     for policy in ("lru", "arc", "hit-density"):
         full, empty = (CPUOffloadingManager(16, CAPACITY, policy) for _ in range(2))
         for request in resident:
@@ -76,7 +76,7 @@ def hot_paths() -> Iterator[HotPath]:
 
 
 def growing_paths() -> Iterator[HotPath]:
-    """Give what is to take the same at each size; the name ends with the size."""
+    """Yield the paths that must cost the same at each size; the name ends with the size."""
     from kvoffload import CPUOffloadingManager
     from kvoffload.policies import registry
 
@@ -104,7 +104,7 @@ def growing_paths() -> Iterator[HotPath]:
 
 
 def pinned_by_loads(policy: str, num_blocks: int) -> Any:
-    """Fill a manager with blocks of which loads hold all but the newest few."""
+    """Fill a manager with blocks, all but the newest few of them held by loads."""
     from kvoffload import CPUOffloadingManager
 
     idle = 2 * ROUNDS
@@ -119,7 +119,7 @@ def pinned_by_loads(policy: str, num_blocks: int) -> Any:
 
 
 def chains_with_pinned_tails(policy: str, num_chains: int) -> Any:
-    """Fill a manager with chains of two blocks, of which a load holds the second."""
+    """Fill a manager with chains of two blocks, the second of them held by a load."""
     from kvoffload import CPUOffloadingManager
 
     manager = CPUOffloadingManager(16, 2 * num_chains, policy)
@@ -137,7 +137,7 @@ def chains_with_pinned_tails(policy: str, num_chains: int) -> Any:
 def work(*groups: Callable[[], Iterator[HotPath]]) -> None:
     """Take each path between two marks, and print its name.
 
-    A mark is a call of getppid in the C library, which callgrind heeds and nothing else makes.
+    A mark is a call of getppid in the C library, which callgrind reacts to and no other code makes.
     """
     for name, call, manager, batches in [path for group in groups for path in group()]:
         gc.collect()
@@ -150,7 +150,7 @@ def work(*groups: Callable[[], Iterator[HotPath]]) -> None:
 
 
 def count(tree: str, *groups: str) -> dict[str, int]:
-    """Give the instructions of each path of some groups, of the package in a folder."""
+    """Return the instructions of each path of some groups, of the package in a folder."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(tree).resolve()),
@@ -166,7 +166,7 @@ def count(tree: str, *groups: str) -> dict[str, int]:
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
         names = done.stdout.splitlines()
-        # At its n-th mark callgrind writes at.n: what was spent since the mark before.
+        # At its n-th mark callgrind writes at.n: the instructions since the mark before.
         totals = [
             re.search(r"^totals: (\d+)", Path(folder, f"at.{2 * number}").read_text(), re.MULTILINE)
             for number in range(1, len(names) + 1)
@@ -177,7 +177,7 @@ def count(tree: str, *groups: str) -> dict[str, int]:
 
 
 def growth(counts: dict[str, int]) -> float:
-    """Print how the paths grow; give the most."""
+    """Print how the paths grow; return the greatest growth."""
     least, most = SIZES
     grown = [1.0]
     for name, instructions in counts.items():
@@ -191,7 +191,7 @@ def growth(counts: dict[str, int]) -> float:
 
 
 def main(tree: str, base: str | None = None) -> int:
-    """Print the tables; give 1 if a path of `tree` takes or grows more than is allowed."""
+    """Print the tables; return 1 if a path of `tree` takes or grows more than is allowed."""
     before = count(base, "hot_paths") if base else {}
     counts = count(tree, "hot_paths", "growing_paths")
     ratios = [1.0]

@@ -3,7 +3,7 @@
     $(.ci/sglang-env) .ci/interface.py kvoffload/integrations/sglang sglang.version:__version__
 
 The names and rules of ``interface.json`` in that folder are kept, and those that ``has`` lists; the
-others are written anew, with the release. Differences from what it had are printed.
+others are written anew, with the release. Differences from the old file are printed.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def written(folder: Path, version: str) -> str:
-    """Return the file for what is installed."""
+    """Return the file for the installed release."""
     _, declared = read_interface(folder / "interface.json")
     found = describe(declared)
     for line in differences(declared, found):

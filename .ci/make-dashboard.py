@@ -3,11 +3,11 @@
     python .ci/make-dashboard.py [FOLDER]
 
 They are written to kvoffload/watch, or to another folder. Needs grafana-foundation-sdk, which the
-library does not.
+library does not need.
 
-A ratio of several engines is a sum over a sum of the same engines: one that is idle is in neither,
-and so is, for a policy and size, one that gives no point of it or a point with marks. What is
-estimated of an engine is computed for it alone, then added up.
+A ratio of several engines is a sum over a sum of the same engines: an idle one is in neither, nor
+is, for a policy and size, one without a point of it or with a marked point. Estimates are computed
+per engine, then added up.
 """
 
 import json
@@ -92,11 +92,11 @@ class Names:
     # -- of each engine, by policy and memory ------------------------------------------------------
 
     def points(self) -> str:
-        """Return the points without marks in the watches' window; a NaN is none."""
+        """Return the points without marks in the watches' window; a NaN is not one."""
         return f"{self.gauge('shadow_hit_ratio', marks=UNMARKED)} >= 0"
 
     def scaled(self, name: str) -> str:
-        """Return what a shadow counts, of all blocks, where its point is given without marks.
+        """Return a shadow's counts, of all blocks, if its point is given without marks.
 
         In vLLM gauges may have a label ``pid`` that counters have not.
         """
@@ -370,7 +370,7 @@ def rules() -> list[Rule]:
     return [Rule(f"kvoffload:{name}:rate{WINDOW}", expr) for name, expr in values.items()]
 
 
-# -- what is written ---------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 BUILDERS = {"stat": stat.Panel, "timeseries": timeseries.Panel}

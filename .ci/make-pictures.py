@@ -2,11 +2,11 @@
 
     python .ci/make-pictures.py TRACE [FOLDER]
 
-A manager serves TRACE (`kvoffload demo`), and `kvoffload top --once` is asked again and again; its
-screens are the frames of an animation, beside the report of `kvoffload advise` on the same trace
-with the same memory. The pictures are written to docs/_static, or to another folder. Needs the
-extras cli, watch, report and browser, and Debian's chromium and chromium-driver. The pages show
-Mooncake's conversation trace.
+A manager serves TRACE (`kvoffload demo`), and `kvoffload top --once` is run repeatedly; its screens
+are the frames of an animation, beside the report of `kvoffload advise` on the same trace with the
+same memory. The pictures are written to docs/_static, or to another folder. Needs the extras cli,
+watch, report and browser, and Debian's chromium and chromium-driver. The pages show Mooncake's
+conversation trace.
 """
 
 import base64
@@ -62,7 +62,7 @@ def in_terminal(*arguments: str) -> str:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
         os.execv(sys.executable, [sys.executable, "-m", "kvoffload", *arguments])  # noqa: S606
     printed = b""
-    with contextlib.suppress(OSError):  # Linux raises EIO where the output ends
+    with contextlib.suppress(OSError):  # Linux raises EIO at the end of the output
         while read := os.read(terminal, 65_536):
             printed += read
     os.close(terminal)
@@ -73,7 +73,7 @@ def in_terminal(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def served(trace: str) -> Iterator[None]:
-    """Serve a trace by a manager that is watched, at ADDRESS."""
+    """Serve a trace with a watched manager, at ADDRESS."""
     command = [sys.executable, "-u", "-m", "kvoffload", "demo", trace, "--quiet"]
     command += ["--capacity", CAPACITY, "--rate", str(RATE)]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -87,7 +87,7 @@ def served(trace: str) -> Iterator[None]:
 
 
 def screens(trace: str) -> list[str]:
-    """Return what `kvoffload top --once` prints while the trace is served."""
+    """Return the screens of `kvoffload top --once` while the trace is served."""
     printed = []
     with served(trace):
         for _ in range(FRAMES):
@@ -109,7 +109,7 @@ def frame(printed: str, index: int) -> str:
 
 
 def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
-    """Draw frames one after the other in a window; return it with its width and height."""
+    """Draw frames in turn in a window; return it with its width and height."""
     width = round((COLUMNS * 12.2 + 40) * SCALE)
     height = max(LEAST_HEIGHT, round((rows * 24.4 + 40) * SCALE))
     length = SHOWN * (len(frames) - 1) + HELD
@@ -136,7 +136,7 @@ def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
 
 
 def picture(content: str, width: int, height: int, title: str) -> str:
-    """Return an SVG; its title is read to those who do not see it."""
+    """Return an SVG; screen readers read its title."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img"><title>{title}</title>{content}</svg>\n'

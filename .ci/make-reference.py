@@ -1,10 +1,10 @@
-"""Write the tables of the reference that are made of the library itself: names, policies, metrics.
+"""Write the tables of the reference that the library itself defines: names, policies, metrics.
 
     python .ci/make-reference.py [FOLDER]
 
 It writes the pages of docs/reference, or of another folder that has them, between their lines
-``<!-- made by .ci/make-reference.py: WHAT -->`` and ``<!-- end -->``. So they can be read where the
-pages are shown as they are, as on a code host; `docs/conf.py` says what Sphinx adds.
+``<!-- made by .ci/make-reference.py: WHAT -->`` and ``<!-- end -->``. So they are readable in the
+raw pages too, as on a code host; `docs/conf.py` says what Sphinx adds.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def policy_table() -> str:
 
 
 def policy_classes() -> str:
-    """Return the names of the policies' classes, and what Sphinx is to show of each."""
+    """Return the names of the policies' classes, and Sphinx's directives for them."""
     lines = ["<!-- eval-rst", ".. currentmodule:: kvoffload"]
     for entry in map(registry.entry, registry.names()):
         policy_class = getattr(kvoffload, entry.class_name)
@@ -100,13 +100,13 @@ def documented(name: str, rest: str) -> Iterator[str]:
 
 
 def described(rest: str) -> str:
-    """Return the description that stands under a directive, on one line."""
+    """Return the description under a directive, on one line."""
     found = re.search(r"^ +[^ :.].*(?:\n +.*)*", rest, re.MULTILINE)
     return plain(inspect.cleandoc(found[0])) if found else ""
 
 
 def find(name: str) -> Any:
-    """Return what a full name names."""
+    """Return the object of a full name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:

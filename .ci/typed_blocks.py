@@ -18,7 +18,7 @@ FOLDER = ROOT / ".mypy_cache" / "documents"  # the same each time, as the cache 
 
 
 def module(page: Path) -> str:
-    """Give the Python of a page, every statement on its line; what a block prints is left out."""
+    """Return the Python of a page, every statement on its line, without the output of blocks."""
     lines: list[str] = []
     for example in Document.parse(str(page), PythonCodeBlockParser()):
         block = example.parsed
@@ -32,7 +32,7 @@ def module(page: Path) -> str:
 
 
 def main() -> int:
-    """Print what mypy says, in terms of the pages, and give its exit status."""
+    """Print mypy's messages in terms of the pages, and return its exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     pages = {}
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):

@@ -3,7 +3,7 @@
     $(.ci/vllm-env 0.34.0) .ci/vllm-interface.py [FILE]
 
 It is written to kvoffload/integrations/vllm/interfaces/0.34.json, or to another file; ``used.json``
-in that folder lists what is used. The differences from each other release are printed.
+in that folder lists the used names. The differences from each other release are printed.
 """
 
 import runpy
@@ -16,12 +16,12 @@ from interface import text_of
 
 FOLDER = Path(__file__).parents[1] / "kvoffload" / "integrations" / "vllm"
 
-# Without its package, which cannot be imported with a release that is not supported.
+# Without its package, which cannot be imported with an unsupported release.
 upstream = SimpleNamespace(**runpy.run_path(str(FOLDER / "_upstream.py")))
 
 
 def interface(kind: str) -> dict[str, Any]:
-    """Describe what is used of the installed vLLM; what it does not have is left out."""
+    """Describe the used parts of the installed vLLM, without those that it lacks."""
     found = {}
     for module, names in upstream.describe(upstream.USED[kind]).items():
         if not isinstance(names, Exception):
