@@ -285,7 +285,7 @@ def under_variables(session: nox.Session, marks: str, *files: str) -> None:
 
 @check("readme")
 def readme_variables(session: nox.Session) -> None:
-    """README's lines under variables that change what programs print, and with traces at hand.
+    """README's lines under variables that change programs' output, and with traces at hand.
 
     The tests are those of the command, and those that read traces; they run in the clone that
     ``readme_no_compiler`` has left, or a fresh one.
@@ -341,7 +341,7 @@ def doctests(session: nox.Session) -> None:
 
 @check("lint")
 def stubs(session: nox.Session) -> None:
-    """The stubs of the compiled modules say what the modules hold."""
+    """The stubs of the compiled modules match the modules."""
     listed = ["git", "ls-files", "kvoffload/*.pyi", ":!kvoffload/integrations"]
     files = subprocess.check_output(listed, text=True).split()
     modules = [name.removesuffix(".pyi").replace("/", ".") for name in files]
@@ -481,7 +481,7 @@ def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
         replay = "bin/kvoffload replay --limit 200 --policy lru,arc --json 2>errors"
         json.loads(output(session, *BASH, replay, **bare()))
         lines = Path("errors").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == (expected == "python"), lines  # it says so where it runs in Python
+    assert len(lines) == (expected == "python"), lines  # a line says that it runs in Python
 
 
 @check("packages", "beside")
@@ -780,7 +780,7 @@ def coverage(session: nox.Session) -> None:
     tests += ["tests/replay/test_fleet_index.py"]
     # an exception that a signal's handler raises inside the tracer leaves its lock held forever
     tests += ["--ignore=tests/contract/test_signals.py"]
-    # line events crash where many threads begin at once, and keep the recorder's from writing in
+    # line events crash if many threads begin at once, and keep the recorder's from writing in
     # time; a limit on files ends gcov's counters, too
     recorder = ("threads_may_record_at_once", "killed_process", "limit_on_the_size_of_files")
     tests += ["-k", f"not ({' or '.join(recorder)})"]

@@ -56,7 +56,7 @@ FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def in_terminal(*arguments: str) -> str:
-    """Run the command in a terminal of its own; return what it prints, with its colours."""
+    """Run the command in a terminal of its own; return its output, with its colours."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}

@@ -211,7 +211,7 @@ def conversation() -> list[list[bytes]]:
 
 
 def replay(manager: Any, requests: list[list[bytes]]) -> None:
-    """Make an engine's calls for each request."""
+    """Make an engine's calls per request."""
     for hashes in requests:
         request = manager.begin(hashes)
         hits = request.lookup()

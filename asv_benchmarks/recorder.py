@@ -24,7 +24,7 @@ GROUPS = 32  # of them per round and side
 
 
 def make_requests(first: int, length: int, width: int) -> list[list[bytes]]:
-    """Make requests of new keys, GROUP blocks together: a digest and what an engine appends."""
+    """Make requests of new keys, GROUP blocks together: a digest and an engine's suffix."""
     keys = [sha256(b"%d" % i).digest() + bytes(width - 32) for i in range(first, first + GROUP)]
     return [keys[start : start + length] for start in range(0, GROUP - length + 1, length)]
 

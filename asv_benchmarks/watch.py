@@ -12,7 +12,7 @@
     python asv_benchmarks/watch.py memory [--pending N]
 
 Errors are of hit ratios over a whole trace. The cost is CPU time: the medians of interleaved rounds
-within one process, as ratios, and what valgrind counts with ``cost --rounds 1`` under it; with
+within one process, as ratios, and valgrind's counts with ``cost --rounds 1`` under it; with
 ``--vllm`` that of vLLM's interface to the manager, in an environment that `.ci/vllm-env` makes.
 """
 
@@ -492,7 +492,7 @@ def resident(arguments: argparse.Namespace) -> None:
     requests = workload(rng, 1_000, 512)
     clock = [0.0]
     watch = Watch(clock=lambda: clock[0])
-    cycle(CPUOffloadingManager(16, 1_000, watch=Watch()), requests[:20])  # what is loaded once
+    cycle(CPUOffloadingManager(16, 1_000, watch=Watch()), requests[:20])  # one-time loads first
     manager = CPUOffloadingManager(16, 100_000, watch=watch if arguments.only else None)
     pending = max(arguments.pending)
     for _ in range(arguments.rounds):

@@ -179,7 +179,7 @@ def main(folder: Path) -> None:
         tier.health(reset=True)
     engine.run(prompts[180:])
 
-    while engine.store.busy:  # what was stored last is on its way to the tiers
+    while engine.store.busy:  # the last stores are on their way to the tiers
         engine.store.wait(0.1)
         engine.store.step()
     engine.workers.shutdown()

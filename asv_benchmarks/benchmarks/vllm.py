@@ -1,4 +1,4 @@
-"""Requests of 512 chunks through the manager of vLLM's interface, where vLLM is installed."""
+"""Requests of 512 chunks through the manager of vLLM's interface, if vLLM is installed."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class Queue:
 
 
 class Ghosts:
-    """Blocks that left and what is remembered of them; the first that left is forgotten first.
+    """Records of blocks that left; the first that left is forgotten first.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class Ghosts:
     def __init__(self, most: int) -> None:
         self._most = most
         self._remembered: dict[bytes, Any] = {}  # the one that left first at the start
-        self._num_ahead = 0  # that left, and none came for them yet
+        self._num_ahead = 0  # that left before a block came for them
 
     def __len__(self) -> int:
         return len(self._remembered)

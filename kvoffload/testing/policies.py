@@ -289,7 +289,7 @@ class _Driven:
                 self.write(key, 0)
             self.check()
             expected = _order(self._spared)
-            _equal(_order(self._policy), expected, "what leaves after calls that change nothing")
+            _equal(_order(self._policy), expected, "victims after calls that change nothing")
 
 
 def _count(policy: CachePolicy) -> int | None:
@@ -375,7 +375,7 @@ class PolicyConformance(ABC):
             live = _live(policy, key)
             _equal(live.block_id, block_id, f"block_id after {what}")
             live.ref_cnt = 0
-        _equal(self.observe(policy), before, f"what can be seen after {what}")
+        _equal(self.observe(policy), before, f"the observable state after {what}")
         order = _order(policy)
         if self.is_deterministic:
             other, _ = self.filled()
@@ -520,13 +520,13 @@ class PolicyConformance(ABC):
             policy, keys = self.filled()
             policy.touch(form([keys[3], keys[1], keys[1]]))
             orders.append(_order(policy))
-        _equal(orders[1:], [orders[0]] * 2, "what leaves after touches of a tuple and a generator")
+        _equal(orders[1:], [orders[0]] * 2, "victims after touches of a tuple and a generator")
         policy, keys = self.filled()
         batch = [keys[3], keys[1], keys[1]]
         policy.touch(batch)
         _equal(batch, [keys[3], keys[1], keys[1]], "the list that touch was given")
         batch[:] = [keys[5]]
-        _equal(_order(policy), orders[0], "what leaves where the list of a touch changes later")
+        _equal(_order(policy), orders[0], "victims after the list of a touch changes later")
 
     def test_touch_takes_blocks_of_every_state(self) -> None:
         policy, keys = self.filled(3)
@@ -677,7 +677,7 @@ class PolicyConformance(ABC):
             each.touch(keys[2:4])
             orders.append(_order(each))
         if self.is_deterministic:
-            _equal(orders[0], orders[1], "what leaves after clear, as of a new policy,")
+            _equal(orders[0], orders[1], "victims after clear, as of a new policy,")
 
     # -- arguments ---------------------------------------------------------------------------
 

@@ -509,7 +509,7 @@ class TierConformance(ABC):
             _require(tier.wait(jobs, PATIENCE_S), "jobs must end")
             ends = {done.job: done for done in tier.poll()}
             got = ends[jobs[1]]
-            _require(Status.OK not in got.status.tolist(), "what was forgotten must not be served")
+            _require(Status.OK not in got.status.tolist(), "forgotten blocks must not be served")
             self.settle(tier)
             run(tier, tier.query(keys))
             _equal(self.load(tier, region, keys), [Status.MISS] * 24, "statuses")

@@ -185,7 +185,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function that a template may call."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if owner is self:  # what was put into the template
+        if owner is self:  # a function that the library put into the template
             return function(*args)
         given = {key: value for key, value in kwargs.items() if key not in _OF_JINJA}
         if type(owner) is str and name in ("replace", "join"):

@@ -118,7 +118,7 @@ def write_oracle_general(requests: Iterable[Request], stream: BinaryIO) -> int:
 
 
 def _next_accesses(ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return for each record the number of the next one of its id, from 1, or `NEVER`."""
+    """Return the number of the next record of the same id, from 1, or `NEVER`, per record."""
     accesses = np.full(len(ids), NEVER, dtype=np.int64)
     order = np.argsort(ids, kind="stable")  # records of one id, in their order, side by side
     for start in range(0, len(ids) - 1, _BATCH):

@@ -94,7 +94,7 @@ def _check_columns(columns: Mapping[str, str]) -> None:
 
 
 class PromptBlocks:
-    """The ids of prompts' blocks, and what was found while they were made.
+    """A maker of ids for prompts' blocks, with remarks on the prompts so far.
 
     Attributes
     ----------

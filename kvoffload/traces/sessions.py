@@ -38,8 +38,7 @@ class SessionOptions:
     starts_s : float
         Seconds over which the starts of sessions are drawn, >= 0; 0: all start together.
     seed : int
-        Seed of that draw: ``random.Random(seed).uniform(0, starts_s)`` for each session, in their
-        order.
+        Seed of that draw: ``random.Random(seed).uniform(0, starts_s)`` per session, in their order.
     until_s : float or None
         Seconds after which requests are left out.
     block_tokens : int or None

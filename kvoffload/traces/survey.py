@@ -32,7 +32,7 @@ class SeenIds:
         return sum(len(run) for run in self._runs)
 
     def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Return for each id whether it is in the set."""
+        """Return whether each id is in the set."""
         found = np.zeros(len(ids), dtype=np.bool_)
         for run in self._runs:
             positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)

@@ -68,7 +68,7 @@ class Tokenizer:
 
 
 def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return the chat template of a folder, None if it has none."""
+    """Return the chat template of a folder, or None."""
     from .chat_template import ChatTemplate
 
     config: dict[str, Any] = {}

@@ -5,7 +5,7 @@ Three kinds of session arrive as one Poisson process:
 - *chats*: one of a few system prompts, most of them the popular ones, then turns that each resend
   the conversation so far;
 - *agents*: a long prompt of tools and rules, then many quick steps, each resending a context that
-  grows by the answer and by what a tool returned;
+  grows by the answer and by a tool's result;
 - *one-shot requests*: a document or a question, half of them behind a shared instruction.
 
 Every draw uses `random.Random.random`, whose sequence Python guarantees, with only comparisons and

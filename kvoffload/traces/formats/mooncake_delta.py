@@ -47,7 +47,7 @@ class _Prompt:
 
 
 class MooncakeDeltaParser(MooncakeParser):
-    """A parser of lines in this format: `block_tokens` is what an id stands for, tokens."""
+    """A parser of lines in this format: `block_tokens` is the number of tokens of an id."""
 
     def __init__(self, block_tokens: int | None = None) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ def kind_of(value: object) -> str:
 
 
 def _holders(row: dict[str, Any], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the objects that may say when a request came and what was answered."""
+    """Yield the objects that may hold a request's time and answer."""
     yield row
     if body is not row:
         yield body
