@@ -1,5 +1,4 @@
-"""Prompts for an engine from a trace: made-up words, equal exactly as far as the trace's blocks
-are.
+"""Prompts for an engine from a trace: made-up words, equal as far as the trace's blocks are.
 
 Each block becomes as many words as it has tokens, derived from its id. An id identifies the block
 and all before it, so prompts share words exactly as far as the requests share blocks.
