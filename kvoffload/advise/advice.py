@@ -45,7 +45,7 @@ DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
 """Parts of an assumed cache on the accelerator that are compared with all of it."""
 
 VLLM_DEFAULT = "lru"
-"""The policy of vLLM where none is named."""
+"""The policy of vLLM if none is named."""
 
 LEAST_REQUESTS = 200
 """Fewest requests of a trace for a recommendation: twenty per part."""
@@ -303,12 +303,12 @@ class Advice:
 
     @property
     def device_hit_ratio(self) -> float:
-        """Share of all tokens that the accelerator's own cache answers for."""
+        """Share of all tokens that the accelerator's own cache serves."""
         return 1 - self.facts.asked_tokens / self.all_tokens if self.all_tokens else 0.0
 
     @property
     def device_hits(self) -> int:
-        """Blocks, or tokens with groups, that the accelerator's own cache answers for."""
+        """Blocks, or tokens with groups, that the accelerator's own cache serves."""
         return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
 
     place = former_attribute("Advice", "place", "memory_index")
@@ -546,9 +546,9 @@ def _objections(
         objection = (
             "the accelerator's own prefix cache, "
             f"{'assumed to have' if setup.device_is_assumed else 'of'} {size}, serves "
-            f"{percent_text(on_device)} of the {setup.counted} itself, which leaves no "
-            f"reuse to speak of: behind it a cache without bounds would hit {percent_text(ideal)} "
-            f"of the others, and at least {percent_text(LEAST_REUSE)} is asked for. Running "
+            f"{percent_text(on_device)} of the {setup.counted} itself, which leaves almost no "
+            f"reuse: behind it a cache without bounds would hit {percent_text(ideal)} "
+            f"of the others, and at least {percent_text(LEAST_REUSE)} is needed. Running "
             "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
         )
         return [objection]
@@ -556,18 +556,18 @@ def _objections(
         plain = setup.chunks.is_plain
         at = "" if plain else " at this retention interval"
         objection = (
-            f"there is no reuse to speak of{at}: a cache without bounds would hit "
+            f"there is almost no reuse{at}: a cache without bounds would hit "
             f"{percent_text(ideal)} of the {setup.counted}, and at least "
-            f"{percent_text(LEAST_REUSE)} is asked for"
+            f"{percent_text(LEAST_REUSE)} is needed"
         )
-        if plain:  # with groups, that may be for want of resume points
+        if plain:  # with groups, resume points may be missing
             objection += ". Offloading gains nothing on such requests"
         return [objection]
     found = []
     if facts.requests < LEAST_REQUESTS:
         found.append(
             f"the trace is too short: {facts.requests:,} requests, and at least "
-            f"{LEAST_REQUESTS} are asked for"
+            f"{LEAST_REQUESTS} are needed"
         )
     evicted = (
         part.evicted_slots
@@ -577,7 +577,7 @@ def _objections(
     if not any(evicted):
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
-            f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. "
+            f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "
             f"{_way_out(facts, setup)}"
         )
     return found

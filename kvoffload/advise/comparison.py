@@ -1,7 +1,7 @@
-"""An advice against one that was printed earlier: what changed in the question, the trace, the end.
+"""Changes from earlier advice: in the question, the trace and the recommendation.
 
-Both are taken as the objects that ``kvoffload advise --json`` prints, of this version or of an
-earlier one, and of one kind: on one engine, or on several.
+Both are objects that ``kvoffload advise --json`` prints, in this version or an earlier one, and of
+one kind: on one engine, or on several.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .units import bytes_text, count_text, percent_text
 __all__ = ["Change", "Comparison", "compared_advice", "read_advice"]
 
 MOST_BYTES = 2**26
-"""Largest file that is read: with 256 engines and many routers it has some megabytes."""
+"""Largest file that is read; 256 engines and many routers take some megabytes."""
 
 MOST_NUMBER = 2**63
-_RULE = "file must have what kvoffload advise --json prints"
+_RULE = "file must be the output of kvoffload advise --json"
 
 
 def _name(value: Any) -> str:
@@ -41,7 +41,7 @@ def _if_known(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value that is compared: its types, and its text."""
+    """A compared value: its types, and its text."""
 
     name: str
     types: tuple[type, ...]
@@ -74,7 +74,7 @@ _SHARES = ("reuse", "hit ratio", "prefill saved")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value that differs: its name, and what it was and is, as ``--json`` has it."""
+    """A value that differs: its name, and both values as ``--json`` prints them."""
 
     name: str
     before: Any
@@ -90,16 +90,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The changes since an earlier advice.
+    """The changes since earlier advice.
 
     Attributes
     ----------
     path : str
-        The file of the earlier one.
+        The file of the earlier advice.
     version : str
         The version that printed it.
     changes : tuple of Change
-        The question's first, then the trace's, then what is recommended and what it does.
+        Those of the question, then of the trace, then of the recommendation and its results.
     """
 
     path: str
@@ -114,14 +114,14 @@ class Comparison:
 
 
 def read_advice(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read an advice that ``--json`` printed.
+    """Read advice that ``--json`` printed.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If it is no such advice.
+        If it is not such advice.
     """
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
@@ -131,11 +131,11 @@ def read_advice(path: str | os.PathLike[str]) -> dict[str, Any]:
         value = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError(
-            "file must have what kvoffload advise --json prints, got no JSON"
+            "file must be the output of kvoffload advise --json, got no JSON"
         ) from None
     if not isinstance(value, dict):
         raise ValueError(
-            f"file must have what kvoffload advise --json prints, got {describe(value)}"
+            f"file must be the output of kvoffload advise --json, got {describe(value)}"
         )
     _values_of(value)
     return value
@@ -144,23 +144,23 @@ def read_advice(path: str | os.PathLike[str]) -> dict[str, Any]:
 def compared_advice(
     path: str | os.PathLike[str], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Comparison:
-    """Compare two advices as ``--json`` prints them.
+    """Compare two pieces of advice as ``--json`` prints them.
 
     Raises
     ------
     ValueError
-        If one is on one engine and the other on several, or a value is not what it should be.
+        If one is on one engine and the other on several, or a value has the wrong type.
     """
     if ("engines" in before) != ("engines" in now):
         kinds = ["several engines" if "engines" in one else "one engine" for one in (now, before)]
-        raise ValueError(f"file must have an advice on {kinds[0]}, got one on {kinds[1]}")
+        raise ValueError(f"file must have advice on {kinds[0]}, got advice on {kinds[1]}")
     old, new = _values_of(before), _values_of(now)
     changes = [Change(name, old[name], value) for name, value in new.items() if old[name] != value]
     return Comparison(os.fspath(path), str(before["version"]), tuple(changes))
 
 
 def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is compared of an advice, by name."""
+    """Return the compared values of advice, by name."""
     of = _Fields(advice)
     of.get("version", str)
     found = {
@@ -193,13 +193,13 @@ def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Fields:
-    """The fields of an object of a stranger's file."""
+    """The fields of an object from an untrusted file."""
 
     def __init__(self, value: Any) -> None:
         self._value = value if isinstance(value, Mapping) else {}
 
     def get(self, name: str, *types: type) -> Any:
-        """Return a field, which must be there, of a type, and no number beyond 63 bits."""
+        """Return a field; it must be present, of a type, and no number beyond 63 bits."""
         value = self._value.get(name, self)
         fits = not isinstance(value, (int, float)) or abs(value) < MOST_NUMBER
         if not isinstance(value, types) or isinstance(value, bool) or not fits:

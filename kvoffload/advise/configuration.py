@@ -56,6 +56,6 @@ def vllm_arguments(policy: str, memory: int, groups: GroupChunks) -> dict[str, o
 
 
 def vllm_text(policy: str, memory: int, groups: GroupChunks) -> str | None:
-    """Return the value of vLLM's ``--kv-transfer-config`` as JSON, where there is one."""
+    """Return the value of vLLM's ``--kv-transfer-config`` as JSON, if there is one."""
     arguments = vllm_arguments(policy, memory, groups)
     return None if arguments is None else json.dumps(arguments, indent=2)

@@ -76,7 +76,7 @@ class FirstTokens:
     policy : str or None
         Policy of host memory; None without offloading.
     p50, p95 : float
-        Half of the prompts, and 95 % of them, take at most so many seconds (nearest rank).
+        Median and 95th percentile of the seconds per prompt (nearest rank).
     """
 
     policy: str | None
@@ -210,7 +210,7 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
 def _first_tokens(
     advice: Advice, demand: Demand, policy: str | None, hits: npt.NDArray[np.int64]
 ) -> list[FirstTokens]:
-    """Return the times of prompts of which so many tokens are hit; none where rates are not known.
+    """Return the times of prompts from their hit tokens; empty if rates are not known.
 
     Without offloading, nothing is hit or read.
     """

@@ -123,7 +123,7 @@ class Balance:
 
     @property
     def moving_seconds(self) -> float:
-        """Time on the link, both ways one after the other."""
+        """Time on the link, both directions added."""
         return self.load_seconds + self.store_seconds
 
     @property

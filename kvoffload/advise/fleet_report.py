@@ -1,4 +1,4 @@
-"""The advice on a fleet as one HTML page, made as that on one engine."""
+"""The advice on a fleet as one HTML page, like that on one engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .units import bytes_text, latency_text, percent_text
 __all__ = ["fleet_report_html", "write_fleet_report"]
 
 SHADES = 10
-"""The darkest shade of a heat map, of what saves everything."""
+"""The darkest shade of a heat map: everything is saved."""
 
 BAR = 100
 """Length of the longest bar, user units."""
@@ -35,7 +35,7 @@ def write_fleet_report(subject: FleetSubject, path: str | os.PathLike[str]) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Square:
-    """A cell of a heat map: its text, its shade, and whether it is what is enough."""
+    """A cell of a heat map: its text, its shade, and whether its fleet is enough."""
 
     text: str
     shade: int
@@ -44,7 +44,7 @@ class _Square:
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """A heat map: its caption, and a row of squares for each router."""
+    """A heat map: its caption, and a row of squares per router."""
 
     caption: str
     rows: list[tuple[str, list[_Square]]]
@@ -52,7 +52,7 @@ class _Map:
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """A value as text, and as a length of at most `BAR`; None where there is no bar."""
+    """A value as text, and as a length of at most `BAR`; None without a bar."""
 
     text: str
     length: float | None = None
@@ -102,18 +102,18 @@ def _map(subject: FleetSubject, heat: Heat) -> _Map:
 
 
 def _routers(subject: FleetSubject) -> tuple[list[str], list[tuple[str, list[_Bar]]]]:
-    """Return titles, and a line of bars for each router with what is enough otherwise."""
+    """Return titles, and a line of bars per router, all else as in the fleet that is enough."""
     advice = subject.advice
     results = {router: advice.like(router=router) for router in subject.routers()}
     known = {router: result for router, result in results.items() if result is not None}
     columns = {"tokens hit": [_Bar(percent_text(one.token_hit_ratio)) for one in known.values()]}
     if advice.setup.rate is not None:
-        columns["first token, half"] = _bars([one.ttft_p50 or 0.0 for one in known.values()])
+        columns["first token, median"] = _bars([one.ttft_p50 or 0.0 for one in known.values()])
         columns["first token, 95 %"] = _bars([one.ttft_p95 or 0.0 for one in known.values()])
         columns["busy"] = [_Bar(percent_text(one.busy)) for one in known.values()]
     imbalances = [one.imbalance for one in known.values()]
     longest = max(imbalances)
-    columns["most of an engine / mean"] = [
+    columns["busiest engine / mean"] = [
         _Bar(f"{value:.2f}", round(BAR * value / longest, 1)) for value in imbalances
     ]
     lines = zip(known, zip(*columns.values(), strict=True), strict=True)

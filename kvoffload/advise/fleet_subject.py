@@ -1,4 +1,4 @@
-"""An advice on a fleet with its context, as the command and the page present it."""
+"""Advice on a fleet with its context, as the command and the page present it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["FleetSubject", "Heat"]
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """The savings of fleets with one policy and one tier: a row for each router, by memory.
+    """The savings of fleets with one policy and one tier: a row per router, by memory.
 
-    `rows` are ascending by memory, None where something was not compared.
+    `rows` are ascending by memory, None for what was not compared.
     """
 
     policy: str
@@ -37,20 +37,20 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class FleetSubject:
-    """An advice on a fleet and its context."""
+    """Advice on a fleet and its context."""
 
     trace: str  # its name as given by the user
     advice: FleetAdvice
-    model: ModelShape | None  # None where bytes per token were given
+    model: ModelShape | None  # None if bytes per token were given
     dtype: str  # element type of the model's KV cache
     command: str  # a command that gives the same advice
-    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` where neither tells
-    files: int | None = None  # that the trace was read from; None if it is generated
+    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
+    files: int | None = None  # number of files of the trace; None if it is generated
     id_spaces: int = 1  # sets of files that share their block ids
     ids_text: str | None = None  # how the block ids of several files were treated
     hints_text: str | None = None  # what clients say of their sessions, in words
-    knee: Knee | None = None  # where the memory was to be found
-    since: Comparison | None = None  # with an earlier advice
+    knee: Knee | None = None  # None if the memory was given
+    since: Comparison | None = None  # comparison with earlier advice
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class FleetSubject:
         return [*context(self.since, self.knee, engines), *fleet_findings(self.advice)]
 
     def heats(self) -> Iterator[Heat]:
-        """Yield what is saved by router and memory: first with the policy and tier that are enough.
+        """Yield the savings by router and memory, first with the policy and tier that are enough.
 
         The others follow, by tier, then policy.
         """
@@ -94,7 +94,7 @@ class FleetSubject:
         return list(dict.fromkeys(case.fleet.router for case in self.advice.cases))
 
     def trace_text(self) -> str:
-        """Return a description of what was replayed."""
+        """Return a description of the trace."""
         advice = self.advice
         believed = " (as given, the trace has no lengths)" * (self.block_tokens_from == "option")
         return (
@@ -128,15 +128,15 @@ class FleetSubject:
             on_device = self.advice.result.device_hits / (self.advice.blocks or 1)
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on each accelerator "
-                f"{'is assumed' if setup.device_is_assumed else 'stands'} in front and answers for "
-                f"{percent_text(on_device)} of the blocks. Running requests share that memory: "
+                f"{'is assumed to be' if setup.device_is_assumed else 'is'} asked first and serves "
+                f"{percent_text(on_device)} of the blocks. Running requests share that memory; "
                 "--device-memory sets what they leave, 0 leaves it out."
             )
         else:
-            device = "No accelerator's own cache stands in front; --device-memory puts one there."
+            device = "No accelerator's own cache is modelled; --device-memory adds one."
         loops = {
             "open": "Requests come as recorded, however long the queues.",
-            "closed": "Each request of a session comes after the one before has been answered.",
+            "closed": "Each request of a session comes once the previous one is answered.",
             "recorded": "Requests of a session keep their recorded waits.",
         }
         found = [device, loops[setup.loop]]
@@ -144,8 +144,8 @@ class FleetSubject:
             found.append(f"Replayed with {self.hints_text}.")
         if setup.rate is None:
             found.append(
-                "No rate is known, so prompts take no time: --accelerator, or "
-                "--prefill-tokens-per-second, gives times to first tokens."
+                "No prefill rate is known, so prompts take no time: --accelerator or "
+                "--prefill-tokens-per-second gives times to first tokens."
             )
         elif setup.engine is not None and setup.engine.is_known:
             found.append(f"Each engine: {rates_text(setup.engine)}")
@@ -153,17 +153,17 @@ class FleetSubject:
         if self.is_recommended and not is_own(self.advice.case.fleet.policy):
             found.append(workers_text(setup.engine))
         if self.is_recommended and self.advice.case.tier is not None:
-            found.append("The tier is no part of this configuration: see the pages on tiers.")
+            found.append("This configuration does not include the tier; see the pages on tiers.")
         return found
 
     def vllm_text(self) -> str | None:
-        """Return vLLM's configuration of each engine, where there is one."""
+        """Return vLLM's configuration of each engine, if there is one."""
         setup, case = self.advice.setup, self.advice.case
         groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
         return vllm_text(case.fleet.policy, case.memory, groups) if self.is_recommended else None
 
     def router_configs(self) -> list[RouterConfig]:
-        """Return how stacks are told to use the router that is enough."""
+        """Return configurations of stacks that use the router that is enough."""
         spec, setup = self.advice.case.fleet.spec, self.advice.setup
         if not self.is_recommended:
             return []

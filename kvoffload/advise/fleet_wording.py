@@ -1,4 +1,4 @@
-"""An advice on a fleet in sentences, which the command and the page share."""
+"""Advice on a fleet in sentences, which the command and the page share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .wording import Finding, points
 __all__ = ["NOT_MODELLED", "case_text", "fleet_findings", "fleet_headline", "tier_text"]
 
 NOT_MODELLED = (
-    "Not modelled: an engine computes one prompt at a time, without chunks, batches, preemption or "
-    "slower decoding; requests that run take no memory of the device; links are not shared; "
+    "Simplifications: an engine computes one prompt at a time, without chunks, batches, preemption "
+    "or slower decoding; running requests take no accelerator memory; links are not shared; "
     "stores, routing, tokenizing and the network take no time; nothing fails, scales or fetches "
-    "from its peers. Times rank designs and predict no milliseconds; differences of .01 between "
-    "routers are noise."
+    "from its peers. Times compare designs and do not predict milliseconds; differences of .01 "
+    "between routers are noise."
 )
 
 
@@ -28,7 +28,7 @@ def tier_text(tier: FleetTier | None) -> str:
 
 
 def case_text(case: FleetCase) -> str:
-    """Return what is enough in words."""
+    """Return a fleet in words."""
     text = f"{case.fleet.router}, {case.fleet.policy}, {bytes_text(case.memory)} each"
     return text if case.tier is None else f"{text}, {tier_text(case.tier)}"
 
@@ -40,9 +40,9 @@ def fleet_headline(advice: FleetAdvice) -> str:
     case, setup = advice.case, advice.setup
     behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
     text = (
-        f"Take {case.fleet.router} before {setup.engines:,} engines with {case.fleet.policy} in "
-        f"{bytes_text(case.memory)} each{behind}: it saves {percent_text(saving(advice.result))} "
-        f"of the {setup.saved}"
+        f"Take {case.fleet.router} in front of {setup.engines:,} engines with {case.fleet.policy} "
+        f"in {bytes_text(case.memory)} each{behind}: it saves "
+        f"{percent_text(saving(advice.result))} of the {setup.saved}"
     )
     by_turns = advice.like(router=ROUND_ROBIN)
     if by_turns is not None and case.fleet.router != ROUND_ROBIN:
@@ -58,7 +58,7 @@ def _more(difference: float) -> str:
 
 
 def _next_memory(advice: FleetAdvice) -> int:
-    """Return the memory above the one that is enough; 0, which is none, for the largest."""
+    """Return the next larger memory than the one that is enough; 0 above the largest."""
     memories = advice.setup.memories()
     above = memories.index(advice.case.memory) + 1
     return memories[above] if above < len(memories) else 0
@@ -81,19 +81,19 @@ def fleet_findings(advice: FleetAdvice) -> list[Finding]:
 def _enough(advice: FleetAdvice) -> str:
     best = advice.best
     cheapest = (
-        "the least host memory, then the smallest tier"
+        "least host memory, then the smallest tier,"
         if advice.setup.prices is None
-        else "the least price"
+        else "lowest price"
     )
     times = (
-        f", with 95 % of the first tokens within {SLOWER:g} times the least time"
+        f", with 95 % of its first tokens within {SLOWER:g} times the least time,"
         if advice.setup.rate
         else ""
     )
     return (
-        f"Of {len(advice.cases):,} fleets compared {case_text(best)} saves most, "
-        f"{percent_text(saving(advice.results[best.fleet]))} of the {advice.setup.saved}. Enough "
-        f"is what comes within {points(ENOUGH)} of it{times}; of that, {cheapest}."
+        f"Of {len(advice.cases):,} compared fleets, {case_text(best)} saves most, "
+        f"{percent_text(saving(advice.results[best.fleet]))} of the {advice.setup.saved}. A fleet "
+        f"within {points(ENOUGH)} of it{times} is enough; the one with the {cheapest} is taken."
     )
 
 
@@ -115,11 +115,11 @@ def _memory(advice: FleetAdvice) -> str:
         result = advice.like(memory=memory)
         if result is not None:
             texts.append(f"{bytes_text(memory)} {percent_text(saving(result))}")
-    text = f"Of each engine, behind the same router: {', '.join(texts)}."
+    text = f"Per engine, behind the same router: {', '.join(texts)}."
     if advice.case.memory == advice.setup.memories()[0]:
-        text += " The least that was compared is enough: a smaller --capacity may be, too."
+        text += " The smallest memory compared is enough; a smaller --capacity may be, too."
     elif advice.may_need_more:
-        text += " The most that was compared is needed: a larger --capacity may save more."
+        text += " The largest memory compared is needed; a larger --capacity may save more."
     return text
 
 
@@ -144,28 +144,28 @@ def _policies(advice: FleetAdvice) -> str:
 def _first_token(advice: FleetAdvice) -> str:
     def within(found: FleetResult) -> str:
         p50, p95 = latency_text(found.ttft_p50 or 0), latency_text(found.ttft_p95 or 0)
-        return f"{p50} for half of the requests, {p95} for 95 %"
+        return f"{p50} (median) and {p95} (95th percentile)"
 
     result = advice.result
-    text = f"From arrival to the first token {within(result)}"
+    text = f"The first token takes {within(result)} from arrival"
     by_turns = advice.like(router=ROUND_ROBIN)
     if by_turns is not None and advice.case.fleet.router != ROUND_ROBIN:
         text += f"; behind {ROUND_ROBIN} {within(by_turns)}"
-    return f"{text}. Waiting is part of it."
+    return f"{text}. Queueing is included."
 
 
 def _balance(advice: FleetAdvice) -> str:
     result = advice.result
-    text = f"The engine with most to compute has {result.imbalance:.2f} times the mean"
+    text = f"The busiest engine computes {result.imbalance:.2f} times the mean"
     if result.busy is not None:
         text += f"; engines compute prompts {percent_text(result.busy)} of the time"
         if advice.setup.loop == "open" and result.busy >= BUSY:
-            text += ": more than they can do, as in an open loop queues only grow"
+            text += ": too much for an open loop, whose queues only grow"
     return f"{text}."
 
 
 def _ceiling(advice: FleetAdvice) -> str:
     return (
-        f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks, the fleet "
+        f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; the fleet "
         f"hits {percent_text(advice.result.hit_ratio)}."
     )

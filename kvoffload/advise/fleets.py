@@ -1,7 +1,7 @@
 """Advice on engines behind a router: which router, policy, memory and tier are enough.
 
-Enough is the cheapest fleet that saves about as much as the best of those that were compared: every
-router and policy, in half the memory asked for, in it, in twice and four times it, with each tier.
+The cheapest fleet that saves about as much as the best is enough. Every router and policy is
+compared in half, once, twice and four times the memory asked for, with each tier.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = [
 ]
 
 FLEET_POLICIES = ("lru", "hit-density")
-"""Policies of host memory that are compared where none is named."""
+"""Policies of host memory that are compared if none is named."""
 
 STACK_ROUTERS = tuple(name for name in ROUTERS if name not in ("random", "earliest"))
-"""The routers that stacks have, but for drawing one: what is compared where none is named."""
+"""The routers that are compared if none is named: those of stacks, except ``random``."""
 
 LINK_BANDWIDTH = 50 * 10**9
-"""Bytes per second from host memory to an engine where no accelerator is known."""
+"""Bytes per second from host memory to an engine if no accelerator is known."""
 
 TIER_BANDWIDTH = 10 * 10**9
 """The same from a tier."""
 
 ENOUGH = 0.01
-"""Share of the prefill, or of the tokens, by which less is as good as the best."""
+"""Share of the prefill, or of the tokens, that a fleet may save less than the best."""
 
 SLOWER = 1.25
 """Factor by which 95 % of the first tokens may take longer than in the fastest fleet."""
@@ -84,13 +84,13 @@ class FleetChoice:
     fleet : Fleet
         The choice.
     result : FleetResult
-        What it did.
+        Its result.
     best : FleetResult
-        What the fleet that saves most did.
+        The result of the fleet that saves most.
     by_turns : FleetResult or None
-        What the same engines did behind ``round-robin``; None where that was not compared.
+        The result of the same engines behind ``round-robin``; None if not compared.
     twice : FleetResult or None
-        What the same fleet did with twice the host memory; None where that was not compared.
+        The result of the same fleet with twice the host memory; None if not compared.
     """
 
     fleet: Fleet
@@ -101,7 +101,7 @@ class FleetChoice:
 
 
 def saving(result: FleetResult) -> float:
-    """Return the share of the prefill that is saved, without a rate that of the tokens."""
+    """Return the share of the prefill that is saved; without a rate, that of the tokens."""
     return result.token_hit_ratio if result.saved is None else result.saved
 
 
@@ -110,9 +110,9 @@ def choose_fleet(
 ) -> FleetChoice | None:
     """Choose the cheapest fleet that is enough.
 
-    Enough is what saves within .01 of the best, and of those what gives 95 % of the first tokens
-    within 1.25 times the least time. Of equally cheap fleets the one with the simpler policy is
-    chosen, then that with the router higher in the table.
+    A fleet is enough if it saves within .01 of the best and, among those that do, gives 95 % of
+    the first tokens within 1.25 times the least time. Of equally cheap fleets, the one with the
+    simpler policy is chosen, then that with the router higher in the table.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def choose_fleet(
     Returns
     -------
     FleetChoice or None
-        None of no fleets.
+        None without fleets.
     """
     if not results:
         return None
@@ -154,7 +154,7 @@ def _cost(fleet: Fleet, prices: Prices | None) -> tuple[float, float]:
 
 
 def _simplicity(fleet: Fleet) -> tuple[float, int]:
-    """Return how much has to be known of a fleet's policy, and the router's place in the table."""
+    """Return the rank of a fleet's policy by simplicity, and of its router in the table."""
     policy = float("inf") if is_own(fleet.policy) else registry.parse(fleet.policy).kind.simplicity
     return policy, list(ROUTERS).index(fleet.spec.name)
 
@@ -168,7 +168,7 @@ class FleetTier:
     kind : {"shared", "private"}
         One that all engines reach, or one behind each.
     memory : int
-        Its size, of each where it is private, bytes.
+        Its size, or that of each if it is private, bytes.
     policy : str
         Its policy.
     """
@@ -180,12 +180,12 @@ class FleetTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSetup:
-    """The question: what should stand behind a router, for which blocks.
+    """The question: which engines and tiers behind a router, for which blocks.
 
     Attributes
     ----------
     engines : int
-        How many, 1 to 256.
+        Number of engines, 1 to 256.
     memory : int
         Host memory of each for KV blocks, bytes.
     block_tokens, block_bytes : int
@@ -197,19 +197,19 @@ class FleetSetup:
     policies, routers : tuple of str
         Policy strings of host memory, and routers, to compare; ``round-robin`` is compared besides.
     tiers : tuple of FleetTier or None
-        What to compare behind host memory; None for nothing.
+        Tiers to compare behind host memory; None for no tier.
     engine : Engine or None
-        The rates of each engine; without that of prefill no time passes.
+        The rates of each engine; without a prefill rate, no time passes.
     tier_bandwidth : int
         Bytes per second from a tier to an engine.
     decode_ns : int
-        Nanoseconds for each token of an answer.
+        Nanoseconds per token of an answer.
     slots : int
         Most requests of an engine that are computed or answered at once; 0: any.
     loop : {"open", "closed", "recorded"}
         When a session's later requests come, as in `Fleet`.
     prices : Prices or None
-        What memory costs; without them the least host memory is cheapest, then the smallest tier.
+        Prices of memory; without them the least host memory is cheapest, then the smallest tier.
     """
 
     engines: int
@@ -230,7 +230,7 @@ class FleetSetup:
 
     @property
     def rate(self) -> int | None:
-        """Tokens of prompts that an engine computes per second; None where that is not known."""
+        """Tokens of prompts that an engine computes per second; None if not known."""
         return None if self.engine is None else int(self.engine.prefill_rate) or None
 
     @property
@@ -252,9 +252,9 @@ class FleetSetup:
         return [int(self.memory * size) for size in SIZES]
 
     def cases(self, unique_blocks: int) -> list[FleetCase]:
-        """Return the fleets to compare over a trace of so many distinct blocks.
+        """Return the fleets to compare over a trace with that many distinct blocks.
 
-        A cache that holds all of these never evicts, so none is larger.
+        A cache that holds all of them never evicts, so no larger one is compared.
         """
         routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
         axes = self.memories(), self.tiers, dict.fromkeys(self.policies), routers
@@ -292,7 +292,7 @@ class FleetSetup:
 
 
 def _sees_tier(router: str) -> bool:
-    """Return whether a router cannot be without a tier."""
+    """Return whether a router needs a tier."""
     return parse_router(router).options.get("sees") == "tier"
 
 
@@ -316,9 +316,9 @@ class FleetAdvice:
     requests, input_tokens, blocks, unique_blocks : int
         Counts of the trace.
     cases : tuple of FleetCase
-        What was compared: by memory, tier, policy, router.
+        The compared fleets, by memory, tier, policy and router.
     results : mapping of Fleet to FleetResult
-        What each did.
+        The result of each.
     case : FleetCase
         The one that is enough, whether or not the trace suffices.
     reuse : float
@@ -362,7 +362,7 @@ class FleetAdvice:
         policy: str | None = None,
         router: str | None = None,
     ) -> FleetResult | None:
-        """Return what the fleet that is enough did with something else; None if not compared."""
+        """Return the result of the fleet that is enough with a change; None if not compared."""
         fleet = self.case.fleet
         wanted = (
             self.case.memory if memory is None else memory,
@@ -391,7 +391,7 @@ def advise_fleet(
     recorded : RecordedTrace
         The trace, with its arrivals.
     setup : FleetSetup
-        What is to be advised on; half of each memory must hold a block.
+        The question; half of each memory must hold a block.
     jobs : int
         Number of processes that share the replays.
     elsewhere : Elsewhere, optional
@@ -438,15 +438,15 @@ def _objections(requests: int, reuse: float) -> list[str]:
         return ["the trace has no requests"]
     if reuse < LEAST_REUSE:
         objection = (
-            f"there is no reuse to speak of: a cache without bounds would hit "
+            f"there is almost no reuse: a cache without bounds would hit "
             f"{percent_text(reuse)} of the blocks, and at least {percent_text(LEAST_REUSE)} is "
-            "asked for. Offloading gains nothing on such requests"
+            "needed. Offloading gains nothing on such requests"
         )
         return [objection]
     if requests < LEAST_REQUESTS:
         objection = (
             f"the trace is too short: {requests:,} requests, and at least {LEAST_REQUESTS} are "
-            "asked for"
+            "needed"
         )
         return [objection]
     return []

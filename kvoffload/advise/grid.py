@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of what was asked for that were hits; 0 if there is nothing."""
+        """Share of the tokens asked for that are hits; 0 if none are asked for."""
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
 

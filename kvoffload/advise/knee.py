@@ -1,9 +1,9 @@
-"""The memory from which on twice of it is hardly worth more: the knee of the hits over memory.
+"""The knee of the hits over memory: the memory above which doubling it is hardly worth it.
 
 Each size of a ladder, 1, 1½, 2, 3, 4, 6, ... times a power of two, is replayed exactly. A doubling
-is worth it where it gains a point more than the error of that gain, as ``kvoffload top`` says it of
-a running server. The knee is the least memory from which on no doubling is. An error is twice the
-standard error over parts of the trace, as in `kvoffload.advise.choice`.
+is worth it if it gains a point more than the error of that gain, as ``kvoffload top`` judges a
+running server. The knee is the least memory from which on no doubling is worth it. An error is
+twice the standard error over parts of the trace, as in `kvoffload.advise.choice`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORTH = 0.01
 """Share of the tokens asked for that twice the memory must gain to be worth it."""
 
 LEAST_SHARE = 512
-"""The ladder begins where all blocks take so many times the memory."""
+"""Bytes of all blocks over the least memory of the ladder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Rung:
     memory : int
         Bytes.
     policy : str
-        Policy string; of several that hit equally often the simplest.
+        Policy string; the simplest of several that hit equally often.
     hit_ratio : float
         Share of the tokens asked for that it hits.
     gain : float
-        How much more twice the memory hits, with the policy that hits most there.
+        Additional share that twice the memory hits, with the policy that hits most there.
     error : float
         The possible error of `gain`.
     """
@@ -54,14 +54,14 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The knee, and the curve that it was found on.
+    """The knee, and the curve on which it was found.
 
     Attributes
     ----------
     memory : int
-        The least memory from which on twice of it is not worth it, bytes.
+        The least memory from which on doubling is not worth it, bytes.
     most : int
-        The least from which on that is certain within the errors, bytes.
+        The least memory from which on that is certain within the errors, bytes.
     curve : tuple of Rung
         All memories, ascending.
     """
@@ -77,7 +77,7 @@ class Knee:
 
 
 def ladder(least: int, most: int) -> list[int]:
-    """Return 2**n and 3 * 2**(n - 1) bytes from `least` on, up to the first that is `most`."""
+    """Return 2**n and 3 * 2**(n - 1) bytes from `least` up to the first size >= `most`."""
     sizes = sorted({size << power for power in range(63) for size in (2, 3)})
     first = next((index for index, size in enumerate(sizes) if size >= least), len(sizes) - 1)
     last = next((index for index, size in enumerate(sizes) if size >= most), len(sizes) - 1)
@@ -90,7 +90,7 @@ def knee_replays(recorded: RecordedTrace, setup: Setup) -> int:
 
 
 def _capacities(recorded: RecordedTrace, setup: Setup) -> dict[int, int]:
-    """Return the memories of the curve, bytes, and how many slots are replayed of each."""
+    """Return the memories of the curve, bytes, and the slots to replay for each."""
     unique = recorded.trace.unique_blocks
     whole = max(1, unique * len(setup.chunks.layout.groups) * setup.block_bytes)
     memories = ladder(max(setup.block_bytes, whole // LEAST_SHARE), whole)
@@ -112,7 +112,7 @@ def find_knee(
     recorded : RecordedTrace
         The trace.
     setup : Setup
-        The question; its memories have no effect.
+        The question; its memories are ignored.
     jobs : int
         Number of processes that share the replays.
     elsewhere : Elsewhere, optional
@@ -120,7 +120,7 @@ def find_knee(
     progress : callable, optional
         Called with the number of replays done, out of `knee_replays`.
 
-    Complexity: about twenty replays for each policy of `setup`.
+    Complexity: about twenty replays per policy of `setup`.
     """
     capacity = _capacities(recorded, setup)
     cells = [
@@ -153,7 +153,7 @@ def _hits(outcome: Outcome) -> int:
 
 
 def _rung(memory: int, now: Outcome, twice: Outcome) -> Rung:
-    """Return a memory's place."""
+    """Return a memory's place on the curve."""
     gain = error = 0.0
     if twice.asked_tokens:
         gain = twice.hit_ratio - now.hit_ratio
@@ -162,7 +162,7 @@ def _rung(memory: int, now: Outcome, twice: Outcome) -> Rung:
 
 
 def _from_which_on(curve: Sequence[Rung], holds: Callable[[Rung], bool]) -> int:
-    """Return the least memory from which on something holds; the greatest if it never does."""
+    """Return the least memory from which on `holds` is true; the greatest if it never is."""
     found = curve[-1].memory
     for rung in reversed(curve):
         if not holds(rung):

@@ -24,7 +24,7 @@ from .model_states import has_states, state_of
 
 __all__ = ["shape_of_config", "shape_of_fields"]
 
-MAX_BYTES = 2**20  # published ones are some kilobytes
+MAX_BYTES = 2**20  # published files take some kilobytes
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -41,7 +41,7 @@ _TYPES = {
     "hybrid": "both",
     **dict.fromkeys(("mlp", "moe", "-", "E"), ""),
 }
-# Every so many layers one has full attention, if the configuration does not say.
+# The interval of layers with full attention, if the configuration does not give it.
 _INTERVALS = {
     "gpt_oss": 2,
     "gemma2": 2,
@@ -99,14 +99,14 @@ _REFUSED_TYPES = {
 
 
 def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
-    """Read the shape of a model from a ``config.json``, or from the folder that it lies in.
+    """Read the shape of a model from a ``config.json``, or from its folder.
 
     Raises
     ------
     OSError
         If the file cannot be read; it names the file.
     ValueError
-        If it is no such configuration, or of a model that cannot be counted; the message says why.
+        If it is no configuration, or one of a model that is not counted; the message says why.
     """
     file = Path(path)
     if file.is_dir():
@@ -261,7 +261,7 @@ class _Config(Fields):
         return list(self._every("no_rope_layer_interval", layers) or ())
 
     def _every(self, name: str, layers: int) -> range | None:
-        """Return every so many layers, by a field or else by the kind of model."""
+        """Return layers at an interval, given by a field or else by the kind of model."""
         interval = _INTERVALS.get(self.model_type)
         if self.given(name):
             interval = self.integer(name)

@@ -68,6 +68,6 @@ class Fields:
         return value
 
     def part(self, name: str) -> Fields | None:
-        """Return the fields of a JSON object in a field; None if there is none."""
+        """Return the fields of a JSON object in a field; None if it has no object."""
         value = self.config.get(name)
         return Fields(self.path, self.model_type, value) if isinstance(value, dict) else None

@@ -109,7 +109,7 @@ class Layers:
     window : int
         Tokens attended to, for ``"window"`` and ``"chunked"``; else 0.
     state : State or None
-        What is kept in place of keys and values.
+        The state kept in place of keys and values.
     """
 
     kind: GroupKind

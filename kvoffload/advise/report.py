@@ -1,7 +1,7 @@
 """The advice as one HTML page: nothing to install, nothing to fetch.
 
-Style and script stand in the page, and its content security policy admits them by their hash and
-nothing else; so even a name that evaded the escaping could run and load nothing.
+The page contains its style and script. Its content security policy admits only these two, by their
+hashes, so even a name that evaded the escaping could run and load nothing.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LEAST_GAIN = 0.01
 class RetentionCell:
     """One retention interval under the policy that was chosen, in the memory asked for."""
 
-    interval: Retention  # tokens: 0 for the last resume point alone, None for all
+    interval: Retention  # tokens: 0 for only the last resume point, None for all
     hit_ratio: float  # share of the tokens asked for that are hits
     served: float  # share of all prompt tokens that host memory or the accelerator's own cache has
     stored: int  # slots stored
@@ -41,7 +41,7 @@ def or_none(interval: Retention) -> int | str:
 def compared(groups: GroupChunks) -> tuple[Retention, ...]:
     """Return the intervals to compare: 0, the least one, all, and the one given.
 
-    Empty where there are no windows or states, for which alone it makes a difference.
+    Empty without windows or states: the interval affects nothing else.
     """
     if not groups.layout.is_sparse:
         return ()
@@ -102,7 +102,7 @@ def _comparing(
 
 
 def worth(cells: Sequence[RetentionCell], interval: Retention) -> RetentionCell | None:
-    """Return the best cell where it serves a point more than that of `interval`, else None."""
+    """Return the best cell if it serves a point more than that of `interval`, else None."""
     given = next((cell for cell in cells if cell.interval == interval), None)
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""An advice with its context, as the command and the report present it."""
+"""Advice with its context, as the command and the report present it."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ __all__ = ["Subject"]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An advice and its context."""
+    """Advice and its context."""
 
     trace: str  # its name as given by the user
     advice: Advice
-    model: ModelShape | None  # None where bytes per token were given
+    model: ModelShape | None  # None if bytes per token were given
     dtype: str  # element type of the model's KV cache
     command: str  # a command that gives the same advice
-    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` where neither tells
+    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None
-    files: int | None = None  # that the trace was read from; None if it is generated
+    files: int | None = None  # number of files of the trace; None if it is generated
     id_spaces: int = 1  # sets of files that share their block ids
     ids_text: str | None = None  # how the block ids of several files were treated
-    retentions: tuple[RetentionCell, ...] = ()  # empty where the model has no windows or states
+    retentions: tuple[RetentionCell, ...] = ()  # empty if the model has no windows or states
     shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
     hints_text: str | None = None  # what clients say of their sessions, in words
-    knee: Knee | None = None  # where the memory was to be found
-    since: Comparison | None = None  # with an earlier advice
+    knee: Knee | None = None  # None if the memory was given
+    since: Comparison | None = None  # comparison with earlier advice
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -70,7 +70,7 @@ class Subject:
         return [] if self.alone is None else [self.alone, *self.shares, self.advice]
 
     def device_table(self) -> list[tuple[str, ...]]:
-        """Return the lines of a table of these, a heading first; empty where none is assumed."""
+        """Return a table of these, its titles first; empty if no cache is assumed."""
         found = self.by_device_memory()
         if not found:
             return []
@@ -97,7 +97,7 @@ class Subject:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, where both of its rates are known."""
+        """The engine, if both of its rates are known."""
         return self.advice.setup.rates
 
     @property
@@ -106,7 +106,7 @@ class Subject:
         return printable(self.trace)
 
     def trace_text(self) -> str:
-        """Return a description of what was replayed."""
+        """Return a description of the trace."""
         facts, setup = self.advice.facts, self.advice.setup
         full = "full " if setup.full_blocks else ""
         believed = (
@@ -144,16 +144,16 @@ class Subject:
         if setup.device_memory:
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
-                f"{'is assumed' if setup.device_is_assumed else 'stands'} in front and answers for "
+                f"{'is assumed to be' if setup.device_is_assumed else 'is'} asked first and serves "
                 f"{self.advice.device_hits:,} {setup.counted} "
-                f"({percent_text(self.advice.device_hit_ratio)}); the ratios are of the others."
+                f"({percent_text(self.advice.device_hit_ratio)}); ratios are shares of the others."
             )
             if setup.device_is_assumed:
                 device += " --device-memory sets another size, 0 leaves it out."
         else:
             device = (
-                "No accelerator stands in front: hits that the engine's own prefix cache would "
-                "serve are counted; --device-memory puts one there."
+                "No accelerator's cache is modelled: hits that the engine's own prefix cache would "
+                "serve are counted; --device-memory adds one."
             )
         found = [device]
         if self.hints_text is not None:
@@ -172,7 +172,7 @@ class Subject:
         return found
 
     def _counted_for_one_worker(self) -> list[str]:
-        """Return a remark where blocks are one worker's, and those of the engine's differ."""
+        """Return a remark if blocks are counted for one worker and the engine's differ."""
         model, setup = self.model, self.advice.setup
         workers = 1 if setup.engine is None else setup.engine.workers
         if model is None or workers == 1:

@@ -494,11 +494,11 @@ def _ceiling(advice: Advice, policy: str) -> str:
 
 
 def _ceiling_of_belady(advice: Advice, policy: str) -> str:
-    """Return the ceiling where a cache without bounds is none."""
+    """Return the ceiling if a cache without bounds is not one."""
     ceiling, memory = advice.ceilings[advice.memory_index], bytes_text(advice.setup.memory)
     text = (
         f"A cache without bounds would hit {percent_text(advice.unbounded)} at this retention "
-        "interval, which limits no policy: what hits less computes more, and may store other "
+        "interval, which limits no policy: one that hits less computes more and may store other "
         "windows and states. "
     )
     if ceiling is None:
@@ -507,8 +507,8 @@ def _ceiling_of_belady(advice: Advice, policy: str) -> str:
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     return (
-        f"{text}With {memory} none can hit more than {percent_text(ceiling)} (Belady's choice with "
-        f"bypass over a full group). {policy} reaches {reached} of it."
+        f"{text}With {memory} no policy can hit more than {percent_text(ceiling)} (Belady's choice "
+        f"with bypass over a full group). {policy} reaches {reached} of it."
     )
 
 

@@ -65,7 +65,7 @@ def test_fleets_are_compared_by_router_memory_and_tier():
     chosen = FLEET["recommendation"] | {"router": "events", "memory": 2**29, "tier": "a tier"}
     found = compared_advice("old.json", FLEET, FLEET | {"recommendation": chosen})
     assert [change.name for change in found.changes] == ["router", "host memory", "tier"]
-    with pytest.raises(ValueError, match="must have an advice on one engine, got one on several"):
+    with pytest.raises(ValueError, match="must have advice on one engine, got advice on several"):
         compared_advice("old.json", FLEET, OLD)
 
 
@@ -94,7 +94,9 @@ def test_terminal_escapes_of_a_stranger_are_not_printed():
 def test_what_is_no_advice_is_refused(tmp_path, text, got):
     path = tmp_path / "old.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=f"^file must have what kvoffload advise .*, got .*{got}"):
+    with pytest.raises(
+        ValueError, match=f"^file must be the output of kvoffload advise .*, got .*{got}"
+    ):
         read_advice(path)
 
 

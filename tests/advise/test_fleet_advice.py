@@ -110,7 +110,9 @@ def test_the_headline_and_findings_say_what_was_found(timed):
     text = fleet_headline(timed)
     case = timed.case
     gain = saving(timed.result) - saving(timed.like(router="round-robin"))
-    assert text.startswith(f"Take {case.fleet.router} before 2 engines with {case.fleet.policy}")
+    assert text.startswith(
+        f"Take {case.fleet.router} in front of 2 engines with {case.fleet.policy}"
+    )
     assert f"{100 * gain:.1f} points more than round-robin" in text
     found = {finding.title: finding.text for finding in fleet_findings(timed)}
     assert set(found) == {
@@ -131,12 +133,12 @@ def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
 def test_a_trace_that_does_not_suffice_has_no_recommendation():
     found = advise_fleet(recorded(turns=5), SETUP)
     assert found.objections == (
-        "the trace is too short: 105 requests, and at least 200 are asked for",
+        "the trace is too short: 105 requests, and at least 200 are needed",
     )
     assert fleet_headline(found).startswith("No recommendation: the trace is too short")
     once = RecordedTrace.of([Request(n, 16, 1, (n,)) for n in range(300)], arrivals=True)
     (objection,) = advise_fleet(once, SETUP).objections
-    assert objection.startswith("there is no reuse to speak of")
+    assert objection.startswith("there is almost no reuse")
     nothing = RecordedTrace.of([], arrivals=True)
     assert advise_fleet(nothing, SETUP).objections == ("the trace has no requests",)
 

@@ -61,7 +61,7 @@ def test_the_table_has_a_row_for_each_fleet_and_says_what_is_not_modelled(fleet)
         for router in ("round-robin", "session")
     ]
     assert "no rate: prompts take no time" in done.out
-    assert "Not modelled: an engine computes one prompt at a time" in done.out
+    assert "Simplifications: an engine computes one prompt at a time" in done.out
 
 
 def test_one_engine_hits_what_a_sweep_and_a_closed_loop_hit(fleet, kvoffload, trace):

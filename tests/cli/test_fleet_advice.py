@@ -158,10 +158,10 @@ def test_what_changed_since_an_earlier_advice_is_said(kvoffload, trace, advise, 
         same = advise("--capacity", "20MiB", *more, "--compare", path)
         assert same["changes"]["changes"] == []
     asked = ("advise", trace, *SIZE, "--capacity", "20MiB", "--compare")
-    message = "--compare file must have an advice on one engine, got one on several engines"
+    message = "--compare file must have advice on one engine, got advice on several engines"
     assert kvoffload(*asked, path).error == message
     path.write_text("{")
-    assert "must have what kvoffload advise --json prints" in kvoffload(*asked, path).error
+    assert "must be the output of kvoffload advise --json" in kvoffload(*asked, path).error
     assert "absent" in kvoffload(*asked, tmp_path / "absent").error
 
 

@@ -308,8 +308,7 @@ def test_no_reuse_for_want_of_resume_points_names_the_interval(kvoffload, tmp_pa
     write_trace([Request(n, 16 * 87, 1, prompt) for n, prompt in enumerate(prompts)], path)
     words = " ".join(kvoffload("advise", path, *MODEL, *ADVISE).out.split())
     assert (
-        "No recommendation: there is no reuse to speak of at this retention interval: a cache"
-        in words
+        "No recommendation: there is almost no reuse at this retention interval: a cache" in words
     )
     arguments = (*ADVISE[:2], *ADVISE[4:])
     words = " ".join(kvoffload("advise", path, *MODEL, *arguments).out.split())
