@@ -1,18 +1,18 @@
 """Rates of accelerators, from their makers' data sheets.
 
 Prefill is bound by arithmetic: a token takes 2 operations per active parameter (Kaplan et al.,
-"Scaling Laws for Neural Language Models", 2020, section 2.1; attention itself left out), and of the
-peak of a data sheet prefill reaches about `SHARE_OF_PEAK`. A link moves about `SHARE_OF_LINK` of
+"Scaling Laws for Neural Language Models", 2020, section 2.1; attention itself left out). Prefill
+reaches about `SHARE_OF_PEAK` of the peak of a data sheet, and a link moves about `SHARE_OF_LINK` of
 its nominal rate. Both are assumptions to start from, below the best measurements; figures of the
 user's own engine can be given instead.
 
 Sources of the figures, besides the data sheet that each accelerator names:
 
-- of NVIDIA's, all but the link of the B200: NVIDIA's own table for sizing engines,
+- NVIDIA's accelerators, except the link of the B200: NVIDIA's table for sizing engines,
   https://github.com/ai-dynamo/aiconfigurator/tree/095f58a51c4ca8e61b66ec108d86f223f8d559ce/aic-core/src/aiconfigurator_core/systems
-- memory and links of H100, H200, B200 and MI300X: what the makers state of the systems that they
+- memory and links of H100, H200, B200 and MI300X: the makers' descriptions of the systems that they
   measured, https://github.com/mlcommons/inference_results_v4.1/tree/a2f5d66d17e8f75c02fd74dfe810ecca6a046696/closed
-- arithmetic of the MI300X, and the most that is measured:
+- arithmetic of the MI300X, and the best measurements:
   https://github.com/stas00/ml-engineering/blob/744d01e18b79512572f64a6bbd8b5f4a725203a7/compute/accelerator/README.md
 """
 
@@ -26,14 +26,14 @@ from kvoffload.errors import describe
 __all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
 
 SHARE_OF_PEAK = 0.5
-"""Share of the peak of dense bfloat16 arithmetic that prefill is taken to reach.
+"""Share of the peak of dense bfloat16 arithmetic that prefill is assumed to reach.
 
-Products of large matrices alone reach 0.51 (MI300X) to 0.87 (A100), with 0.80 on an H100: the table
+Plain products of large matrices reach 0.51 (MI300X) to 0.87 (A100), with 0.80 on an H100: the table
 of achievable FLOPS in the last source above.
 """
 
 SHARE_OF_LINK = 0.8
-"""Share of a link's nominal bandwidth that copies of whole blocks are taken to reach.
+"""Share of a link's nominal bandwidth that copies of whole blocks are assumed to reach.
 
 Large copies reach 55 of 64 GB/s, 0.86, on an H200: ``network/README.md`` of the last source above.
 """
@@ -104,7 +104,7 @@ _BY_NAME = {found.name: found for found in _ACCELERATORS}
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """Return the names of the accelerators that are known."""
+    """Return the names of the known accelerators."""
     return tuple(_BY_NAME)
 
 
@@ -114,7 +114,7 @@ def accelerator(name: str) -> Accelerator:
     Raises
     ------
     ValueError
-        If it is not known; the message lists those that are and the nearest.
+        If it is not known; the message lists the known ones and the nearest.
     """
     found = _BY_NAME.get(name.lower())
     if found is None:

@@ -24,10 +24,10 @@ def ratio_text(ratio: float) -> str:
 def apart(
     positions: Sequence[float], distance: float, least: float = -math.inf, most: float = math.inf
 ) -> list[float]:
-    """Move rising positions as little as it takes for all to be `distance` apart.
+    """Move rising positions as little as possible until all are `distance` apart.
 
-    Labels that would touch form a group, which is centred on the mean of what its members want.
-    None lies above `most`, and none below `least` as long as there is space for all.
+    Labels that would touch form a group, centred on the mean of its members' positions.
+    No position is above `most`, and none below `least` if there is space for all.
     """
     groups: list[tuple[float, int]] = []  # centre and number of members
     for position in positions:

@@ -1,16 +1,15 @@
 """The choice of a policy: the simplest that is within noise of the best.
 
 *Noise.* The trace is one sample of the traffic to come. It is divided into ten parts of equally
-many requests (the cache is kept between them), and the difference between the best policy
-and another is compared part by part: another day's traffic may well reverse a difference of up to
-twice the standard error of their mean (batch means; Law, "Simulation Modeling and Analysis",
-chapter 9). A difference counts as noise up to that, but always up to `LEAST_NOISE`, which is too
-little to notice, and never above `MOST_NOISE`, which is too much to give away for simplicity.
+many requests (the cache is kept between them), and the best policy is compared with another part by
+part: another day's traffic may well reverse a difference of up to twice the standard error of the
+mean difference (batch means; Law, "Simulation Modeling and Analysis", chapter 9). A difference
+counts as noise up to that, but always up to `LEAST_NOISE`, which is too little to notice, and never
+above `MOST_NOISE`, which is too much to give away for simplicity.
 
-*Simplicity.* The registry ranks the policies by what has to be known to explain why a block left:
-first those for which the resident blocks tell it, then those for which it lies in what the cache
-remembers of blocks that are gone, at the end what was learned from all traffic so far. How well a
-policy does has no influence on the ranking; the trace measures that.
+*Simplicity.* The registry ranks the policies by what explains an eviction: first the resident
+blocks, then the history of evicted blocks, last what was learned from all traffic so far. How well
+a policy does has no influence on the ranking; the trace measures that.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 
 ROOM_BESIDE_WEIGHTS = 1.2
-"""Memory that a model needs, as a multiple of its weights, where no workers are given."""
+"""Memory that a model needs, as a multiple of its weights, if no workers are given."""
 
 MOST_WORKERS = 16
 
@@ -30,11 +30,11 @@ class Engine:
     link_bandwidth : float
         Bytes per second to or from host memory, all links together; 0 if not known.
     accelerator : Accelerator or None
-        The accelerator; None where both rates were given.
+        The accelerator; None if both rates were given.
     workers : int
         Number of accelerators.
     device_memory : int
-        Memory that they have for KV blocks beside the weights, bytes; 0 if not known.
+        Their memory for KV blocks beside the weights, bytes; 0 if not known.
     prefill_given, link_given : bool
         Whether the rate was given; otherwise it is estimated.
     """
@@ -64,7 +64,7 @@ class Engine:
 def workers_for(model: ModelShape, accelerator: Accelerator) -> int:
     """Return the fewest accelerators, a power of two, that hold a model; 0 if too many would.
 
-    A model whose size is not known is taken to fit on one.
+    A model whose size is not known is assumed to fit on one.
     """
     workers = 1
     while workers <= MOST_WORKERS:

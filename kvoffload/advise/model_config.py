@@ -1,7 +1,7 @@
 """The shape of a model's KV cache from its ``config.json``, or why it is not counted.
 
 The file is that of Hugging Face's transformers. Fields are read as vLLM 0.33 reads them. A model
-that keeps its cache in another way than these fields tell is refused rather than counted wrongly.
+whose cache these fields do not describe is refused rather than counted wrongly.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class ModelShape:
     def bytes_per_token(self, dtype: str = "bfloat16", tensor_parallel: int = 1) -> int:
         """Return the bytes of host memory that a token's keys and values take in all layers.
 
-        Layers that attend to a window count as if they kept every token; `layout` tells what an
-        engine makes of them.
+        Layers that attend to a window count as if they kept every token; `layout` returns
+        the groups that an engine makes of them.
 
         Parameters
         ----------
@@ -106,8 +106,8 @@ class ModelShape:
         Raises
         ------
         ValueError
-            If there is no such type, if the heads cannot be divided evenly, or if layers keep a
-            state, which takes the same whatever the number of tokens.
+            If the type is unknown, the heads cannot be divided evenly, or layers keep a state,
+            which takes the same bytes for any number of tokens.
         """
         self._check(dtype, tensor_parallel)
         if any(one.state for one in self.kinds):
@@ -135,7 +135,7 @@ class ModelShape:
         Raises
         ------
         ValueError
-            If there is no such type, if heads or states cannot be divided evenly, or if an engine
+            If the type is unknown, if heads or states cannot be divided evenly, or if an engine
             cannot keep blocks of all layers in one pool.
         """
         self._check(dtype, tensor_parallel)

@@ -1,4 +1,4 @@
-"""Words on what the groups of a model make of memory and of a trace."""
+"""Remarks on the slots of a model with groups, and on its chunks and windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMPT_TOKENS = 8192
 
 
 def prompt_text(groups: GroupChunks) -> str:
-    """Return how many slots a prompt takes, and how many of them for its windows and states."""
+    """Return the slots that a prompt takes, and those of its windows and states, in words."""
     length = max(PROMPT_TOKENS, *groups.chunk_tokens)
     kinds = [group.kind for group in groups.layout.groups]
     indexes = {index for call in groups.offers(length, 0, 0) for index in call}
@@ -29,7 +29,7 @@ def prompt_text(groups: GroupChunks) -> str:
 
 
 def group_remarks(groups: GroupChunks) -> list[str]:
-    """Return what stands for what, and windows that an engine keeps too little of."""
+    """Return remarks on chunks that differ from vLLM's, and on windows stored incompletely."""
     found: list[str] = []
     if not groups.is_exact:
         theirs = ", ".join(f"{tokens:,}" for tokens in dict.fromkeys(groups.engine_chunk_tokens))

@@ -1,8 +1,8 @@
 """A router as configuration that can be pasted into the stacks that have it.
 
 Every key and flag was read in the release that an entry names. A stack without the router is
-absent, or offers its nearest one with a note that tells the difference. Names in capitals stand
-for what only the user knows. The stacks:
+absent, or offers its nearest one with a note on the difference. Names in capitals are
+placeholders for values of the user. The stacks:
 
 - llm-d: the endpoint picker's configuration. The inference scheduler has some of its plugins from
   the Gateway API inference extension 1.5.0 and its index from llm-d-kv-cache 0.7.1.
@@ -33,8 +33,8 @@ class RouterConfig:
     """Configuration of one stack for one router.
 
     `release` names the package and version in which every key of `text`, YAML or a command line,
-    was checked. `router` is the stack's own router, policy or scorers. `note` tells what differs
-    from the router that was replayed, and what else has to be set.
+    was checked. `router` is the stack's own router, policy or scorers. `note` states the
+    differences from the router that was replayed, and what else has to be set.
     """
 
     stack: str

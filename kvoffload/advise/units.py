@@ -47,7 +47,7 @@ def bytes_text(size: float) -> str:
 
 
 def rate_text(bytes_per_second: float | None) -> str:
-    """Return a rate as in ``1.4 GB/s``; a dash where it is not known."""
+    """Return a rate as in ``1.4 GB/s``; a dash if it is not known."""
     return "-" if bytes_per_second is None else _in_units(bytes_per_second, _RATES, "B/s")
 
 
@@ -69,7 +69,7 @@ def latency_text(seconds: float) -> str:
 
 
 def percent_text(share: float | None) -> str:
-    """Return a share as in ``36.6 %``; a dash where it is not known."""
+    """Return a share as in ``36.6 %``; a dash if it is not known."""
     return "-" if share is None else f"{share * 100:.1f} %"
 
 
