@@ -63,7 +63,7 @@ class StoreFree(FreshRequests):
     param_names = ("policy",)
 
     def setup(self, policy: str) -> None:
-        """Make an almost empty cache, so that the extra cost of the first store is not measured."""
+        """Make an almost empty cache: what only the first store costs is not measured."""
         self.manager = new_manager(policy, CAPACITY)
         fill(self.manager, block_hashes(0, LENGTH))
         self.renew()
