@@ -4,7 +4,8 @@
 
 It writes the pages of docs/reference, or of another folder that has them, between their lines
 ``<!-- made by .ci/make-reference.py: WHAT -->`` and ``<!-- end -->``. So they are readable in the
-raw pages too, as on a code host; `docs/conf.py` says what Sphinx adds.
+raw pages too, as on a code host; `docs/conf.py` says what Sphinx adds. To show another name, add a
+row ``| [`X`](. "kvoffload.X") | |`` to a table of names.
 """
 
 import importlib
@@ -26,8 +27,11 @@ ROOT = Path(__file__).parents[1]
 MADE = re.compile(
     r"(<!-- made by \.ci/make-reference\.py: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
-SCOPE = re.compile(r"^\.\. (?:py:)?(?:current)?module:: (.*)", re.MULTILINE)
-DIRECTIVE = re.compile(r"^\.\. (?:py:)?(auto)?(\w+):: ([\w.]+)(.*(?:\n(?:   .*)?)*)", re.MULTILINE)
+TITLED = re.compile(r'^\| \[`\w+`\]\([^)\s]+ "(kvoffload[\w.]*)"\)', re.MULTILINE)
+HIDDEN = re.compile(r"\s*<!-- eval-rst\n(.*?)^-->", re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(
+    r"^\.\. (?:auto|py:(?!module|currentmodule))\w+:: ([\w.]+)(.*(?:\n(?:   .*)?)*)", re.MULTILINE
+)
 
 
 def policy_table() -> str:
@@ -45,17 +49,9 @@ def policy_table() -> str:
 
 
 def policy_classes() -> str:
-    """Return the names of the policies' classes, and Sphinx's directives for them."""
-    lines = ["<!-- eval-rst", ".. currentmodule:: kvoffload"]
-    for entry in map(registry.entry, registry.names()):
-        policy_class = getattr(kvoffload, entry.class_name)
-        contract = dir(kvoffload.CachePolicy)
-        own = [name for name in dir(policy_class) if name[0] != "_" and name not in contract]
-        members = ", ".join(name for name in own if name != "cache_capacity")
-        lines += ["", f".. autoclass:: {entry.class_name}"]
-        lines += [f"   :members: {members}", "   :inherited-members:"] if members else []
-    text = "\n".join([*lines, "-->", ""])
-    return f"{name_table(text, 'kvoffload')}\n{text}"
+    """Return the table of the policies' classes."""
+    names = [registry.entry(name).class_name for name in registry.names()]
+    return name_table([object_row(f"kvoffload.{name}") for name in names])
 
 
 def metrics_table(metrics: Iterable[Metric]) -> str:
@@ -67,36 +63,28 @@ def metrics_table(metrics: Iterable[Metric]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def name_table(text: str, scope: str) -> str:
-    """Return the table of the names that directives show, each with its file and first line."""
-    rows = list(named(text, scope))
+def name_table(rows: Iterable[str]) -> str:
+    """Return the table of names with these rows."""
     return "\n".join(["| name | what |", "|---|---|", *rows]) + "\n"
 
 
-def named(text: str, scope: str) -> Iterator[str]:
-    """Yield the rows of `name_table`."""
-    for auto, kind, name, rest in DIRECTIVE.findall(text):
-        if not auto and kind in {"module", "currentmodule"}:
-            scope = name
-        elif auto:
-            full_name = name if name.startswith("kvoffload.") else f"{scope}.{name}"
-            yield from documented(full_name, rest)
+def updated(table: str, following: str) -> Iterator[str]:
+    """Yield the rows of a table of names anew: of objects, then of directives that follow it."""
+    for name in TITLED.findall(table):
+        yield object_row(name)
+    for name, rest in DIRECTIVE.findall(following):
+        if name.startswith("kvoffload."):
+            target = find(name)
+            yield row(name.rpartition(".")[2], target, None, first_line(target))
         else:
-            yield row(name.rpartition(".")[2], None, None, described(rest))
+            yield row(name, None, None, described(rest))
 
 
-def documented(name: str, rest: str) -> Iterator[str]:
-    """Yield the row of an object, or those of the members of a module that are shown."""
+def object_row(name: str) -> str:
+    """Return the row of an object."""
     target = find(name)
-    members = re.search(r":members: (.*)", rest)
-    if inspect.ismodule(target) and members:
-        for member in members[1].split(", "):
-            yield from documented(f"{name}.{member}", "")
-    elif inspect.ismodule(target):
-        yield row(name, target, None, first_line(target))
-    else:
-        text = described(rest) or (first_line(target) if callable(target) else "")
-        yield row(name.rpartition(".")[2], target, name, text)
+    text = first_line(target) if callable(target) else ""
+    return row(name.rpartition(".")[2], target, name, text)
 
 
 def described(rest: str) -> str:
@@ -107,18 +95,8 @@ def described(rest: str) -> str:
 
 def find(name: str) -> Any:
     """Return the object of a full name."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        if length == len(parts) > 1:  # a function may have the name of its module
-            found = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1], found)
-        for part in parts[length:]:
-            found = getattr(found, part)
-        return found
-    raise LookupError(name)
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
 
 
 def first_line(target: object) -> str:
@@ -165,9 +143,9 @@ def made(page: str) -> str:
         begin, what, end = match.groups()
         if what in tables:
             return f"{begin}\n{tables[what]()}\n{end}"
-        scopes = ["kvoffload", *SCOPE.findall(page[: match.start()])]
-        following = page[match.end() :].partition("\n-->")[0]
-        return f"{begin}\n{name_table(following, scopes[-1])}\n{end}"
+        hidden = HIDDEN.match(page, match.end())
+        rows = updated(match[0], hidden[1] if hidden else "")
+        return f"{begin}\n{name_table(rows)}\n{end}"
 
     return MADE.sub(fill, page)
 

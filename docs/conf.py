@@ -1,13 +1,19 @@
 """Configuration of the documentation: ``sphinx-build -W -n -b html docs docs/_build/html``.
 
 The pages are plain Markdown, so that they read well where they are shown as they are, as on a code
-host. `as_built` makes of them what Sphinx shows more: signatures and docstrings, for which comments
-``<!-- eval-rst`` have the directives, links to objects, and the tables of contents.
+host. `as_built` makes of them what Sphinx shows more: signatures and docstrings of the names in a
+table that `.ci/make-reference.py` made, and what comments ``<!-- eval-rst`` hide, links to objects,
+and the tables of contents.
 """
 
+import enum
+import importlib
+import inspect
 import re
 from importlib.metadata import version as installed_version
 from pathlib import Path
+
+import kvoffload
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -58,6 +64,43 @@ copybutton_only_copy_prompt_lines = True
 
 CHANGES = str(Path(__file__).parents[1] / "CHANGES.md")
 SECTIONS = ["tutorial", "how-to", "reference", "explanation", "development"]
+# Which members the reference shows, where it is not all that a class defines and documents itself.
+MEMBERS = {
+    "kvoffload.CPUBackend": "",  # as in its contract
+    "kvoffload.CPUOffloadingManager": "reset_cache, stats, block_size, medium, policy, events, "
+    "block_table",
+    "kvoffload.LRUOffloadingManager": "backend, blocks",
+    "kvoffload.ARCOffloadingManager": "backend, t1, t2, b1, b2, target_t1_size, cache_capacity",
+    "kvoffload.testing.policies.PolicyConformance": "make_policy, make_manager, verify, observe, "
+    "is_deterministic, checks_arguments, num_random_runs",
+    "kvoffload.testing.tiers.TierConformance": "open_tier, reopen_tier, block_bytes, num_blocks",
+    "kvoffload.tiers.Block": "",
+    "kvoffload.tiers.RemoteTier": "",
+    "kvoffload.tiers.TierOptions": "",
+    "kvoffload.traces.TraceRecorder": "lookup, close",
+    "kvoffload.traces.survey.BlockLengths": "",
+}
+UNSHOWN = {  # members that other parts of the library use
+    "kvoffload.advise.Advice": "device_hits",
+    "kvoffload.advise.Setup": "capped, replays_per_memory",
+    "kvoffload.replay.Arrivals": "has_sessions",
+    "kvoffload.replay.DecodedTrace": "hashes",
+    "kvoffload.replay.DeviceCache": "find, leave",
+    "kvoffload.replay.GroupChunks": "hit_name, hit_unit, is_bounded, kept_on_device, "
+    "loaded_chunks, offers_by_step, retention_multiple, slot_name",
+    "kvoffload.replay.ReplayResult": "of, of_row",
+    "kvoffload.replay.Told": "at_begin, at_finish, now_s",
+    "kvoffload.replay.fleet.Fleet": "costs",
+    "kvoffload.replay.fleet.FleetResult": "of",
+    "kvoffload.replay.fleet.RouterSpec": "router, sees",
+    "kvoffload.replay.results.DurationHistogram": "add",
+    "kvoffload.tiers.DirectoryTier": "folder",
+    "kvoffload.tiers.Region": "views_unchecked",
+    "kvoffload.traces.PromptOptions": "blocks",
+    "kvoffload.traces.chaining.Chaining": "is_broken, is_suspect",
+}
+TABLE = re.compile(r"<!-- made by \.ci/make-reference\.py: .*?<!-- end -->", re.DOTALL)
+TITLED = re.compile(r'^\| \[`\w+`\]\([^)\s]+ "(kvoffload[\w.]*)"\)', re.MULTILINE)
 HIDDEN = re.compile(r"^<!-- eval-rst\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 OBJECT = re.compile(r"\[`([^`\]]+)`\]\([^)\s]+ \"(kvoffload[\w.]*)\"\)")
 PAGE = re.compile(r"\]\(([\w-]+)\.md\)")
@@ -72,7 +115,8 @@ def as_built(app, docname, source):
         app.env.note_dependency(CHANGES)
         source[0] = Path(CHANGES).read_text(encoding="utf-8")
         return
-    text = HIDDEN.sub(r"```{eval-rst}\n\1```", source[0])
+    text = TABLE.sub(with_docstrings, source[0])
+    text = HIDDEN.sub(r"```{eval-rst}\n\1```", text)
     text = OBJECT.sub(r"{py:obj}`\1 <\2>`", text)
     folder, _, name = docname.rpartition("/")
     if docname == "index":
@@ -82,6 +126,49 @@ def as_built(app, docname, source):
     if pages:
         text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
     source[0] = text
+
+
+def with_docstrings(table):
+    """Return a table of names with the directives that show its objects."""
+    names = TITLED.findall(table[0])
+    directives = "\n".join(directive(name) for name in names)
+    return f"{table[0]}\n\n```{{eval-rst}}\n{directives}```" if names else table[0]
+
+
+def directive(name):
+    """Return the directive that shows the object of a full name."""
+    module, _, last = name.rpartition(".")
+    shown = getattr(importlib.import_module(module), last)
+    if not inspect.isclass(shown):
+        return f".. autofunction:: {name}\n"
+    if issubclass(shown, BaseException):
+        return f".. autoexception:: {name}\n"
+    lines = [f".. autoclass:: {name}", *(f"   :{option}" for option in options(name, shown))]
+    return "\n".join(lines) + "\n"
+
+
+def options(name, shown):
+    """Yield the options of the directive of a class."""
+    contract = kvoffload.CachePolicy
+    if name in MEMBERS:
+        if MEMBERS[name]:
+            yield f"members: {MEMBERS[name]}"
+        if issubclass(shown, kvoffload.OffloadingManager):
+            yield "inherited-members:"
+    elif shown is contract:
+        yield "members:"
+        yield "special-members: __len__"
+    elif issubclass(shown, contract):  # only what it adds
+        own = sorted(set(dir(shown)) - set(dir(contract)))
+        yield "members: " + ", ".join(member for member in own if member[0] != "_")
+        yield "inherited-members:"
+    else:
+        yield "members:"
+        unshown = [*getattr(shown, "_fields", ()), *filter(None, [UNSHOWN.get(name)])]
+        if unshown:  # the fields of a tuple are in its docstring
+            yield "exclude-members: " + ", ".join(unshown)
+        if issubclass(shown, enum.Enum):
+            yield "undoc-members:"
 
 
 def resolve_public_name(app, env, node, contnode):
