@@ -121,14 +121,14 @@ def panels() -> Iterator[Panel]:
         "Does it pay?",
         "stat",
         "percentunit",
-        "Share of the blocks asked for that were there.",
+        "Share of the requested blocks that were hits.",
         (Target(f"1 - sum({missed}) / (sum({asked}) > 0)", "hit ratio"),),
     )
     yield Panel(
-        "What is watched",
+        "Watched managers",
         "stat",
         "short",
-        "Blocks of memory, and the policies in use.",
+        "Their blocks of memory and their policies.",
         (
             Target(f"sum({of.gauge('capacity_blocks')})", "blocks of memory"),
             Target(f"count by (policy, version) ({of.gauge('watch_info')})", "{{policy}}"),
@@ -138,17 +138,16 @@ def panels() -> Iterator[Panel]:
         "Hit ratio by memory and policy",
         "timeseries",
         "percentunit",
-        "Estimated from a sample of the live requests, over the range of the panel, of the engines "
-        "that give the point without marks. Compare by the gains below, which are of one set of "
-        "engines each.",
+        "Estimated from a sample of the live requests over the panel's range. A point covers the "
+        "engines that report it without marks; to compare points, use the gains below.",
         (Target(f"1 - {by}{shadow} / {there}", "{{policy}} {{memory}}x"),),
     )
     yield Panel(
         "Gain of other sizes and policies",
         "timeseries",
         "percentunit",
-        "Hit ratio that each would have, less that of now, of the engines that give the point "
-        "without marks. Where more memory lies far above 0, it pays.",
+        "Estimated hit ratio minus the present one, of the engines that report the point without "
+        "marks. If the gain of more memory is far above 0, more memory pays.",
         (
             Target(
                 f"({by}{of.beside(shadow, missed)} - {by}{shadow}) / {there}",
@@ -164,8 +163,8 @@ def panels() -> Iterator[Panel]:
         "Hit ratio by memory and policy, in the watch's window",
         "timeseries",
         "percentunit",
-        "As each watch estimates it, weighted by what it was asked for, with the half-width of its "
-        "95 % interval; absent where there is not enough data, or a mark.",
+        "Each watch's estimate, weighted by its requested blocks, and the half-width of the 95 % "
+        "interval; absent with too little data or a mark.",
         (
             Target(
                 f"{by}({points} * {POINT} {weight}) / ({weights} > 0)", "{{policy}} {{memory}}x"
@@ -175,10 +174,10 @@ def panels() -> Iterator[Panel]:
     )
     marked = of.gauge("shadow_hit_ratio")
     yield Panel(
-        "Points that are not to be relied on",
+        "Unreliable points",
         "timeseries",
         "short",
-        "Engines whose estimate is marked, or withheld, and why.",
+        "Engines whose estimate is marked or withheld, and the reason.",
         (
             Target(
                 f"count by (policy, memory, marks) ({marked} >= 0) "
@@ -196,7 +195,7 @@ def panels() -> Iterator[Panel]:
         "Why blocks were missed",
         "timeseries",
         "percentunit",
-        "Shares of the misses of the sample.",
+        "Causes of the misses in the sample, as shares.",
         (
             Target(
                 f"sum by (cause) ({causes}) / on() group_left() (sum({causes}) > 0)", "{{cause}}"
@@ -206,23 +205,23 @@ def panels() -> Iterator[Panel]:
     left = of.rate("sampled_evicted_blocks")
     unused = of.rate("sampled_evicted_blocks", used="false")
     yield Panel(
-        "Stored for nothing",
+        "Stored in vain",
         "timeseries",
         "percentunit",
-        "Share of the evicted blocks that were never hit since they were stored.",
+        "Share of the evicted blocks that had no hit since their store.",
         (Target(f"sum({unused}) / (sum({left}) > 0)", "evicted without a hit"),),
     )
     yield Panel(
-        "Stores for each hit",
+        "Stores per hit",
         "timeseries",
         "short",
-        "Blocks that were stored, and that other policies would have stored, for each hit.",
+        "Stored blocks per hit: of the present policy, and estimated for others.",
         (
             Target(f"sum({of.rate('stored_blocks')}) / (sum({asked}) - sum({missed}) > 0)", "now"),
             Target(
                 f"{by}{stores} / ({by}{of.beside(stores, asked)} - {by}"
                 f"{of.beside(stores, missed)} > 0)",
-                "{{policy}} {{memory}}x, each hit of now",
+                "{{policy}} {{memory}}x, per present hit",
             ),
         ),
     )
@@ -230,7 +229,7 @@ def panels() -> Iterator[Panel]:
         "Blocks",
         "timeseries",
         "cps",
-        "Blocks per second, and refused stores and resets of the cache.",
+        "Blocks, refused stores and resets of the cache, per second.",
         tuple(
             Target(f"sum({of.rate(name)})", name.replace("_", " "))
             for name in (
@@ -246,11 +245,11 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
-        "Tokens that windows and states kept back",
+        "Tokens withheld by windows and states",
         "timeseries",
         "cps",
-        "Tokens per second that the full KV groups had and a window or a state kept from being "
-        "loaded. Above 5 % of the hits the points are marked: tails.",
+        "Tokens per second that the full KV groups had but that were not loaded because a window "
+        "or a state was missing. Above 5 % of the hits, points have the mark tails.",
         (Target(f"sum({of.rate('tail_missed_tokens')})", "tokens"),),
     )
     ages = f"sum by (le) ({of.buckets('eviction_age_seconds')})"
@@ -258,25 +257,26 @@ def panels() -> Iterator[Panel]:
         "Hints of clients",
         "timeseries",
         "cps",
-        "Requests per second whose client said that its session ends, or when it returns.",
+        "Requests per second whose client announced the end of its session or its return.",
         (Target(f"sum by (source, kind) ({of.rate('hints')})", "{{source}}: {{kind}}"),),
     )
     returns = f"({of.gauge('hint_returns')} >= 0)"
     yield Panel(
-        "Sessions that came back",
+        "Announced returns",
         "timeseries",
         "short",
-        "Requests that came back to blocks of which a client had said when, since the engines' "
+        "Requests that returned to blocks whose return a client had announced, since the engines' "
         "last reset.",
         (Target(f"sum by (source) {returns}", "{{source}}"),),
     )
     slope, spread = f"({of.gauge('hint_slope')} >= 0)", f"({of.gauge('hint_spread')} >= 0)"
     yield Panel(
-        "How good hints are",
+        "Quality of hints",
         "timeseries",
         "short",
-        "Slope: 1 where what a source says is all there is to know, 0 where it is nothing. Spread: "
-        "the standard deviation of ln of the seconds that pass around that. Weighted by returns.",
+        "Slope: 1 if a source's announced times predict the actual ones fully, 0 if not at all. "
+        "Spread: the standard deviation of ln of the actual seconds around that. Weighted by "
+        "returns.",
         (
             Target(
                 f"sum by (source) ({slope} * {returns}) / "
@@ -294,12 +294,12 @@ def panels() -> Iterator[Panel]:
     beside = f"ignoring(trial) group_left() {weight}"
     error, followed = f"({of.gauge('hint_error')} >= 0)", f"({of.gauge('hints_followed')} >= 0)"
     yield Panel(
-        "What hints of returns bring",
+        "Gain by hints of returns",
         "timeseries",
         "percentunit",
-        "Hit ratios of small caches on a sample of the blocks, one of which heeds when sessions "
-        "return; the half-width of the 95 % interval of their difference; and the share of the "
-        "traffic whose engines follow the hints now. Weighted by what each was asked for.",
+        "Hit ratios of two small caches on a sample of the blocks, one of which heeds the hints; "
+        "the half-width of the 95 % interval of their difference; and the share of the traffic "
+        "whose engines follow the hints now. Weighted by requested blocks.",
         (
             Target(
                 f"sum by (trial) ({trials} * {beside}) / "
@@ -316,17 +316,17 @@ def panels() -> Iterator[Panel]:
         "Age at eviction",
         "timeseries",
         "s",
-        "Seconds from the last use of a block to its eviction: how long memory remembers.",
+        "Seconds from the last use of a block to its eviction.",
         tuple(
             Target(f"histogram_quantile({share}, {ages})", f"{share:.0%} are younger")
             for share in (0.1, 0.5, 0.9)
         ),
     )
     yield Panel(
-        "Transfers that do not end",
+        "Overdue transfers",
         "timeseries",
         "short",
-        "Blocks of transfers that are past their deadline, still pinned or pending.",
+        "Blocks that transfers past their deadline still pin or keep pending.",
         (Target(f"sum by (kind) ({of.gauge('overdue_blocks')})", "overdue {{kind}}s"),),
     )
     yield Panel(

@@ -61,7 +61,7 @@ def model_shape(name: str) -> ModelShape:
     Raises
     ------
     ValueError
-        If it is not known or cannot be counted; the message lists the known ones and the nearest.
+        If it is not known, with the nearest name, or cannot be counted.
     OSError
         If it is a file that cannot be read.
     """
@@ -73,9 +73,9 @@ def model_shape(name: str) -> ModelShape:
         return shape_of_config(name)
     near = difflib.get_close_matches(wanted, _table(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    known = ", ".join(_table())
     raise ValueError(
-        f"model must be a path to its config.json or one of {known}, got {describe(name)}{hint}"
+        "model must be a path to its config.json or a name that kvoffload models lists, "
+        f"got {describe(name)}{hint}"
     )
 
 

@@ -74,7 +74,7 @@ class Subject:
         found = self.by_device_memory()
         if not found:
             return []
-        titles = ("prefix cache", "answers for", "recommended", "hit ratio", "tokens saved")
+        titles = ("prefix cache", "serves", "recommended", "hit ratio", "tokens saved")
         lines = [(*titles, *(["time gained"] if self.engine else []))]
         whole = self.advice.setup.device_memory
         for one in found:

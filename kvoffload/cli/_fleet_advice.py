@@ -148,7 +148,7 @@ def _print_routers(subject: FleetSubject) -> None:
             Column("\np95", [latency_text(one.ttft_p95 or 0) for one in results]),
             Column("busy", [percent_text(one.busy) for one in results]),
         ]
-    columns.append(Column("most of an\nengine/mean", [f"{one.imbalance:.2f}" for one in results]))
+    columns.append(Column("busiest\nengine/mean", [f"{one.imbalance:.2f}" for one in results]))
     title = f"with {advice.case.fleet.policy} in {bytes_text(advice.case.memory)} each"
     if advice.case.tier is not None:
         title += f" and {tier_text(advice.case.tier)}"

@@ -134,7 +134,7 @@ def print_fleets(grid: FleetGrid) -> None:
             ],
             [column("busy", lambda _, found: percent_text(found.busy))],
         ]
-    groups.append([column("most of an\nengine/mean", lambda _, found: f"{found.imbalance:.2f}")])
+    groups.append([column("busiest\nengine/mean", lambda _, found: f"{found.imbalance:.2f}")])
     print_tables(title, leading, groups)
     click.echo()
     _print_totals(grid)

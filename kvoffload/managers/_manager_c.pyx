@@ -674,9 +674,12 @@ cdef class CompiledSteps(Steps):
         cdef uint32_t node_id
         cdef Node* node
         if self._events is not None or self._watch is not None:
-            raise ValueError("only without events and a watch are requests served at once")
+            raise ValueError("the manager must have neither events nor a watch to serve a request at once")
         if not 0 <= first <= stop <= self.batch.size:
-            raise ValueError(f"a request of {self.batch.size} keys, {first} to {stop} asked for")
+            raise ValueError(
+                f"first and stop must be a range of the request's {self.batch.size} keys, "
+                f"got {first} and {stop}"
+            )
         find_changed(policy.table, &self.batch)
         policy.begin_request(&self.batch, NULL)
         asked = batch_part(&self.batch, first, stop)

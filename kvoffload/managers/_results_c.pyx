@@ -24,7 +24,7 @@ cdef extern from "structmember.h":  # which Python.h includes from 3.12 on
 cdef Py_ssize_t offset_of(member) except -1:
     """Return the offset of a member in its object."""
     if type(member) is not MemberDescriptorType:
-        raise TypeError(f"a slot, got {member!r}")
+        raise TypeError(f"member must be a slot of a class, got {member!r}")
     return (<PyMemberDescrObject*>member).d_member.offset
 
 

@@ -100,7 +100,10 @@ cdef class WatchCore:
         self.num_quarters = plan.quarters
         self.num_sizes = len(plan.limits)
         if not 0 < self.num_sizes <= MOST_SIZES or self.num_quarters not in (1, 2, 4):
-            raise ValueError("a plan has 1 ... 13 sizes and 1, 2 or 4 quarters")
+            raise ValueError(
+                f"plan must have 1 ... {MOST_SIZES} sizes and 1, 2 or 4 quarters, "
+                f"got {self.num_sizes} and {self.num_quarters}"
+            )
         for size in range(self.num_sizes):
             limits[size] = plan.limits[size]
             self.lengths[size] = plan.lengths[size]

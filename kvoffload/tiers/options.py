@@ -210,7 +210,8 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
         ``endpoint``, ``region`` and ``http`` (allow plain HTTP); Mooncake ``metadata`` (needed),
         ``hostname``, ``protocol``, ``devices``, ``segment`` (a size) and ``prefix``. They are the
         arguments of the tiers' classes. Values are percent-decoded; the place is not. Credentials
-        of object stores come from the environment.
+        of object stores come from the environment. Installed packages add kinds as entry points of
+        the group ``kvoffload.tiers``.
     namespace : Namespace
         What the bytes mean.
 

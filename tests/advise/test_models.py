@@ -78,7 +78,7 @@ HEADS = "tensor_parallel must divide the 8 KV heads of llama-3.1-8b or be a mult
         (lambda: model_shape("llama-3.1-7b"), "got 'llama-3.1-7b'; did you mean 'llama-3.1-"),
         (
             lambda: model_shape(""),
-            "model must be a path to its config.json or one of llama",
+            "model must be a path to its config.json or a name that kvoffload models lists, got",
         ),
         (
             lambda: model_shape("llama-3.1-8b").bytes_per_token("int3"),

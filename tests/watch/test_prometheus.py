@@ -244,29 +244,29 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
     blocks["Blocks|resets"] = {(): counted.sum("resets") * counted.second}
     panels = {
         "Does it pay?|hit ratio": {(): 1 - missed / asked},
-        "What is watched|blocks of memory": {(): float(sum(each.capacity for each in every))},
-        "What is watched|{{policy}}": {("hit-density",): 1.0, ("lru",): 2.0},
+        "Watched managers|blocks of memory": {(): float(sum(each.capacity for each in every))},
+        "Watched managers|{{policy}}": {("hit-density",): 1.0, ("lru",): 2.0},
         f"Hit ratio by memory and policy|{of}": counted.each(0, lambda s, a, _: 1 - s / a),
         f"Gain of other sizes and policies|{of}": counted.each(0, lambda s, a, m: (m - s) / a),
         f"Hit ratio by memory and policy, in the watch's window|{of}": ratios,
         f"Hit ratio by memory and policy, in the watch's window|± {of}": errors,
-        f"Points that are not to be relied on|{of} marked: {{{{marks}}}}": counted.reasons(
+        f"Unreliable points|{of} marked: {{{{marks}}}}": counted.reasons(
             lambda point: ",".join(point.marks) if point.hit_ratio is not None else ""
         ),
-        f"Points that are not to be relied on|{of} withheld: {{{{reason}}}}": counted.reasons(
+        f"Unreliable points|{of} withheld: {{{{reason}}}}": counted.reasons(
             lambda point: point.reason
         ),
         "Why blocks were missed|{{cause}}": counted.causes(busy),
-        "Stored for nothing|evicted without a hit": {(): counted.unused(busy)},
-        "Stores for each hit|now": {(): counted.sum("stored") / (asked - missed)},
-        f"Stores for each hit|{of}, each hit of now": counted.each(1, lambda s, a, m: s / (a - m)),
+        "Stored in vain|evicted without a hit": {(): counted.unused(busy)},
+        "Stores per hit|now": {(): counted.sum("stored") / (asked - missed)},
+        f"Stores per hit|{of}, per present hit": counted.each(1, lambda s, a, m: s / (a - m)),
         **blocks,
-        "Tokens that windows and states kept back|tokens": {(): 0.0},  # these have no groups
+        "Tokens withheld by windows and states|tokens": {(): 0.0},  # these have no groups
         **{
             f"Age at eviction|{share:.0%} are younger": {(): counted.age(share)}
             for share in (0.1, 0.5, 0.9)
         },
-        "Transfers that do not end|overdue {{kind}}s": {("load",): 0.0, ("store",): 3.0},
+        "Overdue transfers|overdue {{kind}}s": {("load",): 0.0, ("store",): 3.0},
         "Oldest open transfer|{{kind}}": {
             (kind,): max(ages[kind] for ages in counted.open) for kind in ("load", "store")
         },
@@ -300,25 +300,25 @@ def hinted(counted: Counted) -> dict[str, dict[Labels, float]]:
     learned = {(each.source or "others",): each for each in report.hints}
     found = {
         "Hints of clients|{{source}}: {{kind}}": rates,
-        "Sessions that came back|{{source}}": {
+        "Announced returns|{{source}}": {
             key: float(each.returns) for key, each in learned.items() if each.returns is not None
         },
-        "How good hints are|{{source}} slope": {
+        "Quality of hints|{{source}} slope": {
             key: each.slope for key, each in learned.items() if each.slope is not None
         },
-        "How good hints are|{{source}} spread": {
+        "Quality of hints|{{source}} spread": {
             key: each.spread for key, each in learned.items() if each.spread is not None
         },
     }
     gain = report.hint_gain
     assert gain is not None
     return found | {
-        "What hints of returns bring|{{trial}}": {
+        "Gain by hints of returns|{{trial}}": {
             ("hints",): gain.hit_ratio,
             ("plain",): gain.plain,
         },
-        "What hints of returns bring|±": {(): gain.error},
-        "What hints of returns bring|followed": {(): float(gain.followed)},
+        "Gain by hints of returns|±": {(): gain.error},
+        "Gain by hints of returns|followed": {(): float(gain.followed)},
     }
 
 
