@@ -9,27 +9,34 @@ prints, the manager of that vLLM and KVOffloadManager are compared as well, as "
 there a lookup is one call per key, and a request's context is made outside the clock.
 
 All sides hold the same blocks and get the same requests. Prints the median of the sdist's manager,
-and its ratio to that of each other.
+and its ratio to that of each other. ``--replay TRACE`` serves a trace instead, with a cache of 5 %
+of its distinct blocks: by the calls of the sdist's manager, by the same calls of kvoffload's, and
+by `kvoffload.replay.simulate`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import statistics
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from ratios import REQUEST, interleave, make_keys
 from rich.console import Console
 from rich.table import Table
 
 import kvoffload
+from kvoffload.replay import DecodedTrace, simulate
+from kvoffload.traces import Trace
 
 MANAGERS = "/vllm/v1/kv_offload/"
 LONG_PROMPT = 8_000  # hashes: 128,000 tokens in blocks of 16
@@ -215,24 +222,70 @@ def compare(
     return found
 
 
+def serve(manager: Any, prompts: list[list[bytes]]) -> None:
+    """Serve every prompt: load the blocks that hit and store the others."""
+    for keys in prompts:
+        num_hits = manager.lookup(keys)
+        manager.touch(keys)
+        if num_hits:
+            manager.prepare_load(keys[:num_hits])
+            manager.complete_load(keys[:num_hits])
+        if manager.prepare_store(keys) is not None:
+            manager.complete_store(keys)
+
+
+def compare_replays(released: Build, path: Path, rounds: int) -> Table:
+    """Return the CPU time of a trace with the released manager, and its ratio to ours."""
+    trace = DecodedTrace.of(Trace(path))
+    keys = trace.keys()
+    prompts = [[keys[block] for block in row] for row in trace.rows()]
+    capacity = trace.unique_blocks // 20
+    nothing = np.zeros(trace.num_requests, np.int64)
+    table = Table("policy", "blocks", "released", "the same calls", "simulate")
+    for policy in ("lru", "arc"):
+        times: dict[str, list[float]] = {"released": [], "the same calls": [], "simulate": []}
+        for _ in range(rounds):
+            theirs, ours = (build(capacity, policy).manager for build in (released, own_manager))
+            sides: list[Callable[[], object]] = [
+                lambda manager=theirs: serve(manager, prompts),  # type: ignore[misc]
+                lambda manager=ours: serve(manager, prompts),  # type: ignore[misc]
+                lambda policy=policy: simulate(  # type: ignore[misc]
+                    trace, keys, policy, capacity, device_hits=nothing
+                ),
+            ]
+            for name, side in zip(times, sides, strict=True):
+                begin = time.process_time()
+                side()
+                times[name].append(time.process_time() - begin)
+        whole, *others = (statistics.median(each) for each in times.values())
+        ratios = [f"{whole / median:.1f}" for median in others]
+        table.add_row(policy, f"{capacity:,}", f"{whole:.2f} s", *ratios)
+    return table
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sdist", type=Path, help="vllm-0.19.0.tar.gz, from PyPI")
     parser.add_argument("--build", type=Path, action="append", default=[], metavar="FOLDER")
     parser.add_argument("--blocks", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rounds", type=int, help="default 400, of a trace 5")
+    parser.add_argument("--replay", type=Path, metavar="TRACE")
     arguments = parser.parse_args()
     if kvoffload.IMPLEMENTATION != "compiled":
         parser.error("needs the compiled implementation")
     with tempfile.TemporaryDirectory() as folder:
         builds = {"released": released_manager(arguments.sdist, Path(folder))}
+        if arguments.replay:
+            rounds = arguments.rounds or 5
+            Console().print(compare_replays(builds["released"], arguments.replay, rounds))
+            return
         builds |= {str(path): built_manager(path.resolve()) for path in arguments.build}
         builds |= installed_managers() | {"kvoffload": own_manager}
         table = Table("policy", "blocks", "call", *builds)
         for capacity in arguments.blocks:
             for policy in ("lru", "arc"):
-                for name, medians in compare(builds, capacity, policy, arguments.rounds):
+                for name, medians in compare(builds, capacity, policy, arguments.rounds or 400):
                     released = medians.pop("released")
                     ratios = [f"{released / median:.1f}" for median in medians.values()]
                     table.add_row(
