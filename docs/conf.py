@@ -113,7 +113,8 @@ def as_built(app, docname, source):
     """
     if docname == "changes":
         app.env.note_dependency(CHANGES)
-        source[0] = Path(CHANGES).read_text(encoding="utf-8")
+        # Its links start at the root of the project, those of this page in the folder of pages.
+        source[0] = Path(CHANGES).read_text(encoding="utf-8").replace("](docs/", "](")
         return
     text = TABLE.sub(with_docstrings, source[0])
     text = HIDDEN.sub(r"```{eval-rst}\n\1```", text)
