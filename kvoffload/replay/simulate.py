@@ -241,7 +241,7 @@ def simulate(
     policy: str,
     capacity: int,
     *,
-    device_hits: Hits,
+    device_hits: Hits | None = None,
     junctions: Hits | None = None,
     pending: int = 0,
     groups: GroupChunks | None = None,
@@ -258,12 +258,12 @@ def simulate(
     keys : list of BlockHash or None
         ``trace.keys()``, computed once for many calls; None computes them if needed.
     policy : str
-        A policy string, or ``"belady"`` or ``"infinite"``.
+        A policy string, ``"module:Class"``, ``"belady"`` or ``"infinite"``.
     capacity : int
         Number of slots; ``"infinite"`` ignores it.
-    device_hits, junctions : (requests,) int64
+    device_hits, junctions : (requests,) int64, optional
         Leading blocks of each request that the device's own cache has, and its junctions, as
-        `device_hits_and_junctions` returns them; junctions are 0 by default.
+        `device_hits_and_junctions` returns them; 0 by default.
     pending : int
         Number of further requests during which a store is in flight; 0: it completes at once.
     groups : GroupChunks, optional
@@ -318,8 +318,13 @@ def simulate_requests(
 
 
 def _demand(
-    trace: DecodedTrace, device_hits: Hits, junctions: Hits | None, groups: GroupChunks | None
+    trace: DecodedTrace,
+    device_hits: Hits | None,
+    junctions: Hits | None,
+    groups: GroupChunks | None,
 ) -> Demand:
+    if device_hits is None:
+        device_hits = np.zeros(trace.num_requests, dtype=np.int64)
     if junctions is None:
         junctions = np.zeros_like(device_hits)
     return Demand(trace, groups or GroupChunks.of_blocks(), device_hits, junctions)

@@ -246,3 +246,11 @@ def test_parts_add_up_to_the_whole_and_the_cache_goes_on_between_them(parts: int
     for name, count in whole.as_row().items():
         if count is not None:
             assert sum(part.as_row()[name] for part in found) == count
+
+
+@pytest.mark.parametrize("policy", ["lru", *CEILINGS])
+def test_by_default_there_is_no_device_cache(policy):
+    trace = DecodedTrace.of(Workload(50))
+    found = simulate(trace, None, policy, 100)
+    assert found == simulate(trace, trace.keys(), policy, 100, device_hits=nothing(trace))
+    assert found.asked_blocks == trace.num_blocks
