@@ -92,7 +92,8 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # a signal, or click's completion
         return int(end.code or 0)
     except click.ClickException as error:
-        return _fail(" ".join(error.format_message().split()), USAGE_ERROR)
+        text = _whose_option(error) if isinstance(error, click.NoSuchOption) else None
+        return _fail(text or " ".join(error.format_message().split()), USAGE_ERROR)
     except (MissingExtraError, PolicyError) as error:  # or a user's policy is at fault
         return _fail(str(error), USAGE_ERROR)
     except TraceError as error:
@@ -142,6 +143,18 @@ def _invoke(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     return 0
+
+
+def _whose_option(error: click.NoSuchOption) -> str | None:
+    """Return an error that names the commands with this option, or None if none has it."""
+    name = error.option_name
+    have = [
+        command.name
+        for command in root.commands.values()
+        if any(name in parameter.opts for parameter in command.params)
+    ]
+    listed = ", ".join(map(str, have))
+    return f"No such option {name!r}: it is an option of {listed}." if have else None
 
 
 def _is_of_own_policy(error: OSError) -> bool:

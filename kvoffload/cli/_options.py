@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -18,6 +19,7 @@ from click.core import ParameterSource
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
+from kvoffload.policies import registry
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own, new_manager
@@ -306,7 +308,18 @@ def manager_of(
 
 def read_policy_or_ceiling(text: str) -> str:
     """Read a policy, or the name of a ceiling."""
-    return text if text in CEILINGS else read_policy(text)
+    if text in CEILINGS:
+        return text
+    name, question, _ = text.partition("?")
+    if name in CEILINGS and question:
+        raise ValueError(f"policy {name} has no options, got {describe(text)}")
+    if not is_own(text) and "." not in name and name not in registry.names():
+        known = (*registry.names(), *CEILINGS)
+        near = difflib.get_close_matches(name.casefold(), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        rule = f"must be one of {', '.join(known)}, or MODULE:CLASS"
+        raise ValueError(f"policy {rule}, got {describe(name)}{hint}")
+    return read_policy(text)
 
 
 def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:

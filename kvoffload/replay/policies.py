@@ -119,6 +119,8 @@ def _own_class(policy: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == "examples":
+            reason += "; the root of a clone has examples"
         raise ValueError(f"policy {policy!r} must be importable, got {reason}") from error
     found = getattr(module, class_name, None)
     if not _is_policy_class(found):

@@ -271,6 +271,12 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
         assert message in done.error
 
 
+def test_says_where_the_examples_are(kvoffload, trace, monkeypatch):
+    monkeypatch.setitem(sys.modules, "examples", None)  # as after `pip install kvoffload`
+    done = kvoffload("replay", trace, "--policy", "examples.policies:GDSF", "--capacity", "9")
+    assert done.error.endswith("; the root of a clone has examples")
+
+
 REPLAYS = (["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"])
 
 
