@@ -216,6 +216,8 @@ def convert(
     note_order(survey, whole, quiet=quiet)
     if has_prompts:
         _note_prompts(prompts, quiet=quiet)
+        if not survey.blocks:
+            note(f"no prompt fills a block of {prompts.block_tokens:,} tokens", quiet=quiet)
     if to == MOONCAKE.name and source.format in FULL_BLOCKS and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "

@@ -280,7 +280,9 @@ def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
     done = kvoffload("convert", "--format", "csv", table, "--columns", columns)
     row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": []}
     assert json.loads(done.out) == row
-    assert done.err == APPROXIMATED + "note: no request has a time, so all times are 0\n" + SIZE
+    untimed = "note: no request has a time, so all times are 0\n"
+    short = "note: no prompt fills a block of 16 tokens\n"
+    assert done.err == APPROXIMATED + untimed + short + SIZE
 
 
 @pytest.mark.parametrize("command", ["info", "replay", "advise --capacity=5", "convert"])

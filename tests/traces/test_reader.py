@@ -188,6 +188,7 @@ def test_says_what_a_file_is_that_is_no_trace(tmp_path, start, advice):
     ("first", "advice"),
     [
         (b"time,tokens,hash", "for CSV, write each row as an object of timestamp, input_length, "),
+        (bytes(20), "--format oracle-general reads libCacheSim's binary traces"),
         (b"[\n", "jq -c '.[]' writes the objects of a list as lines"),
         (b"[" + GOOD, "jq -c '.[]' writes the objects of a list as lines"),
         (b"{\n", "jq -c . writes each object as one line"),

@@ -79,9 +79,11 @@ def _advice(line: bytes) -> str | None:
         return "jq -c '.[]' writes the objects of a list as lines"
     if line == b"{":
         return "jq -c . writes each object as one line"
+    if b"\0" in line:
+        return "--format oracle-general reads libCacheSim's binary traces"
     if b"," in line and b"{" not in line:
         return (
             "for CSV, write each row as an object of timestamp, input_length, output_length and "
-            "hash_ids"
+            "hash_ids; kvoffload convert --format csv reads prompts"
         )
     return None
