@@ -232,3 +232,10 @@ def test_twins_have_their_steps_in_the_same_order(name: str) -> None:
     assert sorted(both, key=lambda step: in_python[step]) == sorted(
         both, key=lambda step: in_compiled[STEPS[step]]
     )
+
+
+def test_each_change_for_users_is_named_as_its_tool_reads_it() -> None:
+    kinds = "added|changed|fixed|deprecated|removed"
+    for path in (ROOT / "changes.d").glob("*"):
+        named = re.fullmatch(rf"(\d+|\+[\w-]+)\.({kinds})\.md", path.name)
+        assert named or path.name == "README.md", f"{path.name}: NAME must be a number or +words"
