@@ -355,7 +355,10 @@ def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
 def line_of(name: str, cells: list[tuple[float, float]]) -> str:
     """Return worst and mean over the cells, guarded and not."""
     columns = list(zip(*cells, strict=True))
-    figures = (f"{min(over):10.4f}{sum(over) / len(over):9.4f}" for over in columns)
+    figures = (
+        f"{min(over):{width}.4f}{sum(over) / len(over):8.4f}"
+        for over, width in zip(columns, (14, 16), strict=True)
+    )
     return f"{name:14}{len(cells):5}" + "".join(figures)
 
 
@@ -372,7 +375,7 @@ def main() -> None:
     parser.add_argument("--cells", action="store_true", help="print the hit ratios of each cell")
     parser.add_argument("--seeds", type=int, default=5, help="of each workload, from 1")
     chosen = parser.parse_args()
-    print(f"{'':14}cells{'guard: worst':>12}{'mean':>7}{'guard=0: worst':>16}{'mean':>5}")
+    print(f"{'':14}cells{'guard: worst':>14}{'mean':>8}{'guard=0: worst':>16}{'mean':>8}")
     by_kind = {}
     for name in [chosen.kind] if chosen.kind else WORKLOADS:
         by_kind[name] = losses(name, chosen)
