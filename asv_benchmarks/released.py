@@ -29,7 +29,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from ratios import REQUEST, interleave, make_keys
 from rich.console import Console
 from rich.table import Table
@@ -240,7 +239,6 @@ def compare_replays(released: Build, path: Path, rounds: int) -> Table:
     keys = trace.keys()
     prompts = [[keys[block] for block in row] for row in trace.rows()]
     capacity = trace.unique_blocks // 20
-    nothing = np.zeros(trace.num_requests, np.int64)
     table = Table("policy", "blocks", "released", "the same calls", "simulate")
     for policy in ("lru", "arc"):
         times: dict[str, list[float]] = {"released": [], "the same calls": [], "simulate": []}
@@ -249,9 +247,7 @@ def compare_replays(released: Build, path: Path, rounds: int) -> Table:
             sides: list[Callable[[], object]] = [
                 lambda manager=theirs: serve(manager, prompts),  # type: ignore[misc]
                 lambda manager=ours: serve(manager, prompts),  # type: ignore[misc]
-                lambda policy=policy: simulate(  # type: ignore[misc]
-                    trace, keys, policy, capacity, device_hits=nothing
-                ),
+                lambda policy=policy: simulate(trace, keys, policy, capacity),  # type: ignore[misc]
             ]
             for name, side in zip(times, sides, strict=True):
                 begin = time.process_time()
