@@ -96,7 +96,7 @@ class FleetSubject:
     def trace_text(self) -> str:
         """Return a description of the trace."""
         advice = self.advice
-        believed = " (as given, the trace has no lengths)" * (self.block_tokens_from == "option")
+        believed = " (as given; the trace has no lengths)" * (self.block_tokens_from == "option")
         return (
             f"{advice.requests:,} requests, {advice.blocks:,} blocks of "
             f"{advice.setup.block_tokens:,} tokens{believed}, {advice.unique_blocks:,} of them "

@@ -110,7 +110,7 @@ class Subject:
         facts, setup = self.advice.facts, self.advice.setup
         full = "full " if setup.full_blocks else ""
         believed = (
-            " (as given, the trace has no lengths)" if self.block_tokens_from == "option" else ""
+            " (as given; the trace has no lengths)" if self.block_tokens_from == "option" else ""
         )
         span = f" in {duration_text(facts.seconds)}" if facts.seconds else ""
         return (

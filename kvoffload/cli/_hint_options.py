@@ -101,9 +101,9 @@ def hints_text(options: HintOptions, hints: TraceHints) -> str:
     said = []
     if options.told != "ends":
         within = f" (within a factor of {options.noise:g})" if options.noise > 1 else ""
-        said.append(f"{hints.num_expecting:,} requests say when the next is expected{within}")
+        said.append(f"expected returns: {hints.num_expecting:,}{within}")
     if options.told != "expect":
-        said.append(f"{hints.num_ending:,} {'' if said else 'requests say '}that the session ends")
+        said.append(f"ends of sessions: {hints.num_ending:,}")
     who = "all sessions" if options.share == 1 else f"{percent_text(options.share)} of the sessions"
     if options.liars:
         who += f", but {percent_text(options.liars)} always say 1 s"

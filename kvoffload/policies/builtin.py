@@ -91,7 +91,7 @@ _ENTRIES = (
     _Entry(
         "hit-density",
         "HitDensityCachePolicy",
-        "fewest expected hits per slot leave first; what is sparser is not stored",
+        "fewest expected hits per slot leave first; sparser blocks are not stored",
         simplicity=8,
         explained_by="What was learned from all traffic so far, which cannot be followed by hand.",
         options=(

@@ -108,7 +108,7 @@ CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 
 @pytest.mark.parametrize("trace", [HEX, CONVERTED], ids=["hex", "mooncake"])
 def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
-    said = "blocks of 16 tokens (as given, the trace has no lengths)"
+    said = "blocks of 16 tokens (as given; the trace has no lengths)"
     for command in ("replay", "advise"):
         done = run(command, trace, "--block-tokens", 16)
         assert (done.code, done.err) == (0, "")

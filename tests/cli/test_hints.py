@@ -89,11 +89,11 @@ def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
     ]
     assert hits[0] == hits[1]
     assert len(hits[0]) == 4
-    note = f"hints of 50.0 % of the sessions: {counts[0]} requests say when the next is expected"
+    note = f"hints of 50.0 % of the sessions: expected returns: {counts[0]}"
     for command in ("replay", "sweep"):
         done = kvoffload(command, *arguments)
         assert note in " ".join(done.out.split())
-        assert f"(within a factor of 2.7), {counts[1]} that the session ends" in done.out
+        assert f"(within a factor of 2.7), ends of sessions: {counts[1]}" in done.out
 
 
 def test_none_is_what_it_was_without(kvoffload, trace):

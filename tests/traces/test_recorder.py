@@ -165,7 +165,7 @@ def test_the_command_counts_the_hints_of_a_recording(path, capsys):
     options = ["--policy", "lru,hit-density", "--capacity", "30"]
     assert main(["replay", str(path), *options, "--hints", "both", "--quiet"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "28 requests say when the next is expected, 7 that the session ends" in text
+    assert "expected returns: 28, ends of sessions: 7" in text
 
 
 def test_requests_with_hints_are_counted_with_their_word(path, monkeypatch):
