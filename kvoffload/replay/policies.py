@@ -119,7 +119,8 @@ def _own_class(policy: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name == "examples":
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and missing.partition(".")[0] == "examples":
             reason += "; the root of a clone has examples"
         raise ValueError(f"policy {policy!r} must be importable, got {reason}") from error
     found = getattr(module, class_name, None)
