@@ -242,6 +242,7 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
     ("policy", "message"),
     [
         ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
+        ("examples.absent:Fifo", "'; the root of a clone has examples"),
         ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
         ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
         ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Broken, Fifo, Greedy, "),
@@ -269,12 +270,6 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
         done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet")
         assert done.code == 2
         assert message in done.error
-
-
-def test_says_where_the_examples_are(kvoffload, trace, monkeypatch):
-    monkeypatch.setitem(sys.modules, "examples", None)  # as after `pip install kvoffload`
-    done = kvoffload("replay", trace, "--policy", "examples.policies:GDSF", "--capacity", "9")
-    assert done.error.endswith("; the root of a clone has examples")
 
 
 REPLAYS = (["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"])
