@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ratios import TRACES
+from ratios import trace_path
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.replay import DecodedTrace, Selection, TierCounts, device_hits, simulate_tiers
@@ -41,8 +41,7 @@ PATIENCE_S = 60.0
 
 def decoded(name: str) -> DecodedTrace:
     """Read a trace, without the blocks that prompts fill in part."""
-    path = TRACES / f"{name}.jsonl.gz"
-    trace = Trace(path if path.exists() else Path(name))
+    trace = Trace(trace_path(name))
     tokens = FULL_BLOCK_TOKENS.get(name)
     return DecodedTrace.of(trace if tokens is None else Selection(trace, full_block_tokens=tokens))
 

@@ -16,9 +16,8 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from ratios import TRACES
+from ratios import trace_path
 
 from kvoffload.replay import DecodedTrace, device_hits, simulate
 from kvoffload.replay.fleet import ROUTERS, Fleet, replay_fleet
@@ -36,9 +35,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("trace")
     chosen = parser.parse_args()
-    path = TRACES / f"{chosen.trace}.jsonl.gz"
     survey = Survey.of((), unique=False, block_tokens=None)
-    requests = Trace(path if path.exists() else Path(chosen.trace))
+    requests = Trace(trace_path(chosen.trace))
     trace = DecodedTrace.of(survey.counting(requests), arrivals=True)
     size = survey.block_tokens
     if size is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from ratios import TRACES
+from ratios import trace_path
 
 from kvoffload.replay import DecodedTrace, device_hits, simulate
 from kvoffload.traces import Trace
@@ -26,7 +26,7 @@ MOST_LOSS = 0.005
 
 def hit_ratios(name: str, pending: int, device: float) -> list[list[float]]:
     """Return the block hit ratios of each policy, per capacity."""
-    trace = DecodedTrace.of(Trace(TRACES / f"{name}.jsonl.gz"))
+    trace = DecodedTrace.of(Trace(trace_path(name)))
     keys = trace.keys()
     in_device = device_hits(trace, int(trace.unique_blocks * device / 100))
     return [

@@ -198,6 +198,15 @@ def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
         yield Row(f"store without eviction, {policy}", ratio, "x", 10, 16)
 
 
+def trace_path(name: str) -> Path:
+    """Return the path of a trace: a file, or one of the folder ``KVOFFLOAD_TRACES``."""
+    for path in (TRACES / f"{name}.jsonl.gz", Path(name)):
+        if path.exists():
+            return path
+    folder = environ.get("KVOFFLOAD_TRACES")
+    sys.exit(f"KVOFFLOAD_TRACES must name a folder with {name}.jsonl.gz, got {folder!r}")
+
+
 def conversation() -> list[list[bytes]]:
     """Read the requests of a production trace; without the trace, none and a note."""
     path = TRACES / "mooncake_conversation.jsonl.gz"

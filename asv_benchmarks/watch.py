@@ -48,10 +48,12 @@ FOREVER = 1e9
 
 
 def traces(folder: Path, names: list[str]) -> Iterator[tuple[str, DecodedTrace]]:
-    for path in sorted(folder.glob("*.jsonl.gz")):
-        name = path.name.removesuffix(".jsonl.gz")
-        if not names or name in names:
-            yield name, DecodedTrace.of(Trace(path))
+    paths = {path.name.removesuffix(".jsonl.gz"): path for path in folder.glob("*.jsonl.gz")}
+    for name in names or paths or ["a trace"]:
+        if name not in paths:
+            sys.exit(f"--traces must name a folder with {name} (.jsonl.gz), got {folder}")
+    for name in sorted(names or paths):
+        yield name, DecodedTrace.of(Trace(paths[name]))
 
 
 def watched_replay(
