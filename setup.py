@@ -129,6 +129,7 @@ def extensions() -> list[Extension]:
         compiler_directives=DIRECTIVES,
         emit_linenums=LINETRACE,
         nthreads=os.cpu_count() or 0,
+        quiet="--quiet" in sys.argv,
         force=DEBUG or LINETRACE,
     )
 

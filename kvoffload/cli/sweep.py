@@ -111,7 +111,7 @@ class _Sweep(click.Command):
     "--results",
     metavar="FILE",
     help="Append the result of each cell to FILE, and reuse the results for this trace in it: an "
-    "interrupted sweep continues where it stopped.",
+    "interrupted sweep continues where it stopped. Policies of your own are always replayed.",
 )
 @click.option(
     "--plot",
