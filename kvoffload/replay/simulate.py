@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS
+from kvoffload.errors import describe
 from kvoffload.traces import Request
 
 from .device import DeviceCache, device_hits_and_junctions
@@ -274,7 +275,18 @@ def simulate(
     -------
     ReplayResult
         Without times.
+
+    Raises
+    ------
+    TypeError
+        If `trace` or `policy` is of another type.
     """
+    if not isinstance(trace, DecodedTrace):
+        made = "DecodedTrace.of(trace) makes one"
+        raise TypeError(f"trace must be a DecodedTrace, got {describe(trace)}; {made}")
+    if not isinstance(policy, str):
+        named = "'module:Class' names a class"
+        raise TypeError(f"policy must be a string, got {describe(policy)}; {named}")
     demand = _demand(trace, device_hits, junctions, groups)
     return demand.in_parts(policy, capacity, keys, pending)[0]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, LRUCachePolicy
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, replay, simulate
 from kvoffload.replay.offline import CEILINGS, belady, infinite_hits
@@ -254,3 +255,12 @@ def test_by_default_there_is_no_device_cache(policy):
     found = simulate(trace, None, policy, 100)
     assert found == simulate(trace, trace.keys(), policy, 100, device_hits=nothing(trace))
     assert found.asked_blocks == trace.num_blocks
+
+
+def test_says_how_to_name_a_class_and_to_decode_a_trace():
+    trace: Any = DecodedTrace.of(Workload(5))
+    policy: Any = LRUCachePolicy
+    with pytest.raises(TypeError, match=r"^policy must be a string, .*'module:Class' names a"):
+        simulate(trace, None, policy, 9)
+    with pytest.raises(TypeError, match=r"^trace must be a DecodedTrace, .*DecodedTrace\.of\("):
+        simulate(Workload(5), None, "lru", 9)  # type: ignore[arg-type]
