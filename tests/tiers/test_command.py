@@ -1,10 +1,11 @@
 """``kvoffload tier``: what it prints, its exit codes, one line for what goes wrong."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,22 @@ def test_verify(slabs: Path, command) -> None:
     assert code == 1
     assert sorted(json.loads(out)["slabs"][0]["corrupt"]) == [b"11".hex(), b"3".hex()]
     assert (slab / "slots.tbl").read_bytes() == before, "nothing is changed"
+
+
+@pytest.mark.parametrize("how", ["fails", "ends early"])
+def test_a_block_that_cannot_be_read_is_not_sound(
+    how: str, slabs: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if how == "fails":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, [view[: len(view) - 1] for view in views], offset)
+
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", preadv)
+    code, out, err = command("verify", slabs)
+    assert (code, err) == (1, "")
+    assert [line.split()[1:] for line in out.splitlines()[4:]] == [["0", "12"]] * 2
 
 
 def test_forget(slabs: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:

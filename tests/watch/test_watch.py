@@ -135,6 +135,15 @@ def test_a_policy_of_the_users_own_has_no_curve(twin):
     assert report.sampled_missed["never_or_long_ago"] == 3
 
 
+@pytest.mark.parametrize("given", ["class", "object"])
+def test_a_policy_that_comes_as_a_class_or_object_goes_by_its_name(twin, given):
+    policy = twin.ARCCachePolicy if given == "class" else twin.ARCCachePolicy(1_000)
+    manager = watched(twin).CPUOffloadingManager(16, 1_000, policy)
+    report = manager.watch.report()
+    assert report.policy == "arc"
+    assert {point.reason for point in report.points if point.policy == "arc"} == {"few_slots"}
+
+
 def test_live_policies_other_than_lru_are_shadowed_at_other_sizes(twin):
     manager = watched(twin).CPUOffloadingManager(16, 10_000, "slru?protected=0.5")
     points = [(p.policy, p.memory) for p in manager.watch.report().points if p.policy != "lru"]

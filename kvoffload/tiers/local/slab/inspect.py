@@ -89,7 +89,9 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
 
     Raises
     ------
-    TierError If there is no slab. OSError
+    TierError
+        If there is no slab.
+    OSError
         If a folder cannot be read.
     """
     path = Path(path)
