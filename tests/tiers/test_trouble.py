@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ from kvoffload.tiers import (
     TierInterruptedError,
 )
 from kvoffload.tiers.engine import stores, threads
-from kvoffload.tiers.engine.contract import Entry
+from kvoffload.tiers.engine.contract import LATE, Entry
 from kvoffload.tiers.engine.native import Twin
 from tests.tiers.inside import is_busy, limit_queue, set_clock, threads_of
 
@@ -139,6 +140,27 @@ class TestHangs:
         assert tier.health().late_jobs == 4
         done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
         assert done.status.tolist() == [Status.UNAVAILABLE]
+
+    def test_a_job_is_reported_late_once(
+        self, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Reported again, it would open the breaker while other threads are answered."""
+        twin = Twin.python(CPUOffloadingManager)
+        with FileTier(tmp_path, 32 * BLOCK, namespace=namespace, twin=twin) as tier:
+            tier.attach(Region.allocate(64, BLOCK))
+            store(tier, KEYS[:16])
+            pool, answers, read = threads_of(tier), threading.Event(), os.preadv
+            told: list[Entry] = []
+            tell = pool._tell
+            monkeypatch.setattr(pool, "_tell", lambda entry: (told.append(entry), tell(entry)))
+            monkeypatch.setattr(os, "preadv", lambda *args: answers.wait() and read(*args))
+            jobs = [tier.get(KEYS[:1], [0], SHORT_S), tier.get(KEYS[1:2], [1], 3 * SHORT_S)]
+            until = time.monotonic() + PATIENCE_S
+            while jobs[1] not in [entry.job for entry in told] and time.monotonic() < until:
+                time.sleep(0.001)
+            answers.set()
+            settle(tier)
+        assert [entry.job for entry in told if entry.flags & LATE] == jobs
 
     def test_a_deadline_cuts_what_no_thread_has_taken(self, faulty) -> None:
         """Some blocks of a job are done, some are late, some were never taken."""
