@@ -322,6 +322,8 @@ class TestEviction:
                     lose_epoch(tier)
                     found(tier, 1)
             assert sum(line in record.getMessage() for record in caplog.records) == times
+            with Redis(port=server.port) as client:
+                assert client.info("commandstats")["cmdstat_info"]["calls"] == 1
             place.close()
 
     def test_a_volatile_policy_evicts_blocks_and_not_the_epoch(self) -> None:
