@@ -1,8 +1,12 @@
 """The parts of remote tiers: verdicts, addresses, missing packages, the namespace's file."""
 
+import errno
 import itertools
+import logging
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from kvoffload.tiers import (
     TieredStore,
     open_tier,
 )
+from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.verdicts import HIT_S, MISS_S, Verdicts
 from tests.tiers.inside import doubt
 
@@ -110,6 +115,7 @@ def test_what_is_wrong_is_refused(url: str, message: str) -> None:
 def test_a_missing_package_is_named(package: str, url: str, extra: str) -> None:
     program = f"""
 import sys
+import time
 sys.modules[{package!r}] = None
 from kvoffload.tiers import Namespace, open_tier
 try:
@@ -223,3 +229,39 @@ def test_removals_that_wait_are_bounded(
         tier.discard(keys)
         assert len(tier._catalog._dropping) <= most >= len(tier._catalog._undropped)
     assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO)), os.strerror(errno.EIO)),
+        (KeyError(1), "KeyError"),
+    ],
+)
+def test_a_sweep_that_fails_is_repeated_after_a_period(error: Exception, why: str) -> None:
+    """At once it would keep a core, and fill a log."""
+    tried = 0
+    said: list[tuple[str, int]] = []
+
+    def open_namespace() -> None:
+        nonlocal tried
+        tried += 1
+        sweeper.count_written()  # so that a sweep is due early once more
+        raise error
+
+    sweeper = Sweeper(
+        open_namespace, lambda _: 1, 1, 3600.0, lambda text, level: said.append((text, level))
+    )
+    sweeper.count_written()
+    sweeper.start()
+    until = time.monotonic() + PATIENCE_S
+    while not said and time.monotonic() < until:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert said == [(f"could not sweep: {why}", logging.WARNING)]
+    assert tried == 1
+    while len(said) < 2 and time.monotonic() < until:
+        sweeper.count_written()
+        time.sleep(0.001)
+    sweeper.stop(PATIENCE_S)
+    assert tried > 1, "what is written since makes one due"
