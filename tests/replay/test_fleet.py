@@ -267,7 +267,9 @@ def test_what_bounds_hits(requests, fleet, router) -> None:
     trace = DecodedTrace.of(requests, arrivals=True)
     found = replay_fleet(trace, trace.keys(), fleet)
     assert found.hit_tokens + found.missed_tokens == found.tokens
+    assert found.token_hit_ratio * found.tokens == pytest.approx(found.hit_tokens)
     total = found.device_hits + found.host_hits + found.tier_hits
+    assert found.hit_ratio * found.blocks == pytest.approx(total)
     nothing = device_hits(trace, 0)
 
     def ceiling(policy, capacity):
