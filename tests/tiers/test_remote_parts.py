@@ -115,7 +115,6 @@ def test_what_is_wrong_is_refused(url: str, message: str) -> None:
 def test_a_missing_package_is_named(package: str, url: str, extra: str) -> None:
     program = f"""
 import sys
-import time
 sys.modules[{package!r}] = None
 from kvoffload.tiers import Namespace, open_tier
 try:
