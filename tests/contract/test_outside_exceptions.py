@@ -39,12 +39,14 @@ def call_until_line(number: int, method: Any, *arguments: Any) -> bool:
     try:
         method(*arguments)
     except OutsideError:
-        return True
+        pass
     finally:
         sys.settrace(former)
-    return False
+    return left == 0
 
 
+# Python 3.13 traces a generator that is deleted, and an exception there goes nowhere.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("policy", registry.names())
 @pytest.mark.parametrize("method", ["prepare_store", "complete_store", "reset_cache"])
 def test_no_line_of_the_python_twin_costs_a_slot(

@@ -149,8 +149,8 @@ def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str
     ("change", "message"),
     [
         ({"blocks": [0, 2]}, "blocks must be below 2, got 2"),
-        ({"first": 3}, "3 to 2 asked for"),
-        ({"first": -1}, "-1 to 2 asked for"),
+        ({"first": 3}, "2 keys, got 3 and 2"),
+        ({"first": -1}, "2 keys, got -1 and 2"),
         ({"slots": [0] * 3}, "slots must be 4, got 3"),
         ({"slots": None, "keys": [b"0", b""]}, "keys"),
         ({"slots": None, "keys": [b"0", "1"]}, "keys"),
