@@ -264,3 +264,21 @@ def test_a_sweep_that_fails_is_repeated_after_a_period(error: Exception, why: st
         time.sleep(0.001)
     sweeper.stop(PATIENCE_S)
     assert tried > 1, "what is written since makes one due"
+
+
+def test_a_directory_that_grows_is_swept_before_the_period(
+    tmp_path: Path, namespace: Namespace
+) -> None:
+    size = namespace.block_bytes
+    keys = [b"%d" % number for number in range(64)]
+    with DirectoryTier(tmp_path, 32 * size, namespace=namespace, sweep_s=3600.0) as tier:
+        tier.attach(Region.allocate(64, size))
+        run(tier, tier.put(keys, range(64)))
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            done = run(tier, tier.query(keys))
+            if not tier.stats()["unsettled_jobs"] and (done.status == Status.OK).sum() <= 32 + 2:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("nothing was removed")
