@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvoffload.testing.policies import check_invariants
+from kvoffload.policies._densities_py import NUM_EPOCHS, Densities
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
@@ -336,3 +337,11 @@ def test_a_request_longer_than_the_capacity_is_stored_in_part(twin: ModuleType) 
     assert names(output.block_hashes_to_store) == "ABC"
     assert manager.lookup([A, B, C]) == 3
     check_invariants(manager)
+
+
+def test_epochs_that_ended_long_ago_are_told_apart_no_more() -> None:
+    densities = Densities(64)
+    for number in range(1, NUM_EPOCHS + 20):
+        assert densities.end_request(1024, number) is not None, "each ends an epoch"
+        densities.start(0, number)
+    densities._check({0: list(range(1, NUM_EPOCHS + 20))})

@@ -76,6 +76,15 @@ def test_the_prefix_of_a_protected_block_is_protected(twin: ModuleType) -> None:
     assert segments(policy) == ("", "BA")
 
 
+def test_the_prefix_of_a_block_that_was_protected_before_is_protected(twin: ModuleType) -> None:
+    policy = slru(twin, 4, [B])
+    policy.touch([B])
+    policy.insert(A, BlockStatus(1))
+    assert segments(policy) == ("A", "B")
+    policy.touch([A, B])
+    assert segments(policy) == ("", "BA")
+
+
 def test_a_block_in_use_is_not_demoted(twin: ModuleType) -> None:
     policy = slru(twin, 4, [A, B, C])
     policy.insert(D, pinned())

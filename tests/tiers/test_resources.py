@@ -22,6 +22,7 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, Status, Tier
 from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests import _python
 from tests.tiers.attack import start
@@ -325,3 +326,14 @@ for restored in (0, 1, 1):
     tier.close(60)
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+def test_a_folder_is_closed_with_the_last_reference_to_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    before = descriptors()
+    for _ in range(8):
+        folder = Folder.at(tmp_path)
+        below = folder.below("below")
+    assert descriptors() == before + 2
+    del folder, below
+    assert descriptors() == before
