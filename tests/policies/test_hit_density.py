@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvoffload.testing.policies import check_invariants
 from kvoffload.policies._densities_py import NUM_EPOCHS, Densities
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
