@@ -20,6 +20,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ from tests.tiers.servers import Server, make_bucket, redis_server, s3_server, st
 pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from redis import Redis
+from redis.client import Pipeline
 
 from kvoffload.tiers.remote.redis import _BoundedSocket
 
@@ -627,6 +629,34 @@ def test_where_scripts_may_not_run_a_forget_works_too(server: Server) -> None:
     assert found(one, 4) == 0
     raise_from_threads([one, other])
     place.close()
+
+
+def test_where_scripts_may_not_run_no_epoch_of_another_is_overwritten(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"user{next(NUMBERS)}"
+    with Redis(port=server.port) as client:
+        client.acl_setuser(name, True, nopass=True, keys=["*"], categories=["+@all", "-@scripting"])
+        url = f"redis://{name}:x@127.0.0.1:{server.port}"
+        place = Place(lambda **options: RedisTier(url, prefix=name, **options))
+        tier = place.tier()
+        store(tier, 4)
+        medium, epoch = medium_of(tier), new_epoch(epoch_of(tier))
+        others: list[int] = []
+        read = Pipeline.getrange
+
+        def getrange(*arguments: Any) -> Any:
+            found = read(*arguments)
+            if not others:  # another process writes one between this and the next step
+                others.append(epoch + 1)
+                client.set(medium._epoch_name, epoch_text(epoch + 1))
+            return found
+
+        monkeypatch.setattr(Pipeline, "getrange", getrange)
+        medium.deadline = time.monotonic() + PATIENCE_S
+        assert medium.raise_epoch(epoch, epoch - 1) == epoch + 1
+        assert parse_epoch(client.get(medium._epoch_name)) == epoch + 1
+        place.close()
 
 
 def raise_from_threads(tiers: list[RemoteTier]) -> None:
