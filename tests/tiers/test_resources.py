@@ -337,3 +337,26 @@ def test_a_folder_is_closed_with_the_last_reference_to_it(tmp_path: Path) -> Non
     assert descriptors() == before + 2
     del folder, below
     assert descriptors() == before
+
+
+def test_a_forget_is_on_the_disk_before_it_is_confirmed(
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only that: what is removed for room waits for no disk."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        sync(fd)
+
+    with in_slab(tmp_path, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+        run(tier, tier.put(KEYS, range(8)))
+        wait_until(lambda: tier.poll() is not None and not is_busy(tier))
+        monkeypatch.setattr(os, "fsync", fsync)
+        tier.discard(KEYS[:4])
+        wait_until(lambda: tier.poll() is not None and not is_busy(tier))
+        assert synced == []
+        assert tier.forget()
+        assert "slots.tbl" in synced
