@@ -77,7 +77,6 @@ def test_one_engine_hits_what_a_sweep_and_a_closed_loop_hit(fleet, kvoffload, tr
             assert len(same) == 2
             for one in same:
                 assert one["host_hits"] == sweep["hits"]
-                assert one["token_hit_ratio"] == sweep["token_hit_ratio"] or sweep["device_blocks"]
 
 
 def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload, trace):
