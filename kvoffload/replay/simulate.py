@@ -282,11 +282,13 @@ def simulate(
         If `trace` or `policy` is of another type.
     """
     if not isinstance(trace, DecodedTrace):
-        made = "DecodedTrace.of(trace) makes one"
-        raise TypeError(f"trace must be a DecodedTrace, got {describe(trace)}; {made}")
+        raise TypeError(
+            f"trace must be a DecodedTrace, got {describe(trace)}; DecodedTrace.of(trace) makes one"
+        )
     if not isinstance(policy, str):
-        named = "'module:Class' names a class"
-        raise TypeError(f"policy must be a string, got {describe(policy)}; {named}")
+        raise TypeError(
+            f"policy must be a string, got {describe(policy)}; 'module:Class' names a class"
+        )
     demand = _demand(trace, device_hits, junctions, groups)
     return demand.in_parts(policy, capacity, keys, pending)[0]
 
