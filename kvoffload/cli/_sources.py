@@ -251,7 +251,7 @@ class BlockTokens:
         return Selection(requests, full_block_tokens=self.count)
 
     def __str__(self) -> str:
-        origin = " (as given, the trace has no lengths)" if self.origin == "option" else ""
+        origin = " (as given; the trace has no lengths)" if self.origin == "option" else ""
         return f"blocks of {self.count:,} tokens{origin}"
 
 
