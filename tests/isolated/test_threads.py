@@ -83,7 +83,7 @@ requests = []  # open ones, which all threads share
 
 def drive_request(manager, batch, generator):
     requests.append(manager.begin(batch))
-    request = generator.choice(requests)
+    request = generator.choice(tuple(requests))  # another thread may shorten the list
     choice = generator.randrange(6)
     if choice == 0:
         found = request.lookup()
