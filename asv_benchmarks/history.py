@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-RELEASES = {"9f17d9d5": "0.1", "edeb814e": "0.2", "a46dca1b": "0.3", "ecb2419e": "0.4"}
+RELEASES = {"9f17d9d5": "0.1", "edeb814e": "0.2", "a46dca1b": "0.3", "55f26b34": "0.4"}
 """Commits of the releases; the last one is the newest that was measured."""
 ROWS = {
     "lookup": "calls.Full.time_lookup",
