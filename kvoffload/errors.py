@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Collection
 
 __all__ = [
     "BackendError",
@@ -70,6 +72,18 @@ def describe_hash(block_hash: bytes) -> str:
     if len(block_hash) <= _SHOWN_HASH_BYTES:
         return block_hash.hex()
     return f"{block_hash[:_SHOWN_HASH_BYTES].hex()}... ({len(block_hash)} bytes)"
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the end of an error's text: the known name that is nearest, if one is near."""
+    near = difflib.get_close_matches(name.casefold(), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_name(argument: str, name: str, known: Collection[str], other: str = "") -> ValueError:
+    """Build the error of a name that is not known; `other` is what it may be besides."""
+    rule = f"{argument} must be one of {', '.join(known)}{other}"
+    return ValueError(f"{rule}, got {describe(name)}{did_you_mean(name, known)}")
 
 
 def block_not_found(call: str, block_hash: bytes) -> BlockNotFoundError:

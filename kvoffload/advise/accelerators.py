@@ -18,10 +18,9 @@ Sources of the figures, besides the data sheet that each accelerator names:
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from kvoffload.errors import describe
+from kvoffload.errors import unknown_name
 
 __all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
 
@@ -118,8 +117,5 @@ def accelerator(name: str) -> Accelerator:
     """
     found = _BY_NAME.get(name.lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(_BY_NAME)
-        raise ValueError(f"accelerator must be one of {known}, got {describe(name)}{hint}")
+        raise unknown_name("accelerator", name, _BY_NAME)
     return found

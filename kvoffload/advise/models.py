@@ -9,7 +9,6 @@ MXFP4 17 bytes per 32 of the experts' parameters, 2 per other one.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvoffload.errors import describe
+from kvoffload.errors import describe, did_you_mean
 
 from .model_config import shape_of_config, shape_of_fields
 from .model_shape import ModelShape
@@ -71,11 +70,9 @@ def model_shape(name: str) -> ModelShape:
         return found
     if name.endswith(".json") or (name and Path(name).is_dir()):
         return shape_of_config(name)
-    near = difflib.get_close_matches(wanted, _table(), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         "model must be a path to its config.json or a name that kvoffload models lists, "
-        f"got {describe(name)}{hint}"
+        f"got {describe(name)}{did_you_mean(wanted, _table())}"
     )
 
 

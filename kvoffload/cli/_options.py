@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -18,7 +17,7 @@ from click.core import ParameterSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
-from kvoffload.errors import describe
+from kvoffload.errors import describe, unknown_name
 from kvoffload.policies import registry
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -315,10 +314,7 @@ def read_policy_or_ceiling(text: str) -> str:
         raise ValueError(f"policy {name} has no options, got {describe(text)}")
     if not is_own(text) and "." not in name and name not in registry.names():
         known = (*registry.names(), *CEILINGS)
-        near = difflib.get_close_matches(name.casefold(), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        rule = f"must be one of {', '.join(known)}, or MODULE:CLASS"
-        raise ValueError(f"policy {rule}, got {describe(name)}{hint}")
+        raise unknown_name("policy", name, known, ", or MODULE:CLASS")
     return read_policy(text)
 
 

@@ -674,7 +674,9 @@ cdef class CompiledSteps(Steps):
         cdef uint32_t node_id
         cdef Node* node
         if self._events is not None or self._watch is not None:
-            raise ValueError("the manager must have neither events nor a watch to serve a request at once")
+            raise ValueError(
+                "the manager must have neither events nor a watch to serve a request at once"
+            )
         if not 0 <= first <= stop <= self.batch.size:
             raise ValueError(
                 f"first and stop must be a range of the request's {self.batch.size} keys, "

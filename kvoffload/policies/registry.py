@@ -6,14 +6,13 @@ imports no policy.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from kvoffload.errors import describe
+from kvoffload.errors import describe, unknown_name
 
 from .base import CachePolicy
 from .builtin import _ENTRIES
@@ -104,10 +103,7 @@ def entry(name: str, argument: str = "cache_policy") -> Entry:
     """
     found = _BY_NAME.get(name)
     if found is None:
-        near = difflib.get_close_matches(name.casefold(), _BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(_BY_NAME)
-        raise ValueError(f"{argument} must be one of {known}, got {describe(name)}{hint}")
+        raise unknown_name(argument, name, _BY_NAME)
     return found
 
 

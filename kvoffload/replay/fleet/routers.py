@@ -9,7 +9,6 @@ them: each class names its model.
 
 from __future__ import annotations
 
-import difflib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from fractions import Fraction
 from hashlib import sha256
 from operator import add
 
-from kvoffload.errors import describe
+from kvoffload.errors import describe, unknown_name
 from kvoffload.policies.registry import Option, parse_options
 
 from .events import duration
@@ -128,10 +127,7 @@ def parse_router(text: str, argument: str = "router") -> RouterSpec:
     """
     name = text.partition("?")[0]
     if name not in ROUTERS:
-        near = difflib.get_close_matches(name.casefold(), ROUTERS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(ROUTERS)
-        raise ValueError(f"{argument} must be one of {known}, got {describe(name)}{hint}")
+        raise unknown_name(argument, name, ROUTERS)
     known_options = {one.name: one for one in ROUTERS[name].options}
 
     def check(key: str, value: str) -> Value:
