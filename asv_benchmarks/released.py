@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import statistics
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from time import process_time_ns
 from types import ModuleType
 from typing import Any
 
@@ -239,23 +238,31 @@ def compare_replays(released: Build, path: Path, rounds: int) -> Table:
     keys = trace.keys()
     prompts = [[keys[block] for block in row] for row in trace.rows()]
     capacity = trace.unique_blocks // 20
-    table = Table("policy", "blocks", "released", "the same calls", "simulate")
+    builds = {"released": released, "the same calls": own_manager}
+    managers: dict[str, Any] = {}
+
+    def medians(policy: str) -> dict[str, float]:
+        def prepare(_: int) -> None:
+            managers.update(
+                (name, build(capacity, policy).manager) for name, build in builds.items()
+            )
+
+        return interleave(
+            {
+                "released": lambda _: serve(managers["released"], prompts),
+                "the same calls": lambda _: serve(managers["the same calls"], prompts),
+                "simulate": lambda _: simulate(trace, keys, policy, capacity),
+            },
+            rounds,
+            prepare,
+            process_time_ns,
+        )
+
+    table = Table("policy", "blocks", *builds, "simulate")
     for policy in ("lru", "arc"):
-        times: dict[str, list[float]] = {"released": [], "the same calls": [], "simulate": []}
-        for _ in range(rounds):
-            theirs, ours = (build(capacity, policy).manager for build in (released, own_manager))
-            sides: list[Callable[[], object]] = [
-                lambda manager=theirs: serve(manager, prompts),  # type: ignore[misc]
-                lambda manager=ours: serve(manager, prompts),  # type: ignore[misc]
-                lambda policy=policy: simulate(trace, keys, policy, capacity),  # type: ignore[misc]
-            ]
-            for name, side in zip(times, sides, strict=True):
-                begin = time.process_time()
-                side()
-                times[name].append(time.process_time() - begin)
-        whole, *others = (statistics.median(each) for each in times.values())
+        whole, *others = medians(policy).values()
         ratios = [f"{whole / median:.1f}" for median in others]
-        table.add_row(policy, f"{capacity:,}", f"{whole:.2f} s", *ratios)
+        table.add_row(policy, f"{capacity:,}", f"{whole / 1e9:.2f} s", *ratios)
     return table
 
 
