@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
 from kvoffload.backends._cpu_c cimport PoolCore
-from kvoffload.managers._lifecycle_c cimport BlockStates
+from kvoffload.managers._lifecycle_c cimport BlockStates, Ended
 from kvoffload.managers._watch_c cimport WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
@@ -55,8 +55,9 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept
     # Build the error of a block that cannot be pinned.
     cdef object load_error(self, bytes block_hash)
-    # Remove a pin from each block of the batch, whose keys are those of the list from `start` on.
-    cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1
+    # Remove a pin from each block of the batch, whose keys are those of the list from `start` on;
+    # unless it is NULL, `ended` gets the blocks.
+    cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1
     cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------
@@ -75,8 +76,8 @@ cdef class CompiledSteps(Steps):
     cdef void note_stored(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
     ) noexcept
-    # Make the batch's pending blocks idle, or drop them.
-    cdef void end_pending(self, bint succeeded) noexcept
+    # Make the batch's pending blocks idle, or drop them; unless it is NULL, `ended` gets them.
+    cdef void end_pending(self, bint succeeded, Ended* ended) noexcept
 
     # -- everything ------------------------------------------------------------------------------
     # Give the slots back and empty the policy.

@@ -57,11 +57,13 @@ from kvoffload._core.table cimport (
 from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._lifecycle_c cimport (
     BlockStates,
+    Ended,
     add_once,
     begin_store,
     count_states,
     end_store,
     forget,
+    note_ended,
     park_pinned,
     pending_keys,
     pin,
@@ -409,9 +411,9 @@ cdef class CompiledSteps(Steps):
 
     cdef object complete_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
-        self.release(&self.batch, batch, 0)
+        self.release(&self.batch, batch, 0, NULL)
 
-    cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1:
+    cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1:
         cdef Table* table = self._policy.table
         cdef Py_ssize_t index, undo
         cdef Node* node
@@ -425,6 +427,8 @@ cdef class CompiledSteps(Steps):
                 if node == NULL:
                     raise block_not_found("complete_load", keys[start + index])
                 raise block_not_pinned("complete_load", keys[start + index])
+            if ended != NULL:
+                note_ended(ended, node.block.block_id)
             if unpin(&self.states, node) and node.flags & PARKED:
                 self._policy.became_idle(batch.node_ids[index], node)
         if self._watch is not None:
@@ -632,7 +636,7 @@ cdef class CompiledSteps(Steps):
                     PyGC_Enable()
         if self._watch is not None:
             self._watch.c_ended(&self.batch, succeeded)
-        self.end_pending(succeeded)
+        self.end_pending(succeeded, NULL)
         return 0
 
     cdef int emit_stored(self, list batch) except -1:
@@ -642,7 +646,7 @@ cdef class CompiledSteps(Steps):
             self._events.append(new_event(stored, self._pool, False))
         return 0
 
-    cdef void end_pending(self, bint succeeded) noexcept:
+    cdef void end_pending(self, bint succeeded, Ended* ended) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
         cdef uint32_t node_id
@@ -652,6 +656,8 @@ cdef class CompiledSteps(Steps):
             if node == NULL or node.block.ref_cnt >= 0:
                 continue
             node_id = self.batch.node_ids[index]
+            if ended != NULL:
+                note_ended(ended, node.block.block_id)
             end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
             if not succeeded:
                 self.counters.failed_blocks += 1
@@ -1095,7 +1101,7 @@ cdef class CompiledRequest:
         cdef Batch part
         self.steps.tick()
         first = self.bounds(start, stop, &end)
-        self.steps.release(self.part(first, end, &part), self.keys, first)
+        self.steps.release(self.part(first, end, &part), self.keys, first, NULL)
 
     def prepare_store(self, start=0, stop=None):
         cdef Py_ssize_t first, end

@@ -411,9 +411,7 @@ cdef class WatchCore:
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept:
         """Close the transfer of a store, and note the fates of blocks whose store failed."""
         cdef Table* table = self.table
-        cdef Py_ssize_t index
-        cdef uint32_t node_id, first, last
-        cdef Node* node
+        cdef uint32_t first, last
         if batch.size == 0:
             return
         first = batch.node_ids[0]
@@ -430,8 +428,15 @@ cdef class WatchCore:
                     own_id(table, first, node_at(table, first)),
                     own_id(table, last, node_at(table, last)),
                 )
-        if succeeded:
-            return
+        if not succeeded:
+            self.c_failed(batch)
+
+    cdef void c_failed(self, Batch* batch) noexcept:
+        """Note the fates of pending blocks whose store failed, once each."""
+        cdef Table* table = self.table
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        cdef Node* node
         table_new_epoch(table)
         for index in range(batch.size):
             node_id = batch.node_ids[index]

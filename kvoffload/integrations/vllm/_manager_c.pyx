@@ -81,14 +81,15 @@ from kvoffload.integrations.vllm._rules_c cimport (
     Access,
     RequestRules,
 )
-from kvoffload.integrations.vllm._watching_c cimport (
-    IdRange,
-    Recorded,
-    RequestWatch,
-    all_keys,
-    widen,
+from kvoffload.integrations.vllm._watching_c cimport Recorded, RequestWatch, all_keys
+from kvoffload.managers._lifecycle_c cimport (
+    Ended,
+    begin_store,
+    forget,
+    nothing_ended,
+    pending_keys,
+    resident,
 )
-from kvoffload.managers._lifecycle_c cimport begin_store, forget, pending_keys, resident
 from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
@@ -553,13 +554,11 @@ cdef class RequestManagerCore:
     def complete_load(self, keys, req_context):
         """Release one pin per occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
-        cdef IdRange ids = IdRange(-1, -1)
-        cdef Py_ssize_t index
-        self.steps.release(&self.steps.batch, batch, 0)
-        if self.watching is not None:
-            for index in range(len(batch)):
-                widen(&ids, self.resident(index).block.block_id)
-            self.watching.c_closed(LOAD, len(batch), ids.least, ids.greatest)
+        cdef Ended ended = nothing_ended()
+        cdef bint watched = self.watching is not None
+        self.steps.release(&self.steps.batch, batch, 0, &ended if watched else NULL)
+        if watched:
+            self.watching.c_closed(LOAD, ended.size, ended.least, ended.greatest)
 
     def touch(self, keys, req_context):
         """Mark chunks as used now, the last key first."""
@@ -785,10 +784,9 @@ cdef class RequestManagerCore:
         """Make pending chunks readable, or drop them if the store failed."""
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
-        cdef Py_ssize_t index, num_ended = 0
-        cdef IdRange ids = IdRange(-1, -1)
+        cdef Ended ended = nothing_ended()
+        cdef bint watched = self.watching is not None
         cdef Table* table = self.policy.table
-        cdef Node* node
         cdef int collecting = PyGC_Disable()
         self.at_work = True
         try:
@@ -797,20 +795,11 @@ cdef class RequestManagerCore:
                 completed = pending_keys(table, &self.steps.batch, batch)
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
-            if self.watching is not None:
-                table_new_epoch(table)
-                for index in range(self.steps.batch.size):
-                    node = self.resident(index)
-                    if node == NULL or node.block.ref_cnt >= 0 or node.block.mark == table.epoch:
-                        continue
-                    node.block.mark = table.epoch
-                    num_ended += 1
-                    widen(&ids, node.block.block_id)
-                    if not stored:
-                        self.watching.c_failed(node)
-            self.steps.end_pending(stored)
-            if self.watching is not None:
-                self.watching.c_closed(STORE, num_ended, ids.least, ids.greatest)
+            if watched and not stored:
+                self.watching.c_failed(&self.steps.batch)
+            self.steps.end_pending(stored, &ended if watched else NULL)
+            if watched:
+                self.watching.c_closed(STORE, ended.size, ended.least, ended.greatest)
         finally:
             self.at_work = False
             if collecting:

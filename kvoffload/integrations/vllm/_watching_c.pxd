@@ -14,7 +14,6 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry
-from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._request_c cimport (
     Contexts,
     KeyOrder,
@@ -24,21 +23,6 @@ from kvoffload.integrations.vllm._request_c cimport (
 )
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
-
-# The least and the greatest id of a transfer, which identify it: vLLM completes a transfer with a
-# set of its keys. -1 if there is none yet.
-cdef struct IdRange:
-    int64_t least
-    int64_t greatest
-
-
-cdef inline void widen(IdRange* ids, int64_t chunk_id) noexcept:
-    """Extend a range to an id."""
-    if ids.least < 0 or chunk_id < ids.least:
-        ids.least = chunk_id
-    if chunk_id > ids.greatest:
-        ids.greatest = chunk_id
-
 
 # Which groups a watch judges.
 cdef enum:
@@ -104,7 +88,6 @@ cdef class RequestWatch(WatchCore):
     ) noexcept
     # A transfer begins; `c_closed` ends it with the range of its ids.
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
-    cdef void c_failed(self, Node* node) noexcept
     # A request finishes; its keys, head to tail.
     cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept
     # It has finished.

@@ -40,7 +40,6 @@ from kvoffload.managers._watch_c cimport (
     BROKEN_PREFIX,
     FATE_DECLINED,
     FATE_EVICTED,
-    FATE_FAILED,
     FATE_REFUSED,
     FATE_STORED,
     NEVER_OR_LONG_AGO,
@@ -449,11 +448,6 @@ cdef class RequestWatch(WatchCore):
         own = self.open_transfer(kind, size, least, greatest)
         if own != NULL:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
-
-    cdef void c_failed(self, Node* node) noexcept:
-        """Record the fate of a chunk whose store failed."""
-        self.tally.failed += 1
-        self.set_fate(node, FATE_FAILED)
 
     # -- requests ------------------------------------------------------------------------------
 
