@@ -284,7 +284,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._config = config
         self._memory = l1_memory_desc
         self.name = _METRICS.name_for(config.url)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)  # a load ended
         self._sized: dict[int, _Sized] = {}
         self._opening: dict[int, threading.Thread] = {}

@@ -45,7 +45,7 @@ class BlockingTier:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._fd = tier.fileno()
-        self._turn = threading.Condition(threading.Lock())
+        self._turn = threading.Condition()
         self._polling = False  # whether a thread sleeps on the file descriptors
         self._ended: dict[int, Done] = {}
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -124,7 +124,8 @@ class Pool:
         self._store = store
         self._ack_copied = ack_copied
         self._staging = None if store.direct else Staging(staging_bytes, store.block_bytes)
-        self._lock = threading.Lock()
+        # A condition takes an RLock again even if a signal's handler raises meanwhile.
+        self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
         self._keep = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
