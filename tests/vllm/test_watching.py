@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import takewhile
 
 import pytest
 
@@ -609,13 +610,18 @@ def test_what_the_scheduler_could_not_load_for_want_of_a_window(tmp_path, host_p
     engines = [Engine(tmp_path, SPECS["vllm"], num_groups), Engine(tmp_path, extra, num_groups)]
     connector = engines[1].connector
     found: dict[str, int] = {}  # chunks of the full group that were not loaded
+    waited: set[str] = set()  # requests that the watch may give the dropped chunk
     looked_up: list[int] = []
     look_up, walk = connector._lookup, connector._maximal_prefix_lookup
 
-    def note_walk(*arguments):
-        count = walk(*arguments)
-        drops = arguments[3].is_eagle_group
-        looked_up.append(arguments[-1] + count - drops if count is not None else 0)
+    def note_walk(keys, *others):
+        count = walk(keys, *others)
+        had = sum(1 for _ in takewhile(connector.manager._policy.get, keys))
+        drops = others[2].is_eagle_group
+        if drops and count is None:  # vLLM, which met a chunk being stored, drops none yet
+            waited.add(others[1].request_id)
+            drops = False
+        looked_up.append(others[-1] + had - drops)
         return count
 
     def note(state, *limits):
@@ -643,7 +649,9 @@ def test_what_the_scheduler_could_not_load_for_want_of_a_window(tmp_path, host_p
         engine.add("last", [1, 2, 3], 1)
     talk.drain()
     watch = connector.manager.watch
-    assert watch.counters()["tail_missed_tokens"] == sum(found.values()) > 0
+    surplus = watch.counters()["tail_missed_tokens"] - sum(found.values())
+    assert 0 <= surplus <= len(waited) * BLOCK_TOKENS
+    assert sum(found.values()) > 0
     check_invariants(connector.manager)
 
 
