@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -189,3 +190,12 @@ def test_processes_are_never_ended_by_name() -> None:
             text = path.read_text()
             assert "pkill" not in text, path
             assert "killall" not in text, path
+
+
+def test_hooks_before_a_commit_have_the_versions_of_the_linters() -> None:
+    extra = re.search(r"^lint = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert extra is not None
+    wanted = dict(re.findall(r'"([\w-]+)==([\d.]+)"', extra[1]))
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    for name, hook in (("ruff", "ruff-pre-commit"), ("clang-format", "mirrors-clang-format")):
+        assert re.findall(rf"{hook}\n *rev: v([\d.]+)\n", hooks) == [wanted[name]]
