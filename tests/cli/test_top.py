@@ -304,10 +304,10 @@ def test_slow_urls_are_looked_at_side_by_side_and_closed_at_the_deadline(
     took = time.monotonic() - start
     assert code == 0
     assert "12,000 blocks" in out
+    # Newer Pythons give up a server that says to continue, or sends trailers, without an end.
+    fault = r"(no whole answer within 2 s|.*timed out|got more than \d+ (interim resp|trail).*)"
     for name, url in urls.items():
-        assert re.search(
-            f"^note: {url}: (no whole answer within 2 s|.*timed out)$", err, re.MULTILINE
-        ), name
+        assert re.search(f"^note: {url}: {fault}$", err, re.MULTILINE), name
     assert 2 <= took < 11  # one after the other it would be 18
     for name, event in gone.items():
         assert event.wait(3), name
