@@ -234,6 +234,11 @@ class HitDensityCachePolicy(PythonPolicy):
         of_turns = (block_hash for block_hash, _ in self._turns.of_class(ring_index))
         return dict.fromkeys(chain(self._rings[ring_index], of_turns))
 
+    def _ring_holds(self, ring_index: int, block_hash: object) -> bool:
+        if type(block_hash) is not bytes or block_hash not in self._resident:
+            return False
+        return self._records[BlockHash(block_hash)].ring == ring_index
+
     def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the beginning of a request, with the client's hints of the session's return."""
         if type(self).touch is not PythonPolicy.touch:  # a subclass's own
