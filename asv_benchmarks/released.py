@@ -255,7 +255,7 @@ def compare_replays(released: Build, path: Path, rounds: int) -> Table:
             },
             rounds,
             prepare,
-            process_time_ns,
+            clock=process_time_ns,
         )
 
     table = Table("policy", "blocks", *builds, "simulate")

@@ -143,6 +143,7 @@ cdef class WatchCore:
     cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept
     # Before the blocks of a failed store are dropped; whatever the outcome, close the transfer.
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
+    # Its part for a failed store, where the caller closes the transfer.
     cdef void c_failed(self, Batch* batch) noexcept
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept

@@ -147,8 +147,12 @@ def hits_of_sessions(manager: Any, seed: int) -> int:
 def test_sessions_that_say_when_they_return_hit_more_than_by_lru(
     twin: ModuleType, seed: int
 ) -> None:
-    lru, other = (hits_of_sessions(manager_of(twin, 40, name), seed) for name in ("lru", NAME))
-    assert other > 1.05 * lru
+    """On average 13 % more; on one seed in many, 9 %: five together are never so far off."""
+    lru, other = (
+        sum(hits_of_sessions(manager_of(twin, 40, name), seed + more) for more in range(5))
+        for name in ("lru", NAME)
+    )
+    assert other > 1.1 * lru
 
 
 def test_who_returns_late_leaves_before_older_blocks(twin: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Condition
 from typing import Any
 
 from kvoffload.tiers import FileTier, Tier
@@ -54,6 +55,12 @@ def files_of(tier: FileTier) -> Any:
 def threads_of(tier: ComposedTier) -> Any:
     """Return the tier's threads."""
     return tier._jobs.pool
+
+
+def idle_of(tier: ComposedTier) -> Condition:
+    """Return the condition on which callers wait for the tier's threads, of the Python twin."""
+    idle: Condition = threads_of(tier)._idle
+    return idle
 
 
 def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:

@@ -31,7 +31,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.engine import stores, threads
 from kvoffload.tiers.engine.contract import LATE, Entry
 from kvoffload.tiers.engine.native import Twin
-from tests.tiers.inside import is_busy, limit_queue, set_clock, threads_of
+from tests.tiers.inside import idle_of, is_busy, limit_queue, set_clock, threads_of
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -600,6 +600,42 @@ def test_an_exception_of_a_signal_ends_close(tier_twin: Twin, namespace: Namespa
     assert {Status(status) for done in tier.poll() for status in done.status} >= {
         Status.UNAVAILABLE
     }
+
+
+def test_an_exception_of_a_signal_leaves_other_threads_their_lock(namespace: Namespace) -> None:
+    """The signal comes while a caller that was woken waits for the lock, which a thread holds."""
+    with MemoryTier(BLOCK, namespace=namespace, twin=Twin.python(CPUOffloadingManager)) as tier:
+        tier.attach(Region.allocate(1, BLOCK))
+        idle, ends = idle_of(tier), []
+
+        def hold() -> None:
+            try:
+                with idle:
+                    idle.notify_all()
+                    time.sleep(0.4)
+                ends.append("released")
+            except RuntimeError as error:
+                ends.append(repr(error))
+
+        def wait() -> None:
+            with idle:
+                holder.start()
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                idle.wait(PATIENCE_S)
+
+        def ring(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        holder = threading.Thread(target=hold)
+        former = signal.signal(signal.SIGALRM, ring)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+        holder.join()
+        assert ends == ["released"]
 
 
 def test_a_block_that_is_stored_again_during_a_get_is_one_of_both(tier_twin: Twin) -> None:
