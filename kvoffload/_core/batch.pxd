@@ -104,6 +104,13 @@ cdef inline void hint_found(Batch* batch, const Batch* finder) noexcept nogil:
     batch.num_hints = size
 
 
+cdef inline void hint_first(Table* table, Batch* batch, uint32_t node_id) noexcept nogil:
+    """Use a node as the hint of the first key, unless the last call's is right."""
+    if batch.size and find_again(table, batch, 0, 1) == 0:
+        batch.node_ids[0] = node_id
+        batch.num_hints = 1
+
+
 cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t index) noexcept nogil:
     return <const uint8_t*>PyBytes_AS_STRING(batch.items[index])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from itertools import takewhile
 
 import pytest
@@ -386,6 +388,18 @@ def test_transfers_are_overdue_until_they_end():
     assert manager.watch.counters()["open"] == 1
     assert manager.watch.overdue() == []
     assert manager.watch.counters()["open"] == 0
+
+
+@pytest.mark.parametrize("build", [KVOffloadManager, watched])
+def test_of_a_finished_request_nothing_is_kept(build):
+    manager, keys = build(20), keys_of("a", range(6))
+    for _ in range(2):  # stored, then loaded
+        request = Request(manager, keys)
+        request.run()
+        context = weakref.ref(request.context)
+        del request
+        gc.collect()
+        assert context() is None
 
 
 def test_every_transfer_of_a_sequence_is_closed():

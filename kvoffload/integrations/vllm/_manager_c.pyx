@@ -25,6 +25,7 @@ Hints
 """
 
 
+cimport cython
 cimport numpy as cnp
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -38,6 +39,7 @@ from kvoffload._core.batch cimport (
     find_all,
     find_changed,
     find_hashed,
+    hint_first,
     item_key,
     item_length,
 )
@@ -143,6 +145,7 @@ cdef class RequestManagerCore:
     cdef const Hint* hint           # its client's hints, or NULL
     cdef Hint said                  # storage of the hints
     cdef uint32_t last              # node of the last key that was looked up, or NIL
+    cdef uint32_t first             # node with which its run of successive nodes began, or NIL
     cdef RequestWatch watching      # None without a watch
     cdef readonly object _num_chunks
     cdef Contexts contexts
@@ -179,7 +182,7 @@ cdef class RequestManagerCore:
         self._require_new()
         steps.join(rules.policy, CPUBackend(1, num_chunks), False, None)
         self._num_chunks = num_chunks
-        self.last = NIL
+        self.first = self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
         self.host = names.host
@@ -262,6 +265,7 @@ cdef class RequestManagerCore:
             self.room = room
         return 0
 
+    @cython.final
     cdef int read_position(
         self, object req_context, object positions, Py_ssize_t index, Py_ssize_t* cursor
     ) except -1:
@@ -393,6 +397,7 @@ cdef class RequestManagerCore:
         cdef RequestWatch watching = self.watching
         cdef uint32_t below = 0
         cdef uint32_t* sampled = NULL
+        cdef uint64_t size
         cdef Py_ssize_t index
         cdef Access* entry
         cdef uint8_t* uses
@@ -409,15 +414,13 @@ cdef class RequestManagerCore:
                 found.num_sampled += 1
                 shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
-                if is_load:  # repeated keys are new once; a store omits repeats
-                    entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
-                if entry.seen_index != NIL:
+                size = access.size
+                entry.seen_index = access.find_or_add(self.steps.batch.items[index], entry.hashed)
+                if access.size == size:  # a repeat in a load
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
-                else:
-                    entry.seen_index = access.add(self.steps.batch.items[index], entry.hashed)
-                    if is_load:
-                        access.seen[entry.seen_index].uses = LOADED
-                        access.num_loaded += 1
+                elif is_load:
+                    access.seen[entry.seen_index].uses = LOADED
+                    access.num_loaded += 1
             uses = &access.seen[entry.seen_index].uses
             if not entry.flags & READY:
                 uses[0] |= MISSED
@@ -439,7 +442,7 @@ cdef class RequestManagerCore:
         cdef uint32_t node_id
         cdef Node* node
         self.require_ready()
-        if type(key) is not bytes or not key:
+        if type(key) is not bytes or PyBytes_GET_SIZE(<PyObject*>key) == 0:
             raise batch_error([key], "keys")
         if self.watching is not None:
             self.watching.asked(key, req_context)
@@ -452,6 +455,9 @@ cdef class RequestManagerCore:
             node_at(table, node_id), address, length
         ):
             node_id = index_find(table, address, length, hash_key(table, address, length))
+            self.first = node_id
+        elif self.first == NIL:
+            self.first = node_id
         self.last = node_id
         if node_id == NIL:
             return self.miss
@@ -508,6 +514,8 @@ cdef class RequestManagerCore:
                 positions = self.contexts.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
+            hint_first(table, &self.steps.batch, self.first)
+            self.first = NIL
             index = self.steps.pin_batch(&self.steps.batch, NULL)
             if index >= 0:
                 raise self.steps.load_error(batch[index])
@@ -920,6 +928,7 @@ cdef class RequestManagerCore:
         try:
             self.finish(req_context)
         finally:
+            self.contexts.drop_recent()
             self.at_work = False
             if collecting:
                 PyGC_Enable()
@@ -1004,7 +1013,7 @@ cdef class RequestManagerCore:
         self.require_rest()
         self.steps.drop_all()
         self.contexts.generation += 1
-        self.last = NIL
+        self.first = self.last = NIL
         if self.watching is not None:
             self.watching.forget_asker()
             self.watching.c_dropped()

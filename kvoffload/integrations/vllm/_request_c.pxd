@@ -3,6 +3,7 @@
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.exc cimport PyErr_Occurred
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
@@ -64,27 +65,44 @@ cdef class RequestAccess:
     cdef int64_t full_from      # position from which they were looked up, if nothing is loaded
 
     cdef bint ensure(self, uint64_t more) noexcept
-    cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
-
-    cdef inline uint32_t find(self, PyObject* key, uint64_t hashed) noexcept nogil:
-        """Return the index of a key in `seen`, or NIL."""
+    cdef inline uint64_t cell_of(self, PyObject* key, uint64_t hashed) noexcept nogil:
+        """Return the cell of a key, or the empty one where it belongs."""
         cdef uint64_t cell = hashed & self.mask
         cdef Py_ssize_t length
         cdef SeenKey* seen
-        if self.size == 0:
-            return NIL
         while self.cells[cell] != 0:
             seen = self.seen + self.cells[cell] - 1
             if seen.hashed == hashed:
                 if seen.key == key:
-                    return self.cells[cell] - 1
+                    return cell
                 length = PyBytes_GET_SIZE(key)
                 if length == PyBytes_GET_SIZE(seen.key) and memcmp(
                     PyBytes_AS_STRING(key), PyBytes_AS_STRING(seen.key), length
                 ) == 0:
-                    return self.cells[cell] - 1
+                    return cell
             cell = (cell + 1) & self.mask
-        return NIL
+        return cell
+
+    cdef inline uint32_t find(self, PyObject* key, uint64_t hashed) noexcept nogil:
+        """Return the index of a key in `seen`, or NIL."""
+        if self.size == 0:
+            return NIL
+        return self.cells[self.cell_of(key, hashed)] - 1
+
+    cdef inline uint32_t find_or_add(self, PyObject* key, uint64_t hashed) noexcept:
+        """Return the index of a key, which is appended if it was not seen; `ensure` has made room.
+        """
+        cdef uint64_t cell = self.cell_of(key, hashed)
+        cdef SeenKey* seen
+        if self.cells[cell] == 0:
+            Py_INCREF(<object>key)
+            seen = self.seen + self.size
+            seen.key = key
+            seen.hashed = hashed
+            seen.uses = 0
+            self.size += 1
+            self.cells[cell] = <uint32_t>self.size
+        return self.cells[cell] - 1
 
 
 cdef class RequestRank:
@@ -101,7 +119,16 @@ cdef class Contexts:
     cdef object context_class   # vLLM's own, whose state is read without its methods
     cdef RankedLRU ranking      # the policy, None if it does not rank
     cdef uint64_t generation    # number of resets of the manager
+    # The context of the last call, which the next calls mostly are about, and its two dicts; None
+    # if it is not of vLLM's own class, or has finished.
+    cdef object recent
+    cdef dict recent_states
+    cdef object recent_positions
 
+    # Read the dicts of a context of vLLM's own class; False for another one.
+    cdef bint read(self, object req_context) except -1
+    # Let go of the context of the last call.
+    cdef void drop_recent(self) noexcept
     # Return the state of a class, or None.
     cdef object state_of(self, object req_context, object state_class)
     # Return the request's accesses since the last reset, or None.
@@ -127,7 +154,10 @@ cdef inline uint32_t group_of(PyObject* key) noexcept nogil:
     cdef const uint8_t* last = <const uint8_t*>PyBytes_AS_STRING(key)
     cdef uint32_t group = 0
     cdef Py_ssize_t at
-    for at in range(max(0, length - GROUP_BYTES), length):
+    if length >= GROUP_BYTES:  # compilers make one load of this
+        last += length - GROUP_BYTES
+        return <uint32_t>last[0] << 24 | <uint32_t>last[1] << 16 | <uint32_t>last[2] << 8 | last[3]
+    for at in range(length):
         group = group << 8 | last[at]
     return group
 

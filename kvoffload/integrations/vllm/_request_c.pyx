@@ -5,7 +5,7 @@ else in the order seen; then all together by position if all have one. Every ste
 """
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memset
@@ -62,20 +62,6 @@ cdef class RequestAccess:
         self.cells = cells
         return True
 
-    cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept:
-        """Append a key that was not seen; return its index. `ensure` has made room."""
-        cdef uint32_t seen_index = <uint32_t>self.size
-        cdef uint64_t cell = hashed & self.mask
-        while self.cells[cell] != 0:
-            cell = (cell + 1) & self.mask
-        self.cells[cell] = seen_index + 1
-        Py_INCREF(<object>key)
-        self.seen[seen_index].key = key
-        self.seen[seen_index].hashed = hashed
-        self.seen[seen_index].uses = 0
-        self.size += 1
-        return seen_index
-
 
 cdef class RequestRank:
     def __cinit__(self, RankedLRU owner not None):
@@ -94,12 +80,25 @@ cdef class Contexts:
         self.context_class = context_class
         self.ranking = policy if isinstance(policy, RankedLRU) else None
 
+    cdef bint read(self, object req_context) except -1:
+        cdef object states, positions
+        if req_context is self.recent and self.recent_states is not None:
+            return True
+        if type(req_context) is not self.context_class:
+            return False
+        states = req_context._state
+        positions = req_context._offload_key_positions
+        if type(states) is not dict:
+            return False
+        self.recent, self.recent_states, self.recent_positions = req_context, states, positions
+        return True
+
+    cdef void drop_recent(self) noexcept:
+        self.recent = self.recent_states = self.recent_positions = None
+
     cdef object state_of(self, object req_context, object state_class):
-        cdef object states
-        if type(req_context) is self.context_class:
-            states = req_context._state
-            if type(states) is dict:
-                return (<dict>states).get(state_class)
+        if self.read(req_context):
+            return self.recent_states.get(state_class)
         return req_context.get_state(state_class)
 
     cdef RequestAccess access_of(self, object req_context):
@@ -149,9 +148,7 @@ cdef class Contexts:
         return 0
 
     cdef object positions_of(self, object req_context):
-        if type(req_context) is self.context_class:
-            return req_context._offload_key_positions
-        return None
+        return self.recent_positions if self.read(req_context) else None
 
 
 # -- the order at the finish -----------------------------------------------------------------------
@@ -184,33 +181,31 @@ cdef int by_group(const void* left, const void* right) noexcept nogil:
     return order if order else compare(one.seen_index, other.seen_index)
 
 
-cdef bint is_sorted(
-    const SortKey* sort_keys, uint64_t size, int (*order)(const void*, const void*) noexcept nogil
-) noexcept nogil:
-    cdef uint64_t at
-    for at in range(1, size):
-        if order(&sort_keys[at - 1], &sort_keys[at]) > 0:
-            return False
-    return True
-
-
 cdef int read_sort_keys(
     RequestAccess access,
     object req_context,
     object positions,
     SortKey* sort_keys,
     uint8_t* positioned,
+    bint* is_sorted,
 ) except -1:
-    """Fill in the sort keys; return 1 if every key has a position, else 0."""
+    """Fill in the sort keys; return 1 if every key has a position, else 0.
+
+    `is_sorted` says whether they are in the order of `by_position`.
+    """
     cdef uint64_t seen_index
     cdef PyObject* found
     cdef object position
     cdef bint complete = True
     cdef Py_ssize_t cursor = 0
+    cdef SortKey* sort_key = sort_keys
+    cdef SortKey* before = NULL
+    is_sorted[0] = True
     for seen_index in range(access.size):
-        sort_keys[seen_index].seen_index = <uint32_t>seen_index
-        sort_keys[seen_index].group = group_of(access.seen[seen_index].key)
-        sort_keys[seen_index].position = 0
+        sort_key = sort_keys + seen_index
+        sort_key.seen_index = <uint32_t>seen_index
+        sort_key.group = group_of(access.seen[seen_index].key)
+        sort_key.position = 0
         if positions is None:
             position = req_context.get_offload_key_position(<object>access.seen[seen_index].key)
         else:
@@ -220,7 +215,13 @@ cdef int read_sort_keys(
         if position is None:
             complete = False
         else:
-            sort_keys[seen_index].position = position
+            sort_key.position = position
+        if before != NULL and (
+            before.position > sort_key.position
+            or before.position == sort_key.position and before.group > sort_key.group
+        ):
+            is_sorted[0] = False
+        before = sort_key
     return complete
 
 
@@ -248,6 +249,7 @@ cdef KeyOrder order_keys(
     cdef uint64_t size = access.size, at
     cdef uint32_t sample_below = 0
     cdef uint32_t* sampled = NULL
+    cdef bint is_sorted
     cdef const SeenKey* seen
     cdef SortKey* sort_keys = <SortKey*>resize(NULL, size * sizeof(SortKey))
     order.sort_keys = sort_keys
@@ -261,10 +263,12 @@ cdef KeyOrder order_keys(
         or order.keys == NULL
     ):
         raise MemoryError()
-    order.by_position = read_sort_keys(access, req_context, positions, sort_keys, order.positioned)
+    order.by_position = read_sort_keys(
+        access, req_context, positions, sort_keys, order.positioned, &is_sorted
+    )
     if not order.by_position:
         sort_by_group(sort_keys, size, order.positioned)
-    elif not is_sorted(sort_keys, size, by_position):
+    elif not is_sorted:
         qsort(sort_keys, size, sizeof(SortKey), by_position)
     # Not before: a foreign context may have called the manager.
     if watching is not None and watching.ensure_uses(<Py_ssize_t>size):

@@ -429,7 +429,7 @@ cdef class RequestWatch(WatchCore):
             return
         if access.passed.find(key, hashed) != NIL or not access.passed.ensure(1):
             return
-        seen_index = access.passed.add(key, hashed)
+        seen_index = access.passed.find_or_add(key, hashed)
         access.passed.seen[seen_index].uses = uses
 
     # -- transfers -----------------------------------------------------------------------------
@@ -567,10 +567,10 @@ cdef RequestAccess all_keys(RequestAccess access):
     every.full_until = access.full_until
     every.full_from = access.full_from
     for index in range(access.size):
-        seen_index = every.add(access.seen[index].key, access.seen[index].hashed)
+        seen_index = every.find_or_add(access.seen[index].key, access.seen[index].hashed)
         every.seen[seen_index].uses = access.seen[index].uses
     for index in range(passed.size):
         if access.find(passed.seen[index].key, passed.seen[index].hashed) == NIL:
-            seen_index = every.add(passed.seen[index].key, passed.seen[index].hashed)
+            seen_index = every.find_or_add(passed.seen[index].key, passed.seen[index].hashed)
             every.seen[seen_index].uses = passed.seen[index].uses
     return every
