@@ -9,7 +9,7 @@ Invariants
     manager always completes a decision once made.
 """
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch, item_key, item_length
 from kvoffload._core.pool cimport Pool, pool_give, pool_take
@@ -33,23 +33,13 @@ cdef struct BlockStates:
     uint64_t num_pinned
 
 
-# The blocks of a transfer that has ended. Their number, and their least and greatest id, identify
-# it, as vLLM completes a transfer with a set of its keys.
+# The blocks of a transfer that has ended. Their number and their ids' range identify it, as vLLM
+# completes a transfer with a set of its keys. Open stores have no block in common: of them the
+# least id is enough.
 cdef struct Ended:
     Py_ssize_t size
     int64_t least
     int64_t greatest
-
-
-cdef inline Ended nothing_ended() noexcept:
-    return Ended(0, INT64_MAX, -1)
-
-
-cdef inline void note_ended(Ended* ended, int64_t block_id) noexcept:
-    """Add one block."""
-    ended.size += 1
-    ended.least = min(ended.least, block_id)
-    ended.greatest = max(ended.greatest, block_id)
 
 
 cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t index) noexcept:

@@ -71,7 +71,7 @@ cdef class CompiledSteps(Steps):
     # Return the keys of the victims, in eviction order.
     cdef list victim_keys(self)
     # Free the victims' slots, and evict them.
-    cdef void evict_victims(self) noexcept
+    cdef void evict_victims(self, WatchCore watch) noexcept
     # Note the result of the store: how many of the chosen keys have a block.
     cdef void note_stored(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing

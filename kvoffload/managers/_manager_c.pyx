@@ -16,7 +16,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -46,6 +46,7 @@ from kvoffload._core.table cimport (
     NIL,
     PARKED,
     RESIDENT,
+    SAMPLED,
     Node,
     Table,
     hash_key,
@@ -63,7 +64,6 @@ from kvoffload.managers._lifecycle_c cimport (
     count_states,
     end_store,
     forget,
-    note_ended,
     park_pinned,
     pending_keys,
     pin,
@@ -417,6 +417,7 @@ cdef class CompiledSteps(Steps):
         cdef Table* table = self._policy.table
         cdef Py_ssize_t index, undo
         cdef Node* node
+        cdef int64_t least = INT64_MAX, greatest = -1
         find_changed(table, batch)
         for index in range(batch.size):
             node = resident(table, batch, index)
@@ -427,10 +428,12 @@ cdef class CompiledSteps(Steps):
                 if node == NULL:
                     raise block_not_found("complete_load", keys[start + index])
                 raise block_not_pinned("complete_load", keys[start + index])
-            if ended != NULL:
-                note_ended(ended, node.block.block_id)
+            least = min(least, node.block.block_id)
+            greatest = max(greatest, node.block.block_id)
             if unpin(&self.states, node) and node.flags & PARKED:
                 self._policy.became_idle(batch.node_ids[index], node)
+        if ended != NULL:
+            ended[0] = Ended(batch.size, least, greatest)
         if self._watch is not None:
             self._watch.c_loaded(batch)
         return 0
@@ -585,7 +588,7 @@ cdef class CompiledSteps(Steps):
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
         cdef Node* node
-        self.evict_victims()
+        self.evict_victims(self._watch)
         for index in range(num_admitted):
             node = node_at(policy.table, batch.chosen[index])
             begin_store(&self.states, policy, &self._pool.pool, node)
@@ -594,16 +597,23 @@ cdef class CompiledSteps(Steps):
             policy.c_insert(batch.chosen[index], node)
         self.note_stored(batch, num_admitted, num_missing)
 
-    cdef void evict_victims(self) noexcept:
+    cdef void evict_victims(self, WatchCore watch) noexcept:
         cdef CompiledPolicy policy = self._policy
-        cdef uint64_t index
+        cdef uint64_t index, size = policy.victims.size
         cdef uint32_t node_id
-        for index in range(policy.victims.size):
+        cdef Node* node
+        cdef Py_ssize_t num_sampled = 0
+        cdef bint watched = watch is not None and watch.ensure_uses(<Py_ssize_t>size)
+        for index in range(size):
             node_id = policy.victims.items[index].node_id
-            pool_give(
-                &self._pool.pool, own_id(policy.table, node_id, node_at(policy.table, node_id))
-            )
-        self.counters.evicted_blocks += policy.victims.size
+            node = node_at(policy.table, node_id)
+            if node.flags & SAMPLED and watched:
+                watch.meet_victim(node, num_sampled)
+                num_sampled += 1
+            pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
+        if watch is not None:
+            watch.note_victims(size, num_sampled)
+        self.counters.evicted_blocks += size
         policy.commit()
 
     cdef void note_stored(
@@ -651,18 +661,21 @@ cdef class CompiledSteps(Steps):
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node
+        cdef int64_t least = INT64_MAX
+        cdef uint64_t num_pending = self.states.num_pending
         for index in range(self.batch.size):
             node = resident(policy.table, &self.batch, index)
             if node == NULL or node.block.ref_cnt >= 0:
                 continue
             node_id = self.batch.node_ids[index]
-            if ended != NULL:
-                note_ended(ended, node.block.block_id)
+            least = min(least, node.block.block_id)
             end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
             if not succeeded:
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
                 policy.became_idle(node_id, node)
+        if ended != NULL:
+            ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), least, least)
 
     cdef Py_ssize_t serve(
         self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told

@@ -120,6 +120,8 @@ cdef class WatchCore:
     cdef Py_ssize_t use_room
     cdef Transfer* transfers                # (transfer_room,)
     cdef uint64_t transfer_room
+    cdef int32_t* spare_ids                 # (spare_room,), of the transfer that ended last
+    cdef uint32_t spare_room
     cdef uint32_t num_transfers             # handed out at least once
     cdef uint32_t free_transfer
     cdef uint32_t oldest
@@ -136,6 +138,9 @@ cdef class WatchCore:
     cdef int tick(self) except -1
     cdef int begin_lookup(self) except -1
     cdef uint64_t c_now(self) noexcept
+    # The time that the call at work has read.
+    cdef inline uint64_t last_now(self) noexcept:
+        return <uint64_t>max(self.present - self.start, <int64_t>0)
     # After a lookup: `items` are those of the whole request, and the nodes of the hits are found.
     cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept
     # Before the victims leave and the admitted keys become blocks.
@@ -151,8 +156,9 @@ cdef class WatchCore:
     cdef int note_hints(self, str source, bint ends, bint expects) except -1
     cdef uint64_t held(self, int size) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
+    cdef int32_t* take_ids(self, Py_ssize_t size) noexcept
     cdef int32_t* open_transfer(
-        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
     cdef void note_lag(self, double requests) noexcept
@@ -160,8 +166,9 @@ cdef class WatchCore:
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
     cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept
-    cdef void note_victims(self) noexcept
-    cdef void note_sampled_victims(self, Py_ssize_t size) noexcept
+    # While the victims of a call that has read the clock leave, for each sampled one; then for all.
+    cdef void meet_victim(self, Node* node, Py_ssize_t index) noexcept
+    cdef void note_victims(self, uint64_t size, Py_ssize_t num_sampled) noexcept
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept
     cdef Entry* count_segment(self, uint64_t hashed) noexcept

@@ -40,7 +40,6 @@ from kvoffload._core.table cimport (
     sample_of,
     table_new_epoch,
 )
-from kvoffload._core.victims cimport Victim
 
 from kvoffload.managers._watching import OTHERS
 
@@ -130,6 +129,7 @@ cdef class WatchCore:
         for index in range(self.num_transfers):
             discard(self.transfers[index].block_ids)
         discard(self.transfers)
+        discard(self.spare_ids)
         discard(self.uses)
         discard(self.requests)
 
@@ -325,7 +325,6 @@ cdef class WatchCore:
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
         self.use_unseen(batch, missing, now)
-        self.note_victims()
         for index in range(missing):
             node = node_at(self.table, batch.chosen[index])
             if node.flags & SAMPLED:
@@ -363,31 +362,19 @@ cdef class WatchCore:
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
         self.collect_request()
 
-    cdef void note_victims(self) noexcept:
-        """Count the victims, and note the fates of the sampled ones."""
-        cdef Table* table = self.table
-        cdef const Victim* victims = self.policy.victims.items
-        cdef uint64_t index, size = self.policy.victims.size
-        cdef Py_ssize_t num_uses = 0
-        cdef Node* node
-        self.tally.evicted += size
-        if not self.ensure_uses(<Py_ssize_t>size):
-            return
-        for index in range(size):
-            node = node_at(table, victims[index].node_id)
-            if node.flags & SAMPLED:
-                self.uses[num_uses] = hash_node(table, node)
-                shadow_approach(&self.shadow, self.uses[num_uses])
-                num_uses += 1
-        self.note_sampled_victims(num_uses)
+    cdef void meet_victim(self, Node* node, Py_ssize_t index) noexcept:
+        """Put the hash of a sampled victim into `uses`."""
+        self.uses[index] = hash_node(self.table, node)
+        shadow_approach(&self.shadow, self.uses[index])
 
-    cdef void note_sampled_victims(self, Py_ssize_t size) noexcept:
-        """Note the fates of victims whose hashes are in `uses`."""
+    cdef void note_victims(self, uint64_t size, Py_ssize_t num_sampled) noexcept:
+        """Count the victims, and note the fates of the sampled ones, whose hashes are in `uses`."""
         cdef Py_ssize_t index
-        cdef uint32_t now = <uint32_t>self.c_now()
-        for index in range(size):
+        cdef uint32_t now = <uint32_t>self.last_now()
+        self.tally.evicted += size
+        for index in range(num_sampled):
             kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[index]))
-        for index in range(size):
+        for index in range(num_sampled):
             self.note_evicted(shadow_find(&self.shadow, self.uses[index]), now)
 
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
@@ -515,13 +502,27 @@ cdef class WatchCore:
         cdef Py_ssize_t index
         if size == 0:
             return
-        own = self.open_transfer(kind, size, block_ids[0], block_ids[size - 1])
+        own = self.open_transfer(kind, size, block_ids[0], block_ids[size - 1], self.c_now())
         if own != NULL:
             for index in range(size):
                 own[index] = <int32_t>block_ids[index]
 
+    cdef int32_t* take_ids(self, Py_ssize_t size) noexcept:
+        """Return an array for the ids of a transfer, NULL without memory.
+
+        That of the transfer that ended last is used again if it is not much too large.
+        """
+        cdef int32_t* ids = NULL
+        if size <= <Py_ssize_t>self.spare_room <= 2 * size:
+            ids = self.spare_ids
+            self.spare_ids = NULL
+            self.spare_room = 0
+        if ids == NULL:
+            ids = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
+        return ids
+
     cdef int32_t* open_transfer(
-        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept:
         """Enter a transfer into the ledger; return where its ids go, NULL if there is no room."""
         cdef uint32_t index = self.free_transfer
@@ -539,7 +540,7 @@ cdef class WatchCore:
                 64,
             )
         ):
-            own = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
+            own = self.take_ids(size)
         if own == NULL:
             self.tally.untracked += 1
             return NULL
@@ -551,7 +552,7 @@ cdef class WatchCore:
         self.serial += 1
         transfer = self.transfers + index
         transfer.serial = self.serial
-        transfer.time = self.c_now()
+        transfer.time = now
         transfer.kind = kind
         transfer.size = <uint32_t>size
         transfer.request = self.tally.requests
@@ -618,7 +619,9 @@ cdef class WatchCore:
             self.transfers[transfer.newer].older = transfer.older
         self.num_open -= 1
         self.open_blocks -= transfer.size
-        discard(transfer.block_ids)
+        discard(self.spare_ids)
+        self.spare_ids = transfer.block_ids
+        self.spare_room = transfer.size
         transfer.block_ids = NULL
         transfer.newer = self.free_transfer
         self.free_transfer = index
@@ -657,7 +660,7 @@ cdef class WatchCore:
     cdef uint64_t c_now(self) noexcept:
         if self.clock is None:
             self.present = kvo_monotonic_ms()
-        return <uint64_t>max(self.present - self.start, <int64_t>0)
+        return self.last_now()
 
     def now(self):
         """Return the time since the start in ms; the last time if a user's clock fails."""

@@ -88,7 +88,6 @@ from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
     forget,
-    nothing_ended,
     pending_keys,
     resident,
 )
@@ -562,7 +561,7 @@ cdef class RequestManagerCore:
     def complete_load(self, keys, req_context):
         """Release one pin per occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
-        cdef Ended ended = nothing_ended()
+        cdef Ended ended
         cdef bint watched = self.watching is not None
         self.steps.release(&self.steps.batch, batch, 0, &ended if watched else NULL)
         if watched:
@@ -775,9 +774,7 @@ cdef class RequestManagerCore:
         cdef uint32_t node_id
         cdef Access* entry
         cdef Node* node
-        if self.watching is not None:
-            self.watching.note_victims()
-        steps.evict_victims()
+        steps.evict_victims(self.watching)
         for chosen in range(num_admitted):
             entry = self.accesses + self.steps.batch.indexes[chosen]
             node_id = self.steps.batch.chosen[chosen]
@@ -792,7 +789,7 @@ cdef class RequestManagerCore:
         """Make pending chunks readable, or drop them if the store failed."""
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
-        cdef Ended ended = nothing_ended()
+        cdef Ended ended
         cdef bint watched = self.watching is not None
         cdef Table* table = self.policy.table
         cdef int collecting = PyGC_Disable()
@@ -1002,6 +999,8 @@ cdef class RequestManagerCore:
     cdef int hand_over(self) except -1:
         """Hand the collected requests to the watch, if there are enough, and read the clock."""
         cdef RequestWatch watching = self.watching  # held while its Python code runs
+        if not watching.due and watching.clock is None:
+            return 0
         try:
             watching.begin_lookup()
         except Exception:  # no memory: a watch must change nothing
@@ -1050,8 +1049,8 @@ cdef class RequestManagerCore:
                 policy.cancel()
                 raise
             if self.watching is not None:
-                self.watching.note_victims()
-            self.steps.evict_victims()
+                self.watching.c_now()
+            self.steps.evict_victims(self.watching)
         finally:
             if collecting:
                 PyGC_Enable()

@@ -44,8 +44,13 @@ cdef class RequestWatch(WatchCore):
     cdef Contexts contexts
     # Of the request that looks up single keys and is not settled yet:
     cdef object asker           # its context
-    cdef object first_asked, last_asked     # its first and its last key
-    cdef int64_t asker_until    # the largest token position of its keys
+    cdef RequestAccess asker_access     # and its state; None if it cannot be attached
+    cdef object asker_positions         # and its dict of token positions, or None
+    cdef object first_asked     # its first key
+    cdef object last_asked      # its last key, if that is needed
+    cdef bint keeps_last        # it is
+    cdef int64_t asker_from     # the least token position that it looked up; NOT_ASKED: not known
+    cdef int64_t asker_until    # the largest token position of its keys; NOT_ASKED: not known
     # And if groups count separately:
     cdef object first_full      # the first key of its present lookup
     cdef uint32_t asked_group   # the KV group of the last key
@@ -58,12 +63,13 @@ cdef class RequestWatch(WatchCore):
             self.ask(key, req_context)
         elif self.full_groups is not None:
             self.ask_on(key)
-        self.last_asked = key
+        if self.keeps_last:
+            self.last_asked = key
         return 0
 
     cdef int ask(self, object key, object req_context) except -1
     cdef int ask_on(self, object key) except -1
-    cdef int64_t last_position(self, object req_context) except? -1
+    cdef int read_positions(self, object positions, object key) except -1
     # Record the positions that the last request has looked up.
     cdef int settle(self) except -1
     cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1

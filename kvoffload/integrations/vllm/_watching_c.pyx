@@ -42,6 +42,7 @@ from kvoffload.managers._watch_c cimport (
     FATE_EVICTED,
     FATE_REFUSED,
     FATE_STORED,
+    LOAD,
     NEVER_OR_LONG_AGO,
     PENDING,
 )
@@ -157,21 +158,27 @@ cdef class RequestWatch(WatchCore):
         in a sliding window, backwards.
         """
         cdef RequestAccess access
+        cdef object positions
         self.settle()
         self.asker = req_context
         self.first_asked = self.first_full = key
         self.asked_group = group_of(<PyObject*>key)
-        self.full_until = NOT_ASKED
+        self.full_until = self.asker_from = self.asker_until = NOT_ASKED
         self.full_missed = False
         try:
-            self.asker_until = self.last_position(req_context)
-            if self.contexts.access_of(req_context) is None:
+            positions = self.contexts.positions_of(req_context)
+            self.read_positions(positions, key)
+            access = self.contexts.access_of(req_context)
+            if access is None:
                 # vLLM's tiering manager does not notify its primary tier of new requests.
                 access = self.contexts.new_access()
                 access.asked_only = True
                 self.contexts.attach(req_context, access, None)
+            self.asker_access = access
+            self.asker_positions = positions
         except Exception:  # of a foreign context, and a watch must change nothing
             self.asker_until = NOT_ASKED
+        self.keeps_last = self.asker_from == NOT_ASKED or self.full_groups is not None
         return 0
 
     cdef int ask_on(self, object key) except -1:
@@ -208,7 +215,7 @@ cdef class RequestWatch(WatchCore):
                 until = self.asker.get_offload_key_position(key)
                 if until is not None:
                     self.full_until = min(self.full_until, <int64_t>until)
-            access = self.contexts.access_of(self.asker)
+            access = self.asker_access
             # Its first access decides, as for hits.
             if group not in full and access is not None and access.size == 0:
                 if not self.full_missed:
@@ -218,18 +225,18 @@ cdef class RequestWatch(WatchCore):
             pass
         return 0
 
-    cdef int64_t last_position(self, object req_context) except? -1:
-        """Return the largest token position that a request has; NOT_ASKED if it is unknown.
+    cdef int read_positions(self, object positions, object key) except -1:
+        """Read the largest of a request's token positions, and that of `key` if it is the least.
 
         The connector records the positions of each KV group in order, group after group.
         """
-        cdef object positions = self.contexts.positions_of(req_context)
         cdef PyObject* first
         cdef PyObject* last
         cdef PyObject* position
+        cdef PyObject* least
         cdef Py_ssize_t cursor = 0, after
-        if positions is None or not PyDict_Next(positions, &cursor, &first, &position):
-            return NOT_ASKED
+        if positions is None or not PyDict_Next(positions, &cursor, &first, &least):
+            return 0
         # The last entry has this number if none was removed, and then no other follows.
         after = PyDict_Size(positions) - 1
         PyDict_Next(positions, &after, &last, &position)
@@ -240,24 +247,27 @@ cdef class RequestWatch(WatchCore):
             or not PyBytes_CheckExact(<object>last)
             or group_of(first) != group_of(last)
         ):
-            return max(positions.values())
-        return <object>position
+            self.asker_until = max(positions.values())
+            return 0
+        self.asker_until = <object>position
+        if first == <PyObject*>key:
+            self.asker_from = <object>least
+        return 0
 
     cdef int settle(self) except -1:
-        cdef object asker = self.asker, first = self.first_asked, last = self.last_asked, positions
-        cdef RequestAccess access
+        cdef object asker = self.asker, first = self.first_asked, last = self.last_asked
+        cdef object positions = self.asker_positions
+        cdef RequestAccess access = self.asker_access
         if asker is None:
             return 0
-        self.asker = self.first_asked = self.last_asked = None
+        self.forget_asker()
         try:
-            access = self.contexts.access_of(asker)
             if access is not None:
-                positions = self.contexts.positions_of(asker)
-                access.asked_from = min(
-                    access.asked_from,
-                    position_of(asker, positions, first),
-                    position_of(asker, positions, last),
-                )
+                if self.asker_from == NOT_ASKED:
+                    self.asker_from = min(
+                        position_of(asker, positions, first), position_of(asker, positions, last)
+                    )
+                access.asked_from = min(access.asked_from, self.asker_from)
                 access.asked_until = max(access.asked_until, self.asker_until)
                 if self.full_groups is not None and access.size == 0:
                     self.settle_groups(asker, access, last)
@@ -281,6 +291,7 @@ cdef class RequestWatch(WatchCore):
 
     cdef void forget_asker(self) noexcept:
         self.asker = self.first_asked = self.last_asked = None
+        self.asker_positions = self.asker_access = None
 
     cdef bint holds(self, object key) noexcept:
         """Return whether a chunk is resident; the batch of a call at work stays valid."""
@@ -437,6 +448,7 @@ cdef class RequestWatch(WatchCore):
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
         cdef int32_t least, greatest
+        cdef uint64_t now
         cdef Py_ssize_t index
         cdef int32_t* own
         if size == 0:
@@ -444,8 +456,14 @@ cdef class RequestWatch(WatchCore):
         least = greatest = chunk_ids[0]
         for index in range(1, size):
             least = min(least, chunk_ids[index])
-            greatest = max(greatest, chunk_ids[index])
-        own = self.open_transfer(kind, size, least, greatest)
+        if kind == LOAD:
+            now = self.c_now()
+            for index in range(1, size):
+                greatest = max(greatest, chunk_ids[index])
+        else:
+            now = self.last_now()  # its offer has read the clock
+            greatest = least
+        own = self.open_transfer(kind, size, least, greatest, now)
         if own != NULL:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
 
@@ -483,8 +501,9 @@ cdef class RequestWatch(WatchCore):
             self.tally.met_pending += found.met_pending
             if access.full_until:
                 self.tally.tail_missed_tokens += self.tail_of(access, sort_keys)
-            for size in range(self.num_sizes):
-                self.tally.long_requests[size] += total > self.lengths[size]
+            if total > self.lengths[0]:  # the least
+                for size in range(self.num_sizes):
+                    self.tally.long_requests[size] += total > self.lengths[size]
         for index in range(num_sampled):
             at = order.sampled[index]
             if part_of(access, sort_keys + at, positioned, judged) == ASKED:
