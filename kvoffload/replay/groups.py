@@ -109,13 +109,19 @@ Chunks = list[tuple[int, Sequence[int]]]
 
 
 class Runs(Protocol):
-    """The runs of a prompt's chunks in a cache."""
+    """The runs of a prompt's chunks in a cache.
 
-    def leading(self, group: int, start: int, end: int) -> int:
+    None stands for a run that the cache fetches from elsewhere: ask again when it has come.
+    """
+
+    def leading(self, group: int, start: int, end: int) -> int | None:
         """Return the number of chunks present from `start` on, up to a missing one or `end`."""
 
-    def trailing(self, group: int, start: int, end: int) -> int:
-        """Return the number of chunks present before `end`, back to a missing one or `start`."""
+    def trailing(self, group: int, start: int, end: int) -> int | None:
+        """Return the number of chunks present before `end`, back to a missing one or `start`.
+
+        None only if all of them are present.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +408,11 @@ class GroupChunks:
 
     # -- loads -----------------------------------------------------------------------------
 
-    def hit(self, length: int, local: int, runs: Runs) -> int:
+    def hit(self, length: int, local: int, runs: Runs) -> int | None:
         """Return the number of tokens after the first `local` ones that can be loaded.
+
+        None if that depends on runs that are being fetched. As in vLLM, they lower no limit until
+        they have come, and the other groups are asked meanwhile.
 
         Parameters
         ----------
@@ -416,7 +425,8 @@ class GroupChunks:
         """
         if self.is_plain:
             size = self.block_tokens
-            return size * runs.leading(0, local // size, length // size) if local < length else 0
+            count = runs.leading(0, local // size, length // size) if local < length else 0
+            return None if count is None else size * count
         rules = self._rules
         limit = length
         if any(rule.span for rule in rules):
@@ -425,6 +435,7 @@ class GroupChunks:
             if rule.kind == "state":
                 limit -= limit % rule.chunk
         hit = 0
+        is_known = True
         groups = self._order
         while groups:
             asked, groups = groups, ()
@@ -436,20 +447,23 @@ class GroupChunks:
                 if limit - local < chunk:
                     return 0
                 start = local // chunk
-                if rule.span:
-                    count = _last_run(runs, group, rule, local, limit)
-                else:
-                    count = runs.leading(group, start, _whole(limit, chunk))
-                if not count:
+                count = _present(runs, group, rule, local, limit)
+                if count == 0:
                     return 0
-                limit = min(limit, chunk * (start + count))
+                if count is None:
+                    is_known = False
+                else:
+                    limit = min(limit, chunk * (start + count))
                 if limit - local < chunk:
                     return 0
-                if limit - local < hit and asked_sparse and not groups:
-                    groups = tuple(other for other in self._order if rules[other].span)
+                if limit - local < hit:
+                    if not is_known:
+                        is_known, groups = True, self._order
+                    elif asked_sparse and not groups:
+                        groups = tuple(other for other in self._order if rules[other].span)
                 asked_sparse = asked_sparse or rule.span > 0
                 hit = limit - local
-        return hit
+        return hit if is_known else None
 
     def loaded(self, local: int, hit: int) -> list[ChunkIndex]:
         """Return the chunks that are loaded for `hit` tokens after the first `local` ones."""
@@ -468,6 +482,15 @@ class GroupChunks:
                     (group, range(first // rule.blocks_per_chunk, _whole(end, rule.chunk)))
                 )
         return found
+
+    def loaded_tokens(self, index: ChunkIndex, local: int, hit: int) -> range:
+        """Return the loaded tokens that a loaded chunk serves: a state serves all of them."""
+        rule, end = self._rules[index.group], local + hit
+        if rule.kind == "state":
+            return range(local, end)
+        first = max(_whole(local, rule.block), rule.first_kept(end)) * rule.block
+        start = index.chunk * rule.chunk
+        return range(max(first, start), min(end, start + rule.chunk))
 
     # -- offers ----------------------------------------------------------------------------
 
@@ -729,8 +752,20 @@ def _local_hit(rule: _Rule, limit: int, align: int, has: Callable[[int], bool]) 
     return run * size // align * align
 
 
-def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int:
+def _present(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int | None:
+    """Return the number of chunks from `local` on with which a group allows a hit before `limit`.
+
+    None if they are being fetched.
+    """
+    if rule.span:
+        return _last_run(runs, group, rule, local, limit)
+    return runs.leading(group, local // rule.chunk, _whole(limit, rule.chunk))
+
+
+def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int | None:
     """Return the end of the last run of chunks before `limit` that is long enough, or 0.
+
+    None if it is being fetched.
 
     A run that reaches the chunk at `local`, from which chunks are counted, is long enough.
     """
@@ -738,6 +773,8 @@ def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> in
     needed = rule.span_before(limit)
     while end > start:
         run = runs.trailing(group, max(start, end - needed), end)
+        if run is None:
+            return None
         if run == needed or end - run == start:
             return end - start
         end -= run + 1

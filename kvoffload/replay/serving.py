@@ -32,7 +32,7 @@ from kvoffload.policies import registry
 from .groups import Chunks, GroupChunks
 from .hints import Told
 
-__all__ = ["GroupServed", "GroupServer", "Served", "group_key", "serve"]
+__all__ = ["GroupServed", "GroupServer", "Served", "SteppedRequest", "group_key", "serve"]
 
 _GROUP_BYTES = 4
 """Bytes of a group's number at the end of a key."""
@@ -102,8 +102,9 @@ def serve(
 class GroupServed:
     """The results of a request's calls; keys are those of chunks."""
 
-    _server: GroupServer = field(repr=False, compare=False)
+    _request: SteppedRequest = field(repr=False, compare=False)
     hit_tokens: int = 0  # loaded, after those that the accelerator had
+    disk_tokens: int = 0  # of these, those for which a chunk came from a disk behind the manager
     loaded: list[BlockHash] = field(default_factory=list)
     offered: list[list[BlockHash]] = field(default_factory=list)  # one list per call
     to_store: list[BlockHash] = field(default_factory=list)  # some may wait for `complete`
@@ -113,8 +114,7 @@ class GroupServed:
 
     def complete(self) -> None:
         """End the stores."""
-        self._server.manager.complete_store(self.to_store)
-        self._server.in_flight.difference_update(self.to_store)
+        self._request.complete()
 
 
 class GroupServer:
@@ -152,15 +152,19 @@ class GroupServer:
         `length` is as from `GroupChunks.length_of`, `local` and `junction` as in its `offers`. The
         manager receives the hints in `told`; its policy receives the time if it learns by request.
         """
-        groups, served = self.groups, GroupServed(self)
-        request = _SteppedRequest(self, self._keys(hashes, length), served, told)
-        hit = served.hit_tokens = groups.hit(length, local, request)
+        groups, request = self.groups, self._begin(self._keys(hashes, length), told)
+        served = request.served
+        hit = served.hit_tokens = request.hit(length, local)
         served.loaded = request.keys(groups.loaded_chunks(local, hit))
         request.load(served.loaded, local // groups.block_tokens)
         request.store(groups.offers_by_step(length, local, hit, junction), self._ends_stores)
         request.end()
         self.in_flight.update(served.to_store)
         return served
+
+    def _begin(self, keys: list[Sequence[BlockHash]], told: Told | None) -> SteppedRequest:
+        """Return a request for the keys of chunks, by group."""
+        return SteppedRequest(self, keys, told)
 
     def _keys(self, hashes: Sequence[BlockHash], length: int) -> list[Sequence[BlockHash]]:
         """Return the keys of a prompt's whole chunks by group."""
@@ -205,7 +209,7 @@ def _entry_of(policy: CachePolicy) -> registry.Entry | None:
     return None
 
 
-class _SteppedRequest:
+class SteppedRequest:
     """A request served step by step, with the calls that vLLM makes of its own manager.
 
     The chunks that a request loads or offers are used once, when it ends: by the position of the
@@ -215,14 +219,11 @@ class _SteppedRequest:
     """
 
     def __init__(
-        self,
-        server: GroupServer,
-        keys: list[Sequence[BlockHash]],
-        served: GroupServed,
-        told: Told | None,
+        self, server: GroupServer, keys: list[Sequence[BlockHash]], told: Told | None
     ) -> None:
-        self._served = served
+        self.served = GroupServed(self)
         self._told = told
+        self._groups = server.groups
         self._manager = server.manager
         self._learning = server.learning
         self._in_flight = server.in_flight
@@ -232,18 +233,24 @@ class _SteppedRequest:
         self._orders: dict[int, list[BlockHash]] = {}  # by the sign of the group
         self._first = 0  # most loads and offers begin at this chunk
         self._has_begun = False
+        self._has_let_go = False  # of chunks that the last offer could not evict
         self._used: set[BlockHash] = set()  # loaded, or offered while present
         self._missed: set[BlockHash] = set()  # offered while absent
         self._own: set[BlockHash] = set()  # stored
+        self._stores: list[tuple[int, list[BlockHash]]] = []  # by step, those that have not ended
         self._ended: set[BlockHash] = set()  # stored, and readable before the request ends
 
     # -- presence --------------------------------------------------------------------------
 
-    def leading(self, group: int, start: int, end: int) -> int:
+    def hit(self, length: int, local: int) -> int:
+        """Return the tokens that can be loaded, as from `GroupChunks.hit`."""
+        return self._groups.hit(length, local, self) or 0
+
+    def leading(self, group: int, start: int, end: int) -> int | None:
         """Return the number of chunks present from `start` on, up to a missing one or `end`."""
         return self._manager.lookup(self._keys[group][start:end])
 
-    def trailing(self, group: int, start: int, end: int) -> int:
+    def trailing(self, group: int, start: int, end: int) -> int | None:
         """Return the number of chunks present before `end`, back to a missing one or `start`."""
         return self._manager.lookup(self._keys[group][start:end][::-1])
 
@@ -307,7 +314,7 @@ class _SteppedRequest:
         not end during the request all end after it.
         """
         waiting: list[BlockHash] = []  # refused
-        stores: list[tuple[int, list[BlockHash]]] = []  # by step, those that have not ended
+        stores = self._stores
 
         def end_stores(before: int) -> bool:
             has_ended = False
@@ -329,7 +336,7 @@ class _SteppedRequest:
                 if not is_state:
                     waiting = keys if stored is None else []
         for step in (last + 1, last + 2):  # of the answer: then all stores have ended
-            if waiting and end_stores(step - 1):
+            if waiting and (end_stores(step - 1) or self._has_let_go):
                 stored = self._offer(waiting)
                 if stored is not None:
                     waiting = []
@@ -341,6 +348,13 @@ class _SteppedRequest:
         if self._hints is not None and self._hints.ends:
             self._manager.release(self._every())
 
+    def complete(self) -> None:
+        """End the stores that have not ended."""
+        stores, self._stores = self._stores, []
+        for _, keys in stores:
+            self._end(keys)
+        self._in_flight.difference_update(self.served.to_store)
+
     @property
     def _hints(self) -> Hints | None:
         """The client's hints by the end of the request."""
@@ -350,7 +364,7 @@ class _SteppedRequest:
         """Use the loaded and offered chunks; the head is the most recent."""
         manager, learning = self._manager, self._learning
         used = self._used | self._own
-        if self._served.evicted and learning.from_ghosts:
+        if self.served.evicted and learning.from_ghosts:
             # Chunks evicted by the request itself do not come back.
             used = {key for key in used if key in manager}
         if learning.by_chain:
@@ -383,20 +397,26 @@ class _SteppedRequest:
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
         """Offer keys; return those being stored, or None if the offer is refused."""
+        if self._learning.is_lru and (self._used or self._own):
+            # Until the request ends, the chunks that it has used count as newest.
+            self._manager.touch(self._in_order(self._used | self._own, -1))
+        self.served.offered.append(keys)
+        stored = self._store(keys)
+        if stored is None:
+            self.served.refused += 1
+        return stored
+
+    def _store(self, keys: list[BlockHash]) -> list[BlockHash] | None:
+        """Store the keys that are absent; return them, or None if that is refused."""
         manager, learning = self._manager, self._learning
         self._begin()
         missing: list[BlockHash] | None = None
-        if learning.is_lru:
-            if self._used or self._own:
-                # Until the request ends, the chunks that it has used count as newest.
-                manager.touch(self._in_order(self._used | self._own, -1))
-        else:
+        if not learning.is_lru:
             missing = [key for key in keys if key not in manager]
             if not learning.by_chain:
                 # A policy may learn from chunks that have left.
                 first = [key for key in missing if key not in self._missed]
                 manager.touch(first)
-        self._served.offered.append(keys)
         output = manager.prepare_store(keys)
         if missing is None:  # LRU stores all of them, or none
             missing = (
@@ -408,12 +428,11 @@ class _SteppedRequest:
         if len(missing) < len(keys):
             self._used.update(set(keys).difference(missing, self._in_flight, self._own))
         if output is None:
-            self._served.refused += 1
             return None
         stored = output.block_hashes_to_store
-        self._served.not_admitted += len(missing) - len(stored)
-        self._served.to_store += stored
-        self._served.evicted += output.block_hashes_evicted
+        self.served.not_admitted += len(missing) - len(stored)
+        self.served.to_store += stored
+        self.served.evicted += output.block_hashes_evicted
         self._own.update(stored)
         return stored
 
