@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from kvoffload import BlockHash, CPUOffloadingManager
+from kvoffload.policies import registry
 from kvoffload.replay import (
     DecodedTrace,
+    DeviceCache,
+    Group,
+    GroupChunks,
+    GroupLayout,
     HintOptions,
     Selection,
     TierCounts,
     TraceHints,
     device_hits,
+    replay,
     simulate,
 )
-from kvoffload.replay.tiers import simulate_tiers
-from kvoffload.traces import Request, Trace
+from kvoffload.replay.serving import group_key
+from kvoffload.replay.tiers import TieredServer, simulate_tiers
+from kvoffload.testing.policies import check_invariants
+from kvoffload.traces import Request, Trace, Workload
 from tests.policies.test_golden import FOLDER, decoded
 
 READ_COST = 0.2
@@ -97,3 +108,159 @@ def test_the_disk_hears_that_a_session_ends() -> None:
     said = replace(trace, hints=TraceHints.of(requests, HintOptions(told="ends")))
     assert tiers(trace, "lru", 4, 8).disk_hits == 0
     assert tiers(said, "lru", 4, 8).disk_hits == 4
+
+
+# -- several groups --------------------------------------------------------------------------------
+
+FULL, WINDOW, STATE = Group("full", 4, 16), Group("window", 4, 16, 48), Group("state", 4, 16)
+WORKLOAD = list(Workload(300, seed=3))
+LAYOUTS = {
+    "window": GroupLayout((FULL, WINDOW), 4096),
+    "windows": GroupLayout((FULL, WINDOW, Group("window", 4, 16, 100)), 4096),
+    "state": GroupLayout((FULL, STATE), 4096),
+    "chunked": GroupLayout((FULL, Group("chunked", 4, 16, 64)), 4096),
+}
+
+
+def of_groups(
+    name: str, policy: str, capacity: int, disk_capacity: int, **options: int
+) -> TierCounts:
+    trace = DecodedTrace.of(WORKLOAD)
+    return simulate_tiers(
+        trace,
+        trace.keys(),
+        groups=GroupChunks.of(LAYOUTS[name], 512),
+        policy=policy,
+        capacity=capacity,
+        disk_policy=policy,
+        disk_capacity=disk_capacity,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("device_slots", [0, 100])
+def test_without_a_disk_groups_are_replayed_as_ever(
+    name: str, policy: str, device_slots: int
+) -> None:
+    groups = GroupChunks.of(LAYOUTS[name], 512)
+    manager = CPUOffloadingManager(512, 200, policy)
+    alone = replay(WORKLOAD, manager, groups=groups, device=DeviceCache(device_slots, groups))
+    assert alone.loaded_tokens
+    both = of_groups(name, policy, 200, 0, device_slots=device_slots)
+    assert both == TierCounts(alone.asked_tokens, alone.loaded_tokens, 0, alone.stored_slots, 0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("device_slots", [0, 100])
+def test_a_disk_for_everything_hits_as_memory_for_everything(name: str, device_slots: int) -> None:
+    everything = of_groups(name, "lru", 100_000, 0, device_slots=device_slots)
+    both = of_groups(name, "lru", 200, 100_000, device_slots=device_slots)
+    assert both.disk_hits > 0
+    assert both.asked == everything.asked
+    assert both.host_hits + both.disk_hits == everything.host_hits
+    assert both.disk_stored == everything.host_stored  # each chunk once
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("pending", [0, 8])
+@pytest.mark.parametrize("policy", registry.names())
+def test_nothing_stays_pinned_and_loads_are_in_memory(name: str, policy: str, pending: int) -> None:
+    groups = GroupChunks.of(LAYOUTS[name], 16, step_tokens=None if pending else 128)
+    host, disk = (CPUOffloadingManager(16, slots, policy) for slots in (60, 200))
+    host.policy._set_declining(False)
+    server = TieredServer(groups, host, disk, ends_stores=not pending)
+    rng, waiting, from_disk = random.Random(5), [], 0
+    for _ in range(200):
+        chat = rng.randrange(12)
+        hashes = [BlockHash(b"%d %d" % (chat, n)) for n in range(rng.randint(2, 24))]
+        served = server.serve(hashes, 16 * len(hashes) + rng.randrange(1, 16))
+        assert served.disk_tokens <= served.hit_tokens
+        assert host.lookup(served.loaded) == len(served.loaded) or served.evicted
+        from_disk += served.disk_tokens
+        waiting.append(served)
+        if len(waiting) > pending:
+            waiting.pop(0).complete()
+        for manager in (host, disk):
+            check_invariants(manager)
+        assert host.stats()["pinned"] == disk.stats()["pinned"] == 0
+    for served in waiting:
+        served.complete()
+    assert from_disk
+    assert host.stats()["pending"] == disk.stats()["pending"] == 0
+
+
+def tiered(
+    layout: str, host: Iterable[tuple[int, int]], disk: Iterable[tuple[int, int]]
+) -> tuple[TieredServer, list[BlockHash]]:
+    """Return a server whose tiers have groups' chunks, and the blocks of the prompt."""
+    hashes = [BlockHash(b"%d" % n) for n in range(8)]
+    managers = []
+    for chunks in (host, disk):
+        manager = CPUOffloadingManager(16, 100, "lru")
+        keys = [group_key(hashes[chunk], group) for group, chunk in chunks]
+        manager.prepare_store(keys)
+        manager.complete_store(keys)
+        managers.append(manager)
+    return TieredServer(GroupChunks.of(LAYOUTS[layout], 16), *managers), hashes
+
+
+FULL_CHUNKS = [(0, chunk) for chunk in range(8)]
+
+
+def test_a_token_is_the_disks_if_a_chunk_of_any_group_came_from_it() -> None:
+    server, hashes = tiered("window", FULL_CHUNKS, [(1, chunk) for chunk in (5, 6, 7)])
+    served = server.serve(hashes, 129)
+    assert (served.hit_tokens, served.disk_tokens) == (128, 48)  # what the window holds
+    server, hashes = tiered("window", [(1, chunk) for chunk in (5, 6, 7)], FULL_CHUNKS)
+    served = server.serve(hashes, 129)
+    assert (served.hit_tokens, served.disk_tokens) == (128, 128)
+    server, hashes = tiered("window", [*FULL_CHUNKS[:3], (1, 5), (1, 6), (1, 7)], FULL_CHUNKS[3:])
+    served = server.serve(hashes, 129, 32)
+    assert (served.hit_tokens, served.disk_tokens) == (96, 80)
+    server, hashes = tiered("state", FULL_CHUNKS, [(1, 7)])
+    served = server.serve(hashes, 129)
+    assert (served.hit_tokens, served.disk_tokens) == (128, 128)  # a state holds all before it
+
+
+def test_what_a_lookup_finds_on_the_disk_comes_even_if_nothing_is_hit() -> None:
+    server, hashes = tiered("window", [], [*FULL_CHUNKS, (1, 6)])
+    served = server.serve(hashes, 129)
+    assert served.hit_tokens == 0  # the window is not whole
+    assert all(group_key(block, 0) in server.manager for block in hashes)
+    assert group_key(hashes[6], 1) in server.manager
+    assert server.manager.stats()["pinned"] == 0
+
+
+def test_without_a_slot_what_the_disk_has_is_a_miss() -> None:
+    hashes = [BlockHash(b"%d" % n) for n in range(8)]
+    groups = GroupChunks.of(GroupLayout((FULL, FULL), 4096), 16)
+    host, disk = (CPUOffloadingManager(16, slots, "lru") for slots in (10, 100))
+    keys = [group_key(block, group) for group in (0, 1) for block in hashes]
+    disk.prepare_store(keys)
+    disk.complete_store(keys)
+    served = TieredServer(groups, host, disk).serve(hashes, 128)
+    assert (served.hit_tokens, served.disk_tokens) == (2 * 16, 2 * 16)  # 8 of one group, 2
+
+
+def test_the_disk_hears_that_a_session_ends_with_groups() -> None:
+    groups = GroupChunks.of(LAYOUTS["window"], 16)
+    rows = [range(4), range(10, 14), range(20, 24), range(4)]
+    requests = [
+        Request(1000 * number, 65, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
+        for number, row in enumerate(rows)
+    ]
+    trace = DecodedTrace.of(requests)
+    said = replace(trace, hints=TraceHints.of(requests, HintOptions(told="ends")))
+    sizes = {"policy": "lru", "capacity": 7, "disk_policy": "lru", "disk_capacity": 14}
+    assert simulate_tiers(trace, trace.keys(), groups=groups, **sizes).disk_hits == 0
+    assert simulate_tiers(said, said.keys(), groups=groups, **sizes).disk_hits == 64
+
+
+def test_the_accelerators_cache_is_given_in_one_way() -> None:
+    trace = DecodedTrace.of(WORKLOAD)
+    with pytest.raises(ValueError, match="device_hits must go without several groups"):
+        of_groups("window", "lru", 10, 10, device_hits=device_hits(trace, 5))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="device_slots must go with several groups"):
+        tiers(trace, "lru", 10, 10, device_slots=5)

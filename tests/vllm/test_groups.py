@@ -186,7 +186,8 @@ class Engine:
         )
         self.connector = self.scheduler.connector.connector_scheduler
         self.manager = self.connector.manager
-        assert self.manager._num_chunks == num_chunks
+        # of host memory, with a disk behind it too
+        assert getattr(self.manager, "primary_tier", self.manager)._num_chunks == num_chunks
         self.hasher = get_request_block_hasher(self.hash_tokens, sha256)
         self.seen = Decisions()
         self.number = self.hit_tokens = 0

@@ -1,0 +1,230 @@
+"""Replays of models with several KV groups and a disk, and vLLM's real scheduler over the same.
+
+`KVOffloadTieringSpec` puts a tier below host memory, of memory too, because that has no deadline to
+miss; a slab decides by the same index. Requests come one at a time, and every transfer ends before
+the next step.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="vLLM 0.31 counts no sources")
+
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.policies import registry
+from kvoffload.replay import GroupChunks
+from kvoffload.replay.tiers import TieredServer
+from kvoffload.testing.policies import check_invariants
+from tests.vllm.configuration import PACKAGE
+from tests.vllm.conftest import SEED
+from tests.vllm.test_groups import (
+    BLOCK,
+    HEAD_SIZE,
+    HEADS,
+    IS_OLDER,
+    LAYOUTS,
+    POLICY_LAYOUTS,
+    RETENTIONS,
+    SEQUENCES,
+    Engine,
+    Prompts,
+    layout,
+    takes,
+)
+from tests.vllm.test_tiers import OURS
+
+pytestmark = [
+    pytest.mark.usefixtures("host_platform"),
+    pytest.mark.skipif(IS_OLDER, reason="replays follow 0.33"),
+]
+
+REQUESTS = 60
+
+
+class TieredEngine(Engine):
+    """An engine with a tier that has done its work after each step."""
+
+    def __init__(self, folder, chunks, num_chunks, disk_chunks, policy, disk_policy, **more):
+        page = 2 * BLOCK * HEADS * HEAD_SIZE * 2 * len(chunks.layout.groups)
+        capacity = disk_chunks * -(-page * chunks.blocks_per_chunk // 4096) * 4096
+        url = f"memory:?capacity={capacity}&policy={disk_policy}"
+        tier = {"type": "KVOffloadTier", "module_path": PACKAGE, "url": url}
+        extra = {**OURS, "eviction_policy": policy, "secondary_tiers": [tier]}
+        super().__init__(folder, chunks, num_chunks, extra, **more)
+        self.primary = self.manager.primary_tier
+        (self.tier,) = self.manager.secondary_tiers
+        self.by_source: dict[CacheHitSource, int] = {}
+        sources = self.connector.get_external_cache_hit_sources
+
+        def counted(*arguments):
+            self.by_source = sources(*arguments)
+            return self.by_source
+
+        self.connector.get_external_cache_hit_sources = counted
+        write = self.primary.prepare_write
+
+        def writing(keys, *more):
+            output = write(keys, *more)
+            if output is not None:
+                self.seen.stored.extend(output.keys_to_store)
+                self.seen.evicted.extend(output.evicted_keys)
+            return output
+
+        self.primary.prepare_write = writing
+        submit = self.tier.submit_store
+
+        def submitting(job):
+            # Its keys are a set, from which a policy that declines takes any: here, the first.
+            keys = sorted(job.keys, key=self.seen.stored.index)
+            places = dict(zip(job.keys, job.chunk_ids, strict=True))
+            ids = np.array([places[key] for key in keys])
+            submit(replace(job, keys=keys, chunk_ids=ids))
+
+        self.tier.submit_store = submitting
+
+    def serve(self, prompt):
+        self.by_source = {}
+        decided = super().serve(prompt)
+        self.manager._process_finished_jobs()
+        return decided
+
+    def _update(self, *arguments):
+        super()._update(*arguments)
+        self.wait()
+        self.manager._process_finished_jobs()
+
+    def wait(self):
+        """Wait until no job of the disk is under way."""
+        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
+
+    def on_disk(self, keys):
+        return {key for key in keys if self.tier.tier.state(key) == 0}
+
+
+def compare(
+    folder,
+    name: str,
+    retention: int | None,
+    blocks_per_chunk: int = 1,
+    *,
+    seed: int,
+    host: int = 40,
+    disk: int = 120,
+    policy: str = "lru",
+    disk_policy: str = "lru",
+    forget: bool = True,
+    step_tokens: int | None = None,
+) -> tuple[list[tuple[int, list[str]]], int, int]:
+    """Serve random prompts with both; return what differs, and the tokens of both tiers."""
+    smallest = min(group.block_tokens for group in layout(name).groups)
+    bound = GroupChunks.of(
+        layout(name), blocks_per_chunk * smallest, retention, step_tokens=step_tokens
+    )
+    host, disk = host * len(LAYOUTS[name]), disk * len(LAYOUTS[name])
+    engine = TieredEngine(
+        folder,
+        bound,
+        host,
+        disk,
+        policy,
+        disk_policy,
+        gpu_blocks=2000 if forget else 150,
+        in_steps=step_tokens is not None,
+    )
+    memory = CPUOffloadingManager(bound.block_tokens, host, policy)
+    memory.policy._set_declining(False)
+    slab = CPUOffloadingManager(bound.block_tokens, disk, disk_policy)
+    server = TieredServer(bound, memory, slab)
+    prompts = Prompts(random.Random(seed), 700)
+    found, keys, from_host, from_disk = [], set(), 0, 0
+    try:
+        for number in range(REQUESTS):
+            prompt = prompts.next()
+            if len(prompt) % BLOCK == BLOCK - 1:  # the disk would learn of a block of the answer
+                prompt.append(1)
+            decided = engine.serve(prompt)
+            stride = bound.block_tokens // engine.hash_tokens
+            served = server.serve(
+                decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
+            )
+            served.complete()
+            keys.update(*decided.offered, *served.offered)
+            of_host = engine.by_source.get(CacheHitSource.HOST, 0)
+            of_host += engine.by_source.get(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
+            of_disk = engine.by_source.get(CacheHitSource.DISK, 0)
+            pairs = {
+                "hit": (decided.hit, served.hit_tokens),
+                "host": (of_host, served.hit_tokens - served.disk_tokens),
+                "disk": (of_disk, served.disk_tokens),
+                "loaded": (decided.loaded, served.loaded),
+                "stored": (decided.stored, served.to_store),
+                "evicted": (decided.evicted, served.evicted),
+                "in memory": (
+                    {key for key in keys if engine.primary._chunk(key) is not None},
+                    {key for key in keys if key in memory},
+                ),
+                "on disk": (engine.on_disk(keys), {key for key in keys if key in slab}),
+            }
+            differing = [what for what, (theirs, ours) in pairs.items() if theirs != ours]
+            if differing:
+                found.append((number, differing))
+            from_host, from_disk = from_host + of_host, from_disk + of_disk
+            if forget:
+                engine.forget()
+        check_invariants(memory)
+        assert memory.stats()["pinned"] == memory.stats()["pending"] == 0
+    finally:
+        engine.manager.shutdown()
+    return found, from_host, from_disk
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_hits_by_tier_are_those_of_the_engine(tmp_path, name, on_device):
+    host = (20 if "state" in name else 30) if "full" in name else 8
+    from_host = from_disk = 0
+    for sequence in range(SEQUENCES):
+        for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
+            for blocks_per_chunk in (1, 4):
+                found, of_host, of_disk = compare(
+                    tmp_path,
+                    name,
+                    retention,
+                    blocks_per_chunk,
+                    seed=SEED + sequence,
+                    host=host // blocks_per_chunk,
+                    disk=3 * host // blocks_per_chunk,
+                    forget=not on_device,
+                )
+                assert not found, f"retention {retention}, {blocks_per_chunk} blocks per chunk"
+                from_host, from_disk = from_host + of_host, from_disk + of_disk
+    if not on_device:  # which has most of what is asked for
+        assert from_disk
+        assert from_host
+
+
+@pytest.mark.parametrize("name", POLICY_LAYOUTS)
+@pytest.mark.parametrize("policy", registry.names())
+def test_every_policy_in_both_tiers(tmp_path, name, policy):
+    for sequence in range(SEQUENCES):
+        found, _, _ = compare(
+            tmp_path, name, 0, seed=SEED + sequence, policy=policy, disk_policy=policy
+        )
+        assert not found
+
+
+@pytest.mark.parametrize("name", POLICY_LAYOUTS)
+def test_prompts_of_several_steps(tmp_path, name):
+    for sequence in range(SEQUENCES):
+        found, _, _ = compare(
+            tmp_path, name, 0, seed=SEED + sequence, host=60, disk=150, step_tokens=128
+        )
+        assert not found
