@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +112,9 @@ class DiskCell:
     memory : int
         Host memory in front, bytes.
     counts : TierCounts
-        Hits and blocks written.
+        Hits and blocks written; with groups tokens and slots.
+    alone : float
+        Hit ratio of the same host memory without a disk, with groups replayed in the same way.
     bytes_per_day : float or None
         Bytes written to the disk per day, at the trace's rate; None if it has no times.
     writes_per_day : float or None
@@ -122,6 +125,7 @@ class DiskCell:
     host_policy: str
     memory: int
     counts: TierCounts
+    alone: float
     bytes_per_day: float | None
     writes_per_day: float | None
 
@@ -252,26 +256,42 @@ def _disk_cells(
     disk: Disk,
     front: npt.NDArray[np.int64],
 ) -> list[DiskCell]:
-    block_bytes, seconds = advice.setup.block_bytes, advice.facts.seconds
-    disk_capacity = max(1, min(disk.size // block_bytes, advice.facts.unique_blocks))
+    setup, seconds = advice.setup, advice.facts.seconds
+    groups, block_bytes = setup.chunks, setup.block_bytes
+    front_of: dict[str, Any] = {"device_slots": setup.device_blocks}
+    if groups.is_plain:
+        front_of = {"device_hits": front}
+
+    def counts_of(host_policy: str, index: int, disk_policy: str, disk_capacity: int) -> TierCounts:
+        return simulate_tiers(
+            recorded.trace,
+            keys,
+            policy=host_policy,
+            capacity=_capacity(advice, index),
+            disk_policy=disk_policy,
+            disk_capacity=disk_capacity,
+            groups=groups,
+            **front_of,
+        )
+
+    disk_capacity = setup.capped(disk.size, advice.facts.unique_blocks)
     fronts = [(policy, index) for index in range(len(advice.memories))]
     fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.memory_index)]
+    alone = {
+        (host_policy, index): advice.cell(host_policy, index).hit_ratio
+        if groups.is_plain
+        else counts_of(host_policy, index, disk.policies[0], 0).hit_ratio
+        for host_policy, index in fronts
+    }
     cells = []
     for disk_policy in disk.policies:
         for host_policy, index in fronts:
             memory = advice.memories[index]
-            counts = simulate_tiers(
-                recorded.trace,
-                keys,
-                policy=host_policy,
-                capacity=_capacity(advice, index),
-                disk_policy=disk_policy,
-                disk_capacity=disk_capacity,
-                device_hits=front,
-            )
+            counts = counts_of(host_policy, index, disk_policy, disk_capacity)
             per_day = None
             if seconds >= LEAST_SECONDS:
                 per_day = counts.disk_stored * block_bytes * SECONDS_PER_DAY / seconds
             wear = None if per_day is None else per_day / disk.size
-            cells.append(DiskCell(disk_policy, host_policy, memory, counts, per_day, wear))
+            ratio = alone[host_policy, index]
+            cells.append(DiskCell(disk_policy, host_policy, memory, counts, ratio, per_day, wear))
     return cells

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
-from .advice import VLLM_DEFAULT, Advice, Cell
+from .advice import VLLM_DEFAULT, Advice, Cell, Setup
 from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
 from .comparison import Comparison
 from .details import Details, DiskCell, FirstTokens
@@ -565,40 +565,43 @@ def _reuse(advice: Advice, found: Details) -> str:
 
 
 def _disk(advice: Advice, found: Details) -> str:
-    cells = [cell for cell in found.disk_cells if cell.memory == advice.setup.memory]
+    setup = advice.setup
+    cells = [cell for cell in found.disk_cells if cell.memory == setup.memory]
 
     def added(cell: DiskCell) -> float:
-        return cell.counts.hit_ratio - advice.cell(cell.host_policy).hit_ratio
+        return cell.counts.hit_ratio - cell.alone
 
     most = max(cells, key=lambda cell: cell.counts.hit_ratio)
+    loads = ""
+    if setup.device_blocks and not setup.chunks.is_plain:  # these ratios are not those of the table
+        loads = ", repeated loads of windows and states included"
     size = bytes_text(found.disk.size if found.disk else 0)
     if max(map(added, cells)) < LITTLE:
         return (
-            f"A disk of {size} behind {bytes_text(advice.setup.memory)} adds hardly any hits: both "
-            f"hit {percent_text(most.counts.hit_ratio)} of the blocks, host memory on its own "
-            f"{percent_text(advice.cell(most.host_policy).hit_ratio)}; {_written(most)}."
+            f"A disk of {size} behind {bytes_text(setup.memory)} adds hardly any hits: both "
+            f"hit {percent_text(most.counts.hit_ratio)} of the {setup.counted}, host memory on its "
+            f"own {percent_text(most.alone)}{loads}; {_written(setup, most)}."
         )
     worth_it = [cell for cell in cells if added(cell) >= LITTLE]
     least = min([*worth_it, most], key=lambda cell: cell.counts.disk_stored)
     text = (
-        f"With a disk of {size} behind {bytes_text(advice.setup.memory)} both hit "
-        f"{percent_text(most.counts.hit_ratio)} of the blocks, {_on_disk(most)}"
+        f"With a disk of {size} behind {bytes_text(setup.memory)} both hit "
+        f"{percent_text(most.counts.hit_ratio)} of the {setup.counted}, "
+        + (f"host memory on its own {percent_text(most.alone)}{loads}, " if loads else "")
+        + f"with {most.policy} on the disk and {most.host_policy} in memory; "
+        f"{_written(setup, most)}"
     )
     if least is not most:
         text += (
             f"; fewest are written by {least.policy} behind {least.host_policy}: "
-            f"{_written(least)}, for {percent_text(least.counts.hit_ratio)}"
+            f"{_written(setup, least)}, for {percent_text(least.counts.hit_ratio)}"
         )
     return f"{text}."
 
 
-def _on_disk(cell: DiskCell) -> str:
-    return f"with {cell.policy} on the disk and {cell.host_policy} in memory; {_written(cell)}"
-
-
-def _written(cell: DiskCell) -> str:
+def _written(setup: Setup, cell: DiskCell) -> str:
     if cell.bytes_per_day is None or cell.writes_per_day is None:
-        return f"{count_text(cell.counts.disk_stored)} blocks written"
+        return f"{count_text(cell.counts.disk_stored)} {setup.kept_in} written"
     per_day = bytes_text(cell.bytes_per_day)
     return f"{per_day} written per day, {cell.writes_per_day:.3g} times its size"
 

@@ -416,7 +416,6 @@ def _check(
     fleet: _FleetOptions | None,
 ) -> None:
     """Refuse options that contradict each other."""
-    has_groups, model = size.cache.layout() is not None, size.cache.model
     if None in capacities and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity auto must be the only value, got {len(capacities)} values"
@@ -426,16 +425,10 @@ def _check(
             f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
             "four times it are compared"
         )
-    if fleet is not None and has_groups:
+    if fleet is not None and size.cache.layout() is not None:
         raise click.UsageError("--model must have one group for a fleet, got several")
     if fleet is not None and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
-    if disk is not None and has_groups:
-        raise click.UsageError(
-            "--disk must go with a model whose layers all keep every token, got "
-            f"{model and model.name}, which has windows or states: leave --disk out for advice on "
-            "host memory only"
-        )
     if disk_policies and disk is None and not (fleet and fleet.shared):
         raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
 

@@ -119,6 +119,8 @@ def test_what_is_written_to_the_disk_is_reported_per_day(found):
     for cell in closer.disk_cells:
         written = cell.counts.disk_stored * MIB
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
+        index = advice.memories.index(cell.memory)
+        assert cell.alone == advice.cell(cell.host_policy, index).hit_ratio
         assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
     titles = [finding.title for finding in findings(advice, found=closer)]
     assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]

@@ -271,13 +271,46 @@ def test_advise_counts_for_the_workers_that_it_names(kvoffload, trace, model, wo
     assert (assumed["block_bytes"] == one["block_bytes"]) == (workers == 1)
 
 
-def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
-    done = kvoffload("advise", trace, *MODEL, "--capacity", "1GiB", "--disk", "1TB")
-    assert done.code == 2
-    assert done.error == (
-        "--disk must go with a model whose layers all keep every token, got gpt-oss-20b, which has "
-        "windows or states: leave --disk out for advice on host memory only"
+def test_a_disk_holds_slots_and_its_hits_are_tokens(kvoffload, trace):
+    """It holds all of the trace: what memory has lost comes back from it, window included."""
+    small = ("--capacity", "50", "--policy", "lru", "--jobs", "1", "--disk", "1GB")
+    asked = ("advise", trace, *MODEL, *small, "--device-memory", "0")
+    value = read(kvoffload, *asked)
+    cells = [cell for cell in value["details"]["disk_cells"] if cell["memory"] == 50 * SLOT]
+    assert [cell["policy"] for cell in cells] == ["lru", "hit-density"]
+    for cell in cells:
+        counts = cell["counts"]
+        assert cell["alone"] == value["memories"][1]["policies"]["lru"]["hit_ratio"] == 0
+        assert counts["asked"] == 240 * 2001
+        assert counts["host_hits"] + counts["disk_hits"] == 0  # a prompt's 133 slots do not fit
+    roomy = [arg if arg != "50" else "200" for arg in asked]
+    (cell, _) = (
+        cell
+        for cell in read(kvoffload, *roomy)["details"]["disk_cells"]
+        if cell["memory"] == 200 * SLOT
     )
+    assert cell["counts"]["host_hits"] == 120 * 2000
+    assert cell["counts"]["disk_stored"] == 96 + 120 * (29 + 8)
+    (line,) = [
+        finding["text"]
+        for finding in read(kvoffload, *roomy)["findings"]
+        if finding["title"] == "Disk"
+    ]
+    assert "adds hardly any hits: both hit 50.0 % of the tokens" in line
+
+
+def test_a_disk_beside_an_accelerators_cache_counts_repeated_loads(kvoffload, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    write_trace(Workload(400, seed=3), path)
+    asked = ("--capacity", "2GiB", "--device-memory", "1GiB", "--policy", "lru", "--jobs", "1")
+    value = read(kvoffload, "advise", path, *MODEL, *asked, "--disk", "100GB")
+    (line,) = [one["text"] for one in value["findings"] if one["title"] == "Disk"]
+    assert line.startswith("With a disk of 93.1 GiB behind 2 GiB both hit ")
+    alone = [cell["alone"] for cell in value["details"]["disk_cells"]][1]
+    assert (
+        f" % of the tokens, host memory on its own {100 * alone:.1f} %, repeated loads of windows "
+        "and states included, with lru on the disk and lru in memory; "
+    ) in line
 
 
 def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace):
