@@ -1,9 +1,9 @@
 """Compare predicted hits with those that vLLM's server counts on a CPU.
 
 Prints, per model and tier, the share of the prompts' tokens that came from the tier: by the
-engine's own metrics, by ``kvoffload advise`` (a model whose layers keep every token, with a disk)
-or ``kvoffload replay`` (a model with a window), and the difference in points. Needs an environment
-with an engine, which ``.ci/vllm-env --engine`` makes::
+engine's own metrics, by ``kvoffload advise --disk``, and the difference in points. The models are
+one whose layers keep every token, and one with a window. Needs an environment with an engine, which
+``.ci/vllm-env --engine`` makes::
 
     $(.ci/vllm-env --engine) setup.py build_ext --inplace
     $(.ci/vllm-env --engine) asv_benchmarks/predictions.py
@@ -50,10 +50,9 @@ def main() -> None:
                     getattr(shares, tier)
                     for shares in (found.engine, found.predicted, found.points)
                 )
-                if engine is not None:
-                    size = f"{getattr(setting, tier):,}"
-                    shares = (f"{engine:.2f} %", f"{predicted:.2f} %", f"{points:+.2f}")
-                    rows.append((name, tier, size, *shares))
+                size = f"{getattr(setting, tier):,}"
+                shares = (f"{engine:.2f} %", f"{predicted:.2f} %", f"{points:+.2f}")
+                rows.append((name, tier, size, *shares))
     print(f"{len(requests):,} requests, {CONCURRENCY} at once; {', '.join(seconds)}\n")
     header = ("model", "tier", "blocks", "engine", "predicted", "difference")
     for row in (header, ("---",) * len(header), *rows):

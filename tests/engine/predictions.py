@@ -157,14 +157,14 @@ class Setting:
     layers_per_slot : int
         Of each group.
     device, host, disk : int
-        Blocks of each cache; no disk is 0.
+        Blocks of each cache.
     """
 
     layers: dict[str, Any]
     layers_per_slot: int
     device: int
     host: int
-    disk: int = 0
+    disk: int
 
     @property
     def chunk_bytes(self) -> int:
@@ -181,21 +181,19 @@ class Setting:
 
     def extra(self, folder: Path) -> dict[str, Any]:
         """Return ``kv_connector_extra_config``."""
-        found = {
-            "spec_name": "KVOffloadTieringSpec" if self.disk else "KVOffloadSpec",
+        tier = {
+            "type": "KVOffloadFileTier",
+            "module_path": PACKAGE,
+            "path": str(folder / "disk"),
+            "capacity_bytes": self.disk * self.chunk_bytes,
+        }
+        return {
+            "spec_name": "KVOffloadTieringSpec",
             "spec_module_path": PACKAGE,
             "eviction_policy": POLICY,
             "cpu_bytes_to_use": self.host * self.chunk_bytes,
+            "secondary_tiers": [tier],
         }
-        if self.disk:
-            tier = {
-                "type": "KVOffloadFileTier",
-                "module_path": PACKAGE,
-                "path": str(folder / "disk"),
-                "capacity_bytes": self.disk * self.chunk_bytes,
-            }
-            found["secondary_tiers"] = [tier]
-        return found
 
     def arguments(self) -> tuple[str, ...]:
         """Return more arguments for ``vllm serve``."""
@@ -208,10 +206,10 @@ class Setting:
 
 
 SETTINGS = {
-    "dense": Setting({}, 2, device=500, host=1000, disk=2000),
+    "dense": Setting({}, 2, 500, 1000, 2000),
     "windowed": Setting(
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW},
-        *(1, 800, 1000),
+        *(1, 800, 1000, 2000),
     ),
 }
 
@@ -222,15 +220,13 @@ class Shares:
 
     Attributes
     ----------
-    device, host : float
-        The accelerator's own cache, and host memory.
-    disk : float or None
-        None without a disk.
+    device, host, disk : float
+        The accelerator's own cache, host memory, and the disk.
     """
 
     device: float
     host: float
-    disk: float | None
+    disk: float
 
 
 @dataclass(frozen=True)
@@ -244,7 +240,7 @@ class Compared:
     seconds : float
         For which the engine answered them.
     engine, predicted : Shares
-        By the engine's metrics, and by kvoffload's commands.
+        By the engine's metrics, and by ``kvoffload advise``.
     """
 
     requests: int
@@ -256,8 +252,7 @@ class Compared:
     def points(self) -> Shares:
         """Points of the prediction above the engine's share."""
         ours, theirs = self.predicted, self.engine
-        disk = None if ours.disk is None or theirs.disk is None else ours.disk - theirs.disk
-        return Shares(ours.device - theirs.device, ours.host - theirs.host, disk)
+        return Shares(ours.device - theirs.device, ours.host - theirs.host, ours.disk - theirs.disk)
 
 
 def compare(setting: Setting, requests: Sequence[Request], model: Path, folder: Path) -> Compared:
@@ -273,41 +268,34 @@ def compare(setting: Setting, requests: Sequence[Request], model: Path, folder: 
         cached = metrics.value("vllm:prompt_tokens_cached_by_source_total", source=source)
         return 100 * cached / tokens
 
-    disk = share("disk") if setting.disk else None
-    engine = Shares(share("device"), share("host"), disk)
+    engine = Shares(share("device"), share("host"), share("disk"))
     return Compared(len(sent.trace), sent.seconds, engine, predict(setting, sent, model, folder))
 
 
 def predict(setting: Setting, sent: Sent, model: Path, folder: Path) -> Shares:
-    """Return what ``kvoffload advise`` says of them, without a disk ``kvoffload replay``."""
-    trace = folder / "requests.jsonl"
+    """Return what ``kvoffload advise`` says of them."""
+    trace, config = folder / "requests.jsonl", folder / "config.json"
     write_trace(sent.trace, trace)
-    asked = (
-        *("--policy", POLICY, "--capacity", str(setting.host), "--hints", "both"),
-        *("--device-memory", str(setting.predicted_device), "--block-tokens", str(BLOCK_TOKENS)),
+    fields = json.loads((model / "config.json").read_text()) | setting.layers
+    config.write_text(json.dumps(fields))
+    advice = kvoffload(
+        *("advise", str(trace), "--block-tokens", str(BLOCK_TOKENS), "--hints", "both"),
+        *("--model", str(config), "--policy", POLICY, "--capacity", str(setting.host)),
+        *("--device-memory", str(setting.predicted_device)),
+        # for advise an element has two bytes, in the engine four
+        *("--disk", f"{setting.disk * setting.chunk_bytes // 2}B", "--disk-policy", "lru"),
     )
-    if setting.disk:
-        disk = f"{setting.disk * setting.chunk_bytes}B"
-        size = str(token_bytes())
-        more = ("--kv-bytes-per-token", size, "--disk", disk, "--disk-policy", "lru")
-        advice = kvoffload("advise", str(trace), *asked, *more)
-        (cell,) = [
-            cell
-            for cell in advice["details"]["disk_cells"]
-            if cell["host_policy"] == POLICY
-            and cell["memory"] == setting.host * setting.chunk_bytes
-        ]
-        counts, unit = cell["counts"], 100 * BLOCK_TOKENS / advice["input_tokens"]
-        on_device = advice["blocks"] - advice["asked"]
-        return Shares(on_device * unit, counts["host_hits"] * unit, counts["disk_hits"] * unit)
-    config = json.loads((model / "config.json").read_text())
-    path = folder / "config.json"
-    path.write_text(json.dumps({**config, **setting.layers}))
-    found = kvoffload("replay", str(trace), *asked, "--full-blocks", "--model", str(path))
-    (result,) = found["results"]
-    tokens = sum(request.input_length for request in sent.trace)
-    local = tokens - result["asked"]
-    return Shares(100 * local / tokens, 100 * result["hits"] / tokens, None)
+    (counts,) = [
+        cell["counts"]
+        for cell in advice["details"]["disk_cells"]
+        if cell["host_policy"] == POLICY and cell["memory"] == advice["memory"]
+    ]
+    # With a window, hits are tokens.
+    whole, unit = advice["blocks"], BLOCK_TOKENS
+    if setting.layers:
+        whole, unit = advice["input_tokens"], 1
+    hits = (whole - counts["asked"], counts["host_hits"], counts["disk_hits"])
+    return Shares(*(100 * unit * hit / advice["input_tokens"] for hit in hits))
 
 
 def kvoffload(*arguments: str) -> dict[str, Any]:

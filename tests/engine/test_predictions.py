@@ -13,8 +13,7 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 from tests.engine.predictions import SETTINGS, Compared, compare, workload
 
 NUM_REQUESTS = 600
-SMALL = {"device": 450, "host": 400}  # blocks, of which few requests ask for more
-SMALL_DISK = 800
+SMALL = {"device": 450, "host": 400, "disk": 800}  # blocks, of which few requests ask for more
 POINTS = 1.5  # of the prompts' tokens; one request has .2 of them at most
 
 
@@ -24,8 +23,6 @@ def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
     def run(name: str) -> Compared:
         setting = replace(SETTINGS[name], **SMALL)
-        if setting.disk:
-            setting = replace(setting, disk=SMALL_DISK)
         return compare(setting, requests, model, tmp_path_factory.mktemp(name))
 
     with ThreadPoolExecutor(len(SETTINGS)) as threads:
@@ -39,8 +36,7 @@ def test_predictions_are_within_some_points_of_the_engine(compared, name):
     points = found.points
     assert abs(points.device) < POINTS
     assert abs(points.host) < POINTS
-    if points.disk is not None:
-        assert abs(points.disk) < POINTS
-        assert found.engine.disk > 0
+    assert abs(points.disk) < POINTS
+    assert found.engine.disk > 0
     assert found.engine.device > 30
     assert found.engine.host > 0.5
