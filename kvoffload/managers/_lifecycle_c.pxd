@@ -33,13 +33,13 @@ cdef struct BlockStates:
     uint64_t num_pinned
 
 
-# The blocks of a transfer that has ended. Their number and their ids' range identify it, as vLLM
-# completes a transfer with a set of its keys. Open stores have no block in common: of them the
-# least id is enough.
+# The blocks of a transfer that has ended. Their number, the sum of their ids and one of these
+# identify it, as vLLM completes a transfer with a set of its keys: open stores have no block in
+# common.
 cdef struct Ended:
     Py_ssize_t size
-    int64_t least
-    int64_t greatest
+    uint32_t sum            # modulo 2**32
+    int64_t one
 
 
 cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t index) noexcept:

@@ -16,7 +16,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -417,7 +417,8 @@ cdef class CompiledSteps(Steps):
         cdef Table* table = self._policy.table
         cdef Py_ssize_t index, undo
         cdef Node* node
-        cdef int64_t least = INT64_MAX, greatest = -1
+        cdef uint32_t sum = 0
+        cdef int64_t one = -1
         find_changed(table, batch)
         for index in range(batch.size):
             node = resident(table, batch, index)
@@ -428,12 +429,12 @@ cdef class CompiledSteps(Steps):
                 if node == NULL:
                     raise block_not_found("complete_load", keys[start + index])
                 raise block_not_pinned("complete_load", keys[start + index])
-            least = min(least, node.block.block_id)
-            greatest = max(greatest, node.block.block_id)
+            one = node.block.block_id
+            sum += <uint32_t>one
             if unpin(&self.states, node) and node.flags & PARKED:
                 self._policy.became_idle(batch.node_ids[index], node)
         if ended != NULL:
-            ended[0] = Ended(batch.size, least, greatest)
+            ended[0] = Ended(batch.size, sum, one)
         if self._watch is not None:
             self._watch.c_loaded(batch)
         return 0
@@ -661,21 +662,23 @@ cdef class CompiledSteps(Steps):
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Node* node
-        cdef int64_t least = INT64_MAX
+        cdef uint32_t sum = 0
+        cdef int64_t one = -1
         cdef uint64_t num_pending = self.states.num_pending
         for index in range(self.batch.size):
             node = resident(policy.table, &self.batch, index)
             if node == NULL or node.block.ref_cnt >= 0:
                 continue
             node_id = self.batch.node_ids[index]
-            least = min(least, node.block.block_id)
+            one = node.block.block_id
+            sum += <uint32_t>one
             end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
             if not succeeded:
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
                 policy.became_idle(node_id, node)
         if ended != NULL:
-            ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), least, least)
+            ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     cdef Py_ssize_t serve(
         self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told

@@ -80,7 +80,7 @@ cdef struct Transfer:
     uint32_t kind           # LOAD, STORE
     uint32_t size           # blocks
     uint64_t request        # number of requests at the time
-    int32_t first           # ids by which it is found again
+    int32_t first           # ids, or a sum of them, by which it is found again
     int32_t last
     uint32_t older          # transfer opened before this one
     uint32_t newer          # and after; free: the next free one
@@ -160,7 +160,9 @@ cdef class WatchCore:
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
-    cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
+    cdef void c_closed(
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
+    ) noexcept
     cdef void note_lag(self, double requests) noexcept
     cdef void close_at(self, uint32_t index) noexcept
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept

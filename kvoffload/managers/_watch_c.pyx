@@ -79,6 +79,15 @@ cdef inline int age_bin(uint32_t age) noexcept nogil:
     return (exponent - 2) * 8 + <int>((age >> (exponent - 3)) & 7)
 
 
+cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
+    """Return whether a block is of a transfer."""
+    cdef uint32_t at
+    for at in range(transfer.size):
+        if transfer.block_ids[at] == block_id:
+            return True
+    return False
+
+
 cdef list as_list(const uint64_t* values, int size):
     return [values[index] for index in range(size)]
 
@@ -414,6 +423,7 @@ cdef class WatchCore:
                     batch.size,
                     own_id(table, first, node_at(table, first)),
                     own_id(table, last, node_at(table, last)),
+                    -1,
                 )
         if not succeeded:
             self.c_failed(batch)
@@ -448,6 +458,7 @@ cdef class WatchCore:
             batch.size,
             own_id(table, first, node_at(table, first)),
             own_id(table, last, node_at(table, last)),
+            -1,
         )
 
     cdef int note_hints(self, str source, bint ends, bint expects) except -1:
@@ -574,13 +585,16 @@ cdef class WatchCore:
         self.open_blocks += <uint64_t>size
         return own
 
-    cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept:
+    cdef void c_closed(
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
+    ) noexcept:
         """Close the newest transfer of this kind and size with this first and last block id.
 
-        A leaked transfer of the same blocks stays and ages.
+        A leaked transfer of the same blocks stays and ages. Unless `one` is -1, it is the id of a
+        block, which decides between several transfers.
         """
-        cdef uint32_t index = self.chains[<uint32_t>first % NUM_CHAINS]
-        cdef Transfer* transfer
+        cdef uint32_t index = self.chains[<uint32_t>first % NUM_CHAINS], found = NIL
+        cdef const Transfer* transfer
         while index != NIL:
             transfer = self.transfers + index
             if (
@@ -589,11 +603,18 @@ cdef class WatchCore:
                 and transfer.first == first
                 and transfer.last == last
             ):
-                if kind == STORE:
-                    self.note_lag(<double>(self.tally.requests - transfer.request))
-                self.close_at(index)
-                return
+                if found == NIL or (
+                    has_id(transfer, one) and not has_id(self.transfers + found, one)
+                ):
+                    found = index
+                if one < 0:
+                    break
             index = transfer.chain
+        if found == NIL:
+            return
+        if kind == STORE:
+            self.note_lag(<double>(self.tally.requests - self.transfers[found].request))
+        self.close_at(found)
 
     cdef void note_lag(self, double requests) noexcept:
         """Note the number of requests that came during a store."""

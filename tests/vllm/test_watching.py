@@ -402,6 +402,20 @@ def test_of_a_finished_request_nothing_is_kept(build):
         assert context() is None
 
 
+def test_of_stores_with_the_same_sum_of_ids_the_right_one_is_closed():
+    manager, keys = watched(4), keys_of("a", range(4))
+    for number in (0, 1, 2, 3, 0, 3, 1, 2):
+        Request(manager, [keys[number]]).run()
+    requests = [Request(manager, keys_of(name, range(2))) for name in "bc"]
+    for request in requests:
+        manager.prepare_store(request.keys, request.context)
+    ids = [{manager._chunk(key)[1] for key in request.keys} for request in requests]
+    assert ids == [{0, 3}, {1, 2}]
+    manager.complete_store(set(requests[0].keys), requests[0].context)
+    ((*_, left),) = manager.watch._core.open_transfers()
+    assert set(left) == ids[1]
+
+
 def test_every_transfer_of_a_sequence_is_closed():
     rng = random.Random(SEED)
     manager = watched(50)

@@ -565,7 +565,7 @@ cdef class RequestManagerCore:
         cdef bint watched = self.watching is not None
         self.steps.release(&self.steps.batch, batch, 0, &ended if watched else NULL)
         if watched:
-            self.watching.c_closed(LOAD, ended.size, ended.least, ended.greatest)
+            self.watching.c_completed(LOAD, ended)
 
     def touch(self, keys, req_context):
         """Mark chunks as used now, the last key first."""
@@ -804,7 +804,7 @@ cdef class RequestManagerCore:
                 self.watching.c_failed(&self.steps.batch)
             self.steps.end_pending(stored, &ended if watched else NULL)
             if watched:
-                self.watching.c_closed(STORE, ended.size, ended.least, ended.greatest)
+                self.watching.c_completed(STORE, ended)
         finally:
             self.at_work = False
             if collecting:
@@ -935,6 +935,7 @@ cdef class RequestManagerCore:
         cdef RequestAccess new_access = None    # of one that has used nothing, but its session ends
         cdef RequestAccess every = None         # what the watch is shown
         cdef KeyOrder order, every_order = None
+        cdef bint found             # the batch has their nodes
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef object positions = self.contexts.positions_of(req_context)
@@ -993,7 +994,10 @@ cdef class RequestManagerCore:
             find_all(self.policy.table, &self.steps.batch)
             self.policy.c_release(&self.steps.batch)
         if every is not None:
-            self.watching.c_finished(every, every_order)
+            found = every is access and released is None
+            self.watching.c_finished(
+                every, every_order, self.steps.batch.node_ids if found else NULL
+            )
         return 0
 
     cdef int hand_over(self) except -1:

@@ -22,6 +22,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     SortKey,
 )
 from kvoffload.integrations.vllm._rules_c cimport Access
+from kvoffload.managers._lifecycle_c cimport Ended
 from kvoffload.managers._watch_c cimport WatchCore
 
 # Which groups a watch judges.
@@ -92,12 +93,16 @@ cdef class RequestWatch(WatchCore):
         int64_t admitted,
         int64_t missing,
     ) noexcept
-    # A transfer begins; `c_closed` ends it with the range of its ids.
+    # A transfer begins.
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
+    # A transfer has ended.
+    cdef void c_completed(self, uint32_t kind, Ended ended) noexcept
     # A request finishes; its keys, head to tail.
     cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept
-    # It has finished.
-    cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
+    # It has finished; `node_ids` are the nodes of its keys, NIL if not resident, or NULL.
+    cdef void c_finished(
+        self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
+    ) noexcept
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept
     cdef void take_passed(self, Batch* batch, const Access* accesses, RequestAccess access) noexcept
     cdef void not_recorded(
@@ -108,7 +113,9 @@ cdef class RequestWatch(WatchCore):
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
     ) noexcept
-    cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept
+    cdef void use(
+        self, uint64_t hashed, const SeenKey* seen, const uint32_t* node_id, uint64_t now
+    ) noexcept
 
 # Return all keys that a request has offered or loaded, recorded or not: `access` itself if all are
 # recorded.

@@ -447,25 +447,26 @@ cdef class RequestWatch(WatchCore):
 
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
-        cdef int32_t least, greatest
-        cdef uint64_t now
+        cdef uint32_t sum = 0
         cdef Py_ssize_t index
         cdef int32_t* own
         if size == 0:
             return
-        least = greatest = chunk_ids[0]
-        for index in range(1, size):
-            least = min(least, chunk_ids[index])
-        if kind == LOAD:
-            now = self.c_now()
-            for index in range(1, size):
-                greatest = max(greatest, chunk_ids[index])
-        else:
-            now = self.last_now()  # its offer has read the clock
-            greatest = least
-        own = self.open_transfer(kind, size, least, greatest, now)
+        for index in range(size):
+            sum += <uint32_t>chunk_ids[index]
+        own = self.open_transfer(
+            kind,
+            size,
+            <int32_t>sum,
+            <int32_t>sum,
+            self.c_now() if kind == LOAD else self.last_now(),  # an offer has read the clock
+        )
         if own != NULL:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
+
+    cdef void c_completed(self, uint32_t kind, Ended ended) noexcept:
+        """Close a transfer."""
+        self.c_closed(kind, ended.size, <int32_t>ended.sum, <int32_t>ended.sum, ended.one)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -476,7 +477,9 @@ cdef class RequestWatch(WatchCore):
             self.uses[index] = access.seen[order.seen_indexes[order.sampled[index]]].hashed
             shadow_approach(&self.shadow, self.uses[index])
 
-    cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
+    cdef void c_finished(
+        self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
+    ) noexcept:
         """Judge the keys that a request looked up, then use all its keys, last first."""
         cdef uint64_t at, total = access.size
         cdef Asked found
@@ -520,8 +523,9 @@ cdef class RequestWatch(WatchCore):
                     part = part_of(access, sort_keys + at, positioned, judged)
                     self.collect_key(sample, order.keys[at], part)
         for index in range(num_sampled - 1, -1, -1):
-            seen = keys + sort_keys[order.sampled[index]].seen_index
-            self.use(self.uses[index], seen, <uint32_t>now)
+            at = order.sampled[index]
+            seen = keys + sort_keys[at].seen_index
+            self.use(self.uses[index], seen, node_ids + at if node_ids != NULL else NULL, now)
         self.collect_request()
         self.due = self.due or now >= self.next_due
 
@@ -543,24 +547,23 @@ cdef class RequestWatch(WatchCore):
                 loaded = sort_key.position
         return <uint64_t>max(access.full_until - loaded, <int64_t>0)
 
-    cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept:
-        """Use a sampled key; a key that is new to the watch gets its fate from this request."""
+    cdef void use(
+        self, uint64_t hashed, const SeenKey* seen, const uint32_t* node_id, uint64_t now
+    ) noexcept:
+        """Use a sampled key; a key that is new to the watch gets its fate from this request.
+
+        `node_id` is its node, NIL if it is not resident, or NULL if that is not known.
+        """
         cdef bint known = shadow_find(&self.shadow, hashed) != NULL
         cdef Entry* entry
-        cdef const uint8_t* text
-        cdef uint64_t length
-        cdef uint32_t node_id
-        shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
+        shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
         if known:
             return
         entry = shadow_find(&self.shadow, hashed)
         if entry == NULL:
             return
-        text = <const uint8_t*>PyBytes_AS_STRING(seen.key)
-        length = <uint64_t>PyBytes_GET_SIZE(seen.key)
-        node_id = index_find(self.table, text, length, hashed)
-        entry.changed = now
-        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
+        entry.changed = <uint32_t>now
+        if node_id[0] != NIL if node_id != NULL else self.holds(<object>seen.key):
             entry.fate = FATE_STORED
             entry.used = seen.uses & LOADED
         elif seen.uses & INSERTED:
