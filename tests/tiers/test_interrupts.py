@@ -37,6 +37,7 @@ from kvoffload.tiers import (
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.engine.threads import Pool
 from tests.conftest import read_budget
 from tests.tiers.inside import is_busy
 
@@ -326,6 +327,17 @@ def test_an_interrupted_tier_refuses_all_calls_until_it_is_opened_again(
             caller.submit("put", KEYS[22:26])
     assert caller.tier.health().interrupted
     go_on(caller, opener)
+
+
+def test_a_lock_that_an_interrupted_call_has_kept_lets_the_tier_close(opener: Opener) -> None:
+    """An exception between the taking of a lock and its block, as a free-threaded Python has it."""
+    caller = prepared(opener, Region.allocate(48, BLOCK))
+    pool = caller.tier._jobs.pool
+    if not isinstance(pool, Pool):
+        pytest.skip("its threads have no locks of Python")
+    pool._lock.acquire()
+    pool._signal.lock.acquire()
+    assert caller.tier.close(PATIENCE_S)
 
 
 class AlarmError(Exception):

@@ -259,6 +259,8 @@ class Pool:
     def close(self, timeout_s: float) -> bool:
         """End the threads."""
         until = time.monotonic() + timeout_s
+        _let_go(self._lock)
+        _let_go(self._signal.lock)
         with self._lock:
             self._may_retry = False
             self._retry_at = math.inf
@@ -617,6 +619,16 @@ class Pool:
         return self._closing or job.is_over
 
 
+def _let_go(lock: threading.RLock) -> None:
+    """Release a lock that this thread still holds because a signal's handler has raised.
+
+    The exception can come after a lock is taken and before its block begins.
+    """
+    with contextlib.suppress(RuntimeError):  # it is not this thread's
+        while True:
+            lock.release()
+
+
 class _Signal:
     """A file descriptor that is readable while it is set; -1 when it is closed.
 
@@ -625,7 +637,7 @@ class _Signal:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         if hasattr(os, "eventfd"):
             self.fd = self._write_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:
@@ -634,13 +646,13 @@ class _Signal:
             os.set_blocking(self._write_fd, False)
 
     def set(self) -> None:
-        with self._lock:
+        with self.lock:
             if self.fd >= 0:
                 with contextlib.suppress(BlockingIOError):  # it is set
                     os.write(self._write_fd, (1).to_bytes(8, sys.byteorder))
 
     def clear(self) -> None:
-        with self._lock:
+        with self.lock:
             if self.fd >= 0:
                 with contextlib.suppress(BlockingIOError):
                     while len(os.read(self.fd, 4096)) == 4096:
@@ -655,7 +667,7 @@ class _Signal:
         return bool(poller.poll(max(0, math.ceil(timeout_s * 1000))))
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self._close()
 
     def abandon(self) -> None:
