@@ -73,7 +73,7 @@ cdef struct WatchCounts:
     uint64_t unused_ages[BINS]
     uint64_t stored_ages[BINS]
 
-# An open transfer. Those with the same first id form a chain; all are in the order of opening.
+# An open transfer. Those with the same `first` form a chain; all are in the order of opening.
 cdef struct Transfer:
     uint64_t serial
     uint64_t time           # ms

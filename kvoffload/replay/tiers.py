@@ -42,7 +42,7 @@ __all__ = ["TierCounts", "simulate_tiers"]
 class TierCounts:
     """Counts of host memory with a disk behind it.
 
-    With several groups, what is asked for and hit is tokens, and what is stored is slots.
+    With several groups, `asked` and hits are tokens, and stores are slots.
 
     Attributes
     ----------
@@ -128,14 +128,16 @@ def simulate_tiers(
         told = trace.hints.of_each()
     if groups is not None and not groups.is_plain:
         if device_hits is not None:
-            raise ValueError("device_hits must go without several groups: give device_slots")
+            raise ValueError("device_hits must go with one group, got several: give device_slots")
         server = TieredServer(groups, host, disk, ends_stores=not pending)
         device = DeviceCache(device_slots, groups)
         requests = zip(rows, trace.lengths.tolist(), told, strict=True)
         asked, host_hits, disk_hits = _serve_all(server, device, requests, pending)
         return _counts(asked, host_hits, disk_hits, host, disk)
     if device_slots:
-        raise ValueError("device_slots must go with several groups: give device_hits")
+        raise ValueError(
+            f"device_slots must be 0 with one group, got {device_slots}: give device_hits"
+        )
     if device_hits is None:
         device_hits = np.zeros(trace.num_requests, dtype=np.int64)
     in_flight: deque[list[BlockHash]] = deque()

@@ -260,7 +260,7 @@ def test_the_disk_hears_that_a_session_ends_with_groups() -> None:
 
 def test_the_accelerators_cache_is_given_in_one_way() -> None:
     trace = DecodedTrace.of(WORKLOAD)
-    with pytest.raises(ValueError, match="device_hits must go without several groups"):
+    with pytest.raises(ValueError, match="device_hits must go with one group, got several"):
         of_groups("window", "lru", 10, 10, device_hits=device_hits(trace, 5))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="device_slots must go with several groups"):
+    with pytest.raises(ValueError, match="device_slots must be 0 with one group, got 5"):
         tiers(trace, "lru", 10, 10, device_slots=5)

@@ -391,7 +391,7 @@ def test_transfers_are_overdue_until_they_end():
 
 
 @pytest.mark.parametrize("build", [KVOffloadManager, watched])
-def test_of_a_finished_request_nothing_is_kept(build):
+def test_a_finished_request_is_not_kept(build):
     manager, keys = build(20), keys_of("a", range(6))
     for _ in range(2):  # stored, then loaded
         request = Request(manager, keys)

@@ -76,9 +76,9 @@ cdef class RequestWatch(WatchCore):
     cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1
     cdef void forget_asker(self) noexcept
     cdef bint holds(self, object key) noexcept
-    # All are called before the state changes, except `c_loading` and `c_begun`. The record of a
-    # sampled key takes two cache lines, the second found through the first: the call that finds the
-    # key prefetches the first, `near_recorded` or `c_finished` the second.
+    # All are called before the state changes, except `c_loading`, `c_begun` and `c_completed`. The
+    # record of a sampled key takes two cache lines, the second found through the first: the call
+    # that finds the key prefetches the first, `near_recorded` or `c_finished` the second.
     # A load was granted, and recorded.
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
