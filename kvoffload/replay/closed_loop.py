@@ -59,8 +59,9 @@ def replay_closed(
     """Replay a trace in a closed loop.
 
     A session's first request arrives at its recorded time, each later one after its wait from the
-    end of the previous one; a request without a session arrives at its recorded time. With hints
-    the clock is that of the loop.
+    end of the previous one; a request without a session arrives at its recorded time. Of requests
+    that arrive at the same time, the one recorded first is served first, and of those recorded at
+    the same time the first in the trace. With hints the clock is that of the loop.
 
     Parameters
     ----------

@@ -110,9 +110,10 @@ def naively(requests, capacity, rate, decode_ns):
     hits = prefill = 0
     first, latency = {}, {}
     while len(ended) < len(requests):
-        # Who has come, has not begun, and came first; of two at once the lower row.
-        waiting = [(arrival[row], row) for row in arrival if row not in begun]
-        when, row = min(waiting)
+        # Of the requests that have not begun, the one that arrived first; of two at once the one
+        # recorded first.
+        row = min((row for row in order if row in arrival and row not in begun), key=arrival.get)
+        when = arrival[row]
         request = requests[row]
         start = max(when, free_at)
         keys = list(request.hash_ids)
