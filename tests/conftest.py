@@ -2,7 +2,8 @@
 
 ``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.25`` for sanitizer
 builds, ``12`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
-run draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
+run uses the same seed, so that all runs of a commit test the same calls;
+``--hypothesis-seed=random`` draws another, and the header prints what repeats the run.
 
 ``pytest -m fast`` runs the core of each area, ``pytest`` all but what is long, attacks tiers or
 needs servers, and ``pytest PATH`` or any other ``-m`` all that the path or the expression names.
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.allocations import REFUSABLE
 
@@ -28,6 +30,9 @@ TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
 PROFILES = {"default": (6, 40), "ci": (120, 60), "soak": (2000, 100)}
 """Profile -> examples per test, steps per state machine, before the budget is applied."""
+
+SEED = 139_461_737
+"""The seed of a run that is given none."""
 
 LEFT_OUT = ("thorough", "servers", "attack")
 """The marks of the tests that a plain run leaves out."""
@@ -74,6 +79,9 @@ def register_profiles(factor: float) -> None:
 
 
 register_profiles(read_budget())
+if hasattr(providers, "_get_local_constants"):
+    # Hypothesis also draws constants of all modules imported so far, which differ between workers.
+    providers._get_local_constants = lambda: providers._local_constants
 for variable in ("no_proxy", "NO_PROXY"):  # the servers of the tests are on this machine
     os.environ[variable] = "127.0.0.1,localhost"
 os.environ.pop("FORCE_COLOR", None)  # what is printed is compared without colours
@@ -81,16 +89,15 @@ os.environ.pop("FORCE_COLOR", None)  # what is printed is compared without colou
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of this run unless the command line gives one; workers take the run's."""
-    given = config.getoption("--hypothesis-seed", default=None)
+    """Choose the seed of this run; workers take the run's, and hash strings by it."""
+    given = config.getoption("--hypothesis-seed", default=None) or SEED
     if hasattr(config, "workerinput"):
-        given = config.option.hypothesis_seed = str(config.workerinput["seed"])
-    if given is None:
-        seed = random.SystemRandom().randrange(2**32)
-        config.option.hypothesis_seed = str(seed)
-    else:
-        seed = random.randrange(2**32) if given == "random" else int(given)
-    config.stash[SEED_KEY] = seed
+        given = config.workerinput["seed"]
+    elif given == "random":
+        given = random.SystemRandom().randrange(2**32)
+    seed = config.stash[SEED_KEY] = int(given)
+    config.option.hypothesis_seed = str(seed)
+    os.environ.setdefault("PYTHONHASHSEED", str(seed % 2**32))
     # a worker is given paths where the run was given none
     worker = getattr(config, "workerinput", None)
     config.stash[CHOICE_KEY] = worker["choice"] if worker else choice_of(config)
@@ -105,7 +112,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what has allocations refused where the build cannot refuse any."""
+    """Seed what a test draws; skip refused allocations where the build cannot refuse any."""
+    random.seed(item.config.stash[SEED_KEY])
     if not REFUSABLE and item.get_closest_marker("refused_allocations"):
         pytest.skip("needs a build that can refuse allocations: KVOFFLOAD_DEBUG=1")
 

@@ -87,10 +87,8 @@ def tokens_of(pages: list[int]) -> torch.Tensor:
     return torch.cat([torch.arange(PAGE_TOKENS) + page * PAGE_TOKENS for page in pages])
 
 
-def test_single_pages_hit_and_leave_as_in_the_file_store(stores):
+def test_single_pages_hit_and_leave_as_in_the_file_store(stores, seed):
     theirs, ours, _ = stores(NUM_SLOTS)
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
     rng = random.Random(seed)
     keys = [page_keys([number] * PAGE_TOKENS)[0] for number in range(NUM_KEYS)]
     weights = [1 / (number + 1) ** 0.6 for number in range(NUM_KEYS)]

@@ -122,7 +122,7 @@ def sets(rng: random.Random, pages: int) -> list[int]:
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["states in place", "states copied"])
-def test_random_sets_of_pages_are_served_as_by_the_file_store(side, make, tmp_path):
+def test_random_sets_of_pages_are_served_as_by_the_file_store(side, make, tmp_path, seed):
     rounds = 150
     pools = own_pools(side=side)
     urls = {str(name): slab(tmp_path / "kv", 16 * CAPACITY) for name in POLICIES}
@@ -132,8 +132,6 @@ def test_random_sets_of_pages_are_served_as_by_the_file_store(side, make, tmp_pa
     theirs = HiCacheFile(plain)
     for name, pool in pools.items():
         theirs.register_mem_host_pool_v2(pool, name)
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
     rng = random.Random(seed)
     num_loaded = num_sparse = 0
     for number in range(rounds):

@@ -1,18 +1,19 @@
-"""The group of tests against the real vLLM: a seed for every run, printed, and the size of it.
+"""The group of tests against the real vLLM: its seed and its size, which are printed.
 
-``KVOFFLOAD_VLLM_SEED`` repeats a run; ``KVOFFLOAD_VLLM_SEQUENCES`` is the number of random
+``KVOFFLOAD_VLLM_SEED`` is another seed; ``KVOFFLOAD_VLLM_SEQUENCES`` is the number of random
 sequences of each differential test.
 """
 
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import pytest
 
-SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or random.SystemRandom().randrange(2**32))
+from tests import conftest
+
+SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or conftest.SEED)
 SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
 TRACES = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 
