@@ -21,7 +21,7 @@ from kvoffload._printable import printable
 from kvoffload.replay import policies as making
 from kvoffload.traces import MissingExtraError, TraceError
 
-from ._options import present_name
+from ._options import Group, present_name
 from .advise import advise
 from .convert import convert
 from .dashboard import dashboard
@@ -45,16 +45,12 @@ COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for complet
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_name},
 )
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
-@click.pass_context
-def root(ctx: click.Context) -> None:
+def root() -> None:
     """Replay request traces through the cache managers of KV-cache offloading."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=True)
-        ctx.exit(USAGE_ERROR)
 
 
 for command in (

@@ -38,6 +38,17 @@ _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
+class Group(click.Group):
+    """A command with subcommands, which prints its help as an error if it gets no arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments; without any, print the help and exit."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(click.UsageError.exit_code)
+        return super().parse_args(ctx, args)
+
+
 def check_number(text: str) -> None:
     """Refuse a number that is too large or whose unit lacks a letter."""
     if _TOO_LARGE.fullmatch(text):

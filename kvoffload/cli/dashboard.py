@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ._options import check_prefix, examples
+from ._options import Group, check_prefix, examples
 
 
 @click.group(
+    cls=Group,
     epilog=examples(
         "kvoffload dashboard grafana > dashboard.json", "kvoffload dashboard rules > rules.yml"
-    )
+    ),
 )
 def dashboard() -> None:
     """Print a Grafana dashboard and Prometheus rules for the metrics of watches."""

@@ -13,7 +13,7 @@ from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import describe
 from kvoffload.traces import MissingExtraError
 
-from ._options import examples, json_option, quiet_option
+from ._options import Group, examples, json_option, quiet_option
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ LONGEST_MODEL = 80
 """Most characters shown of a model's name, which is not trusted."""
 
 
-@click.group(epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv"))
+@click.group(
+    cls=Group, epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv")
+)
 def tier() -> None:
     """Inspect, verify and delete blocks that tiers keep on disks."""
 

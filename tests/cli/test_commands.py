@@ -41,6 +41,15 @@ def test_help(kvoffload, command):
         assert ("Examples:" in done.out) == bool(command)
 
 
+@pytest.mark.parametrize(
+    "group", [(), *((name,) for name in root.commands if hasattr(root.commands[name], "commands"))]
+)
+def test_a_group_without_a_subcommand_prints_its_help_as_an_error(kvoffload, group):
+    done = kvoffload(*group)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == kvoffload(*group, "--help").out
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [60, 120])
 def test_no_summary_of_a_command_is_cut(kvoffload, columns):
@@ -188,7 +197,7 @@ def test_control_c_ends_it_quietly(tmp_path):
                 time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         try:
-            out, error = process.communicate(timeout=60)
+            out, error = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -248,7 +257,7 @@ def test_a_terminal_gets_a_progress_bar_on_standard_error_unless_quiet_or_dumb(q
         pass  # how Linux says that the other side is closed
     out = process.stdout.read()
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     os.close(ours)
     assert b"policy" in out
     assert (b"lru, " in shown and b"requests" in shown) is wanted
