@@ -222,7 +222,7 @@ class FleetResult:
 
 
 def _columns(log: Log) -> dict[str, npt.NDArray[Any]]:
-    """Return the totals of each engine."""
+    """Return the columns of a log that are summed by engine, as arrays with a value per row."""
     counts = {name: getattr(log, name) for name in ("device", "host", "tier", "missed")}
     found = {name: np.array(column, dtype=np.int64) for name, column in counts.items()}
     for name in ("prefill", "first_tokens"):
