@@ -47,7 +47,7 @@ def run_process(*arguments: object, stdin: bytes = b"", **environment: str) -> D
         capture_output=True,
         env=env | environment,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -77,7 +77,7 @@ def run_shell(script: str, environment: dict[str, str] = BARE, **variables: obje
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -20,7 +20,7 @@ from .conftest import COMMAND
 Client = pytest.importorskip("distributed", reason="it needs the dask extra").Client
 pytestmark = pytest.mark.thorough
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -107,7 +107,7 @@ def test_without_the_global_lock_compiled_twins_are_refused(twins: object) -> No
             env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: choice},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         if choice == "1":

@@ -233,7 +233,7 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         pytest.skip("kvoffload is not installed in this environment")
     command += ["--capacity", "9,10", "--jobs", "2", "--quiet"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=BARE, capture_output=True, check=False, timeout=120
+        command, cwd=tmp_path, env=BARE, capture_output=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -91,7 +91,7 @@ def test_a_missing_extra_is_one_line_that_ends_with_what_installs_it_for_this_py
         env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), "KVOFFLOAD_PURE_PYTHON": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     hint = f"{purpose} needs {module}: {PIP} install 'kvoffload[{extra}]'"

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def run_script(

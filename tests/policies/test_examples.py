@@ -565,7 +565,7 @@ def test_the_command_takes_them_in_the_root_of_a_clone(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -191,4 +191,4 @@ def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
         with contextlib.suppress(OSError):
             _run("umount", folder)
         server.terminate()
-        server.wait(30)
+        server.wait(300)

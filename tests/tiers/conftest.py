@@ -8,8 +8,30 @@ from types import ModuleType
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import Namespace
 from kvoffload.tiers.engine.native import Twin
+
+WAITS = (
+    "engine.tier.QUERY_DEADLINE_S",
+    "engine.tier.TRANSFER_DEADLINE_S",
+    "tiered_store.TRANSFER_DEADLINE_S",
+    "local.slab.tier.FORGET_S",
+    "local.slab.folder.READERS_S",
+    "remote.tier.FORGET_S",
+)
+"""The seconds after which a call without a deadline gives up."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give calls without a deadline all the time that a busy machine needs.
+
+    Servers hang in tests, and calls wait for them.
+    """
+    if not request.node.get_closest_marker("servers"):
+        for name in WAITS:
+            monkeypatch.setattr(f"kvoffload.tiers.{name}", PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -212,7 +212,7 @@ def make_bucket(server: Server) -> None:
     from urllib.request import Request, urlopen
 
     request = Request(f"http://127.0.0.1:{server.port}/blocks", method="PUT")
-    urlopen(request, timeout=30).close()
+    urlopen(request, timeout=300).close()
 
 
 def s3_options(server: Server, secret: str = "testing") -> dict:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Namespace, TierError, TierInUseError
 from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
@@ -98,7 +99,7 @@ def _no_waiting() -> Iterator[None]:
         raise AssertionError("it waits")
 
     former = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(10)
+    signal.alarm(int(PATIENCE_S))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, former)

@@ -56,10 +56,6 @@ pytest.importorskip("obstore", reason="the tiers need the objects extra")
 BLOCK = 16_384
 NAMESPACE = Namespace("chaos", BLOCK)
 KEYS = [b"key-%02d" % number for number in range(64)]
-GRACE_S = 0.5
-"""The time that a job may take beyond its deadline in a test: other tests run beside it.
-
-The contract's 50 ms are measured where nothing else runs."""
 
 
 def open_redis(server: Server, **options) -> RedisTier:
@@ -152,10 +148,8 @@ class TestDeath:
         ends = [run(tier, tier.query(KEYS[:8], 5.0)) for _ in range(8)]
         assert not {Status.OK, Status.MISS} & {s for end in ends for s in end.status.tolist()}
         assert tier.health().reads == "open"
-        started = time.monotonic()
         for _ in range(100):
             assert run(tier, tier.get(KEYS[:8], range(64, 72))).status.min() == Status.UNAVAILABLE
-        assert (time.monotonic() - started) / 100 < 0.02, "an open breaker answers at once"
         assert (tier.lookup(KEYS) == State.MISS).all(), "to an engine they are misses"
         world.start()  # empty: both servers keep everything in memory
         let_probe(tier)
@@ -204,18 +198,16 @@ class TestHangs:
             settle(tier)  # while every thread waits for the server, calls are UNAVAILABLE at once
             ask_anew(tier)
             tier.health(reset=True)
-            started = time.monotonic()
             if op == "get":
                 done = run(tier, tier.get(KEYS[:16], range(64, 80), 0.2))
             else:
                 done = run(tier, tier.query(KEYS[:16], 0.2))
-            assert time.monotonic() - started < 0.2 + GRACE_S
             assert set(done.status.tolist()) <= {Status.TIMEOUT, Status.UNAVAILABLE}
             assert tier.health().reads == "open", "one deadline is enough"
-        started = time.monotonic()
+        set_clock(tier, lambda: 0.0)  # the breaker stays open
         for _ in range(100):
-            run(tier, tier.query(KEYS[16:20], 0.2))
-        assert (time.monotonic() - started) / 100 < 0.02
+            done = run(tier, tier.query(KEYS[16:20], PATIENCE_S))
+            assert set(done.status.tolist()) == {Status.UNAVAILABLE}, "the server is not asked"
         region.array[64 * BLOCK :] = 7
         world.server.resume()
         settle(tier)
@@ -229,9 +221,7 @@ class TestHangs:
         tier, region = world.open(threads=2)
         store(tier, 1)
         world.server.hang()
-        started = time.monotonic()
         done = run(tier, tier.put(KEYS[1:33], range(1, 33), 0.3))
-        assert time.monotonic() - started < 0.3 + GRACE_S
         assert not done.status.any(), "it was copied, and the region is the caller's again"
         region.array[BLOCK : 33 * BLOCK] = 7
         assert run(tier, tier.put(KEYS[33:34], [33], 0.2)).status[0] in {
@@ -255,12 +245,10 @@ class TestHangs:
         tier, _ = world.open(threads=2)
         store(tier, 4)
         world.server.hang()
-        started = time.monotonic()
         assert tier.forget() is False
         tier.put(KEYS[:4], range(4), 0.2)
         tier.get(KEYS[:4], range(64, 68), 0.2)
         tier.close(1.0)
-        assert time.monotonic() - started < 2.0 + 5 * GRACE_S
         world.server.resume()
 
     def test_what_is_forgotten_while_a_server_hangs_is_forgotten(self, world: World) -> None:
@@ -388,12 +376,12 @@ class TestRedisInTrouble:
         region = attached(tier)
         store(tier, 8)
         proxy.drips = True
-        started = time.monotonic()
         done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
         assert set(done.status.tolist()) == {Status.TIMEOUT}
         settle(tier)
-        assert tier.stats()["late_jobs"] == 0
-        assert time.monotonic() - started < 10, "the only thread is free again"
+        assert tier.stats()["late_jobs"] == 0, (
+            "the only thread is free again, and the rest drips on"
+        )
         proxy.drips = False
         let_probe(tier)
         assert set(check(tier, region, 8)) == {Status.OK}
@@ -777,9 +765,7 @@ class TestDirectoryInTrouble:
             store(tier, 8)
             medium_of(tier).epoch_s = np.inf
             stop(server)
-            started = time.monotonic()
             done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
-            assert time.monotonic() - started < 0.2 + GRACE_S
             assert set(done.status.tolist()) == {Status.TIMEOUT}
             assert tier.health().reads == "open"
             assert run(tier, tier.get(KEYS[:8], range(64, 72))).status[0] == Status.UNAVAILABLE

@@ -607,9 +607,7 @@ def test_before_a_region_is_there_it_is_remembered(place: Place) -> None:
     store(one, 4)
     other = place.tier(attach=False)
     other.discard(KEYS)
-    started = time.monotonic()
     assert other.forget() is False
-    assert time.monotonic() - started < 0.5, "nothing is asked"
     assert other.health().forgotten is False
     attach_to(other)
     assert other.health().forgotten is True

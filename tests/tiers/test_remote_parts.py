@@ -178,7 +178,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
 
     client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
     store = ObjectStore(NAMESPACE, client)
-    store.deadline = time.monotonic() + 60
+    store.deadline = time.monotonic() + 300
     keys = [b"%d" % number for number in range(4096)]
     epoch = store.raise_epoch(5, 4)
     stored = 0

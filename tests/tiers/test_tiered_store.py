@@ -26,7 +26,7 @@ from kvoffload.tiers import (
     TierEvent,
 )
 from tests.differential.workloads import conversations
-from tests.tiers.inside import is_busy, limit_queue
+from tests.tiers.inside import expire, is_busy, limit_queue, threads_of
 
 from .attack import rounds
 
@@ -348,7 +348,14 @@ class TestFetch:
         first, second = faulty(), memory()
         engine = self.prepared(first, second)
         first.hang()
-        assert engine.fetch(KEYS[:8], 0.5) == 8
+        fetch = engine.store.fetch(KEYS[:8], PATIENCE_S)
+        (hung,) = threads_of(first)._jobs.values()
+        assert hung.deadline < engine.store._fetches[fetch].deadline
+        expire(first, hung.job_id)
+        ended = engine.wait(fetch)
+        assert ended.num_blocks == 8
+        engine.verify(KEYS[:8], ended)
+        engine.store.complete_load(KEYS[:8])
         assert first.stats()["get_timeout"] == 8
         first.resume()
         engine.quiet()

@@ -177,7 +177,7 @@ def test_requests_with_hints_are_counted_with_their_word(path, monkeypatch):
         assert recorder.log._added == 2 * (len(HASHES) + 17)
         assert recorder.log.dropped_requests == 1
         recorder.log._call.set()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while recorder.log._taken != recorder.log._added:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -340,7 +340,7 @@ def test_memory_is_bounded_by_dropping_requests(
 
 
 def wait_until_stopped(recorder):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while recorder.log.recording:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -405,7 +405,7 @@ recorder.close()
 assert recorder.lookup([b"after"]) == 0
 """
     command = [sys.executable, "-c", code, str(path), str(is_first)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{path}: recording stopped: [Errno 27] File too large\n"
     if is_first:
@@ -428,7 +428,7 @@ def test_a_file_that_cannot_be_exchanged_stops_the_recording(path, monkeypatch, 
     with TraceRecorder(CPUOffloadingManager(16, 9), path, max_bytes=2**16) as recorder:
         monkeypatch.setattr(request_log.os, "open", no_new_file)
         before = recorder.log._file
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while recorder.log.recording:
             recorder.lookup([os.urandom(32) for _ in range(100)])
             assert time.monotonic() < deadline
@@ -545,7 +545,7 @@ for number in range(10**9):
 """
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 300
             while not (path.exists() and path.stat().st_size > 20_000):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -558,7 +558,7 @@ def test_a_request_that_no_other_follows_is_written_soon(path, monkeypatch):
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 10_000)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         recorder.lookup(HASHES)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while not path.stat().st_size:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -714,7 +714,7 @@ def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeyp
 
 
 def ended(thread):
-    thread.join(10)
+    thread.join(300)
     return not thread.is_alive()
 
 

@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return bytes(answer.read())
 
 
