@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvoffload._extras import require
 from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
 
@@ -134,7 +133,6 @@ class _Fleet:
 
     def look(self) -> tuple[list[Engine], list[str]]:
         """Scrape all URLs; return the watches, and a message for each URL without one."""
-        require("prometheus_client", "kvoffload top", "watch")
         from kvoffload.watch.scraped import read_engines
 
         engines: list[Engine] = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX
+from kvoffload.errors import describe
 from kvoffload.managers._watching import KINDS, MOST_SOURCES, OTHERS
 
 from .metrics import HEEDING, PLAIN, UNMARKED, memory_label
@@ -36,7 +37,13 @@ LARGEST = 2.0**63
 """Largest value of a metric that is not a share."""
 SHARES = ("shadow_hit_ratio", "shadow_error", "hint_slope", "hint_hit_ratio", "hints_followed")
 
-_NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
+# Prometheus' text format. No alternatives of an expression match the same text, so that each takes
+# time linear in a line; prometheus_client's parser copies a label for each of its escaped quotes.
+_NAME = re.compile(r"\s*([\w:]+)(?:\s*(\{)|(?=\s))")
+_LABEL = re.compile(r'(?a)[\s,]*([^\W\d]\w*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(?=[,}])')
+_END = re.compile(r"[\s,]*\}")
+_VALUE = re.compile(r"\s*([^\s_]+)(?:\s+[-+.\de]+)?\s*(?:#.*)?")  # and a time, and an exemplar
+_ESCAPED = re.compile(r'\\([\\n"])')
 _KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
 
 Values = dict[str, dict[tuple[str, ...], float]]
@@ -123,11 +130,10 @@ class View:
 def read_engines(url: str, text: str) -> list[Engine]:
     """Parse a URL's answer in Prometheus' text format, ignoring lines that are not a watch's.
 
-    Each set of labels that are not the metrics' own is an engine. Raise ValueError if the text is
-    not in that format, has more or longer lines than watches export, or has impossible values.
+    Each set of labels that are not the metrics' own is an engine. Raise ValueError if such a line
+    is not in that format, if there are more or longer ones than watches export, or if a value is
+    impossible.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
     series: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     lines = [line for line in text.split("\n") if WATCH_PREFIX in line]
@@ -135,27 +141,52 @@ def read_engines(url: str, text: str) -> list[Engine]:
         raise ValueError(f"more than {MOST_LINES:,} lines are of a watch")
     if any(len(line) > LONGEST_LINE for line in lines):
         raise ValueError(f"a line is longer than {LONGEST_LINE:,} characters")
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            match = _NAME.fullmatch(sample.name)
-            metric = _KNOWN.get(match[1]) if match else None
-            if metric is None or not math.isfinite(sample.value):
-                continue
-            largest = 1.0 if metric.name in SHARES else LARGEST
-            if not 0 <= sample.value <= largest:
-                raise ValueError(
-                    f"{sample.name} must be 0 ... {largest:.3g}, got {sample.value:.3g}"
-                )
-            own = tuple(sample.labels.get(name, "") for name in metric.labels)
-            rest = sorted(pair for pair in sample.labels.items() if pair[0] not in metric.labels)
-            key = (("url", url), *rest)
-            if len(engines) >= MOST_ENGINES and key not in engines:
-                raise ValueError(f"more than {MOST_ENGINES:,} watches")
-            series[metric.name].add(own)
-            if len(series[metric.name]) > MOST_SERIES:
-                raise ValueError(f"{sample.name} has more than {MOST_SERIES:,} values of labels")
-            engines.setdefault(key, Engine(key)).values[metric.name][own] = sample.value
+    for line in lines:
+        start = _NAME.match(line)
+        name = start[1] if start else ""  # of a comment
+        before, found, own_name = name.removesuffix("_total").rpartition(WATCH_PREFIX)
+        metric = _KNOWN.get(own_name)
+        if start is None or metric is None or not found or (before and before[-1] not in ":_"):
+            continue
+        labels, value = _sample(line, start.end(), has_labels=bool(start[2]))
+        if not math.isfinite(value):
+            continue
+        largest = 1.0 if metric.name in SHARES else LARGEST
+        if not 0 <= value <= largest:
+            raise ValueError(f"{name} must be 0 ... {largest:.3g}, got {value:.3g}")
+        own = tuple(labels.get(label, "") for label in metric.labels)
+        rest = sorted(pair for pair in labels.items() if pair[0] not in metric.labels)
+        key = (("url", url), *rest)
+        if len(engines) >= MOST_ENGINES and key not in engines:
+            raise ValueError(f"more than {MOST_ENGINES:,} watches")
+        series[metric.name].add(own)
+        if len(series[metric.name]) > MOST_SERIES:
+            raise ValueError(f"{name} has more than {MOST_SERIES:,} values of labels")
+        engines.setdefault(key, Engine(key)).values[metric.name][own] = value
     return list(engines.values())
+
+
+def _sample(line: str, end: int, *, has_labels: bool) -> tuple[dict[str, str], float]:
+    """Return the labels and the value of a line, which begin at `end`."""
+    labels: dict[str, str] = {}
+    while has_labels:
+        if closed := _END.match(line, end):
+            end = closed.end()
+            break
+        label = _LABEL.match(line, end)
+        if label is None or label[1] in labels:
+            raise ValueError(f'labels must be name="value", each once, got {describe(line)}')
+        labels[label[1]] = _ESCAPED.sub(_unescaped, label[2])
+        end = label.end()
+    number = _VALUE.fullmatch(line, end)
+    try:
+        return labels, float(number[1] if number else "")
+    except ValueError:
+        raise ValueError(f"value must be a number, got {describe(line[end:])}") from None
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return "\n" if escape[1] == "n" else escape[1]
 
 
 def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:

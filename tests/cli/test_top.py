@@ -14,22 +14,28 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 for module in ("click", "rich", "prometheus_client"):
     pytest.importorskip(module, reason="the command needs the watch extra")
 
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from kvoffload import CPUOffloadingManager  # noqa: E402
 from kvoffload.cli import main, top  # noqa: E402
 from kvoffload.cli._exchange import Exchange  # noqa: E402
-from kvoffload.watch import Watch  # noqa: E402
+from kvoffload.watch import Watch, scraped  # noqa: E402
 from kvoffload.watch.prometheus import WatchCollector  # noqa: E402
 from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  # noqa: E402
 from tests.blocks import block_hash  # noqa: E402
 from tests.watch.watched import SECRET, serve  # noqa: E402
 
 pytestmark = pytest.mark.thorough
+
+
+ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n", r"\x": r"\x"}
 
 
 @pytest.fixture(autouse=True)
@@ -428,6 +434,40 @@ def num_lines(function: Callable[..., object], *arguments: object) -> int:
     finally:
         sys.settrace(former)
     return count
+
+
+def parsed_by_prometheus(line: str) -> tuple[dict[str, str], float] | None:
+    """Return the labels and the value of a line as prometheus_client reads it."""
+    with contextlib.suppress(ValueError, IndexError):
+        for family in text_string_to_metric_families(f"{line}\n"):
+            for sample in family.samples:
+                return sample.labels, sample.value
+    return None
+
+
+@given(
+    label=st.lists(st.sampled_from([*ESCAPES, " ", ",", "=", "{", "}", '"', "#", "é"]), max_size=6),
+    ends=st.sampled_from(["", "}", ",}", " }", ',b="c"}', ', b = "c" }', ',e="c"}', ',1="c"}']),
+    value=st.sampled_from(["1", " 1", "\t1 ", " +Inf", " 1e3 5", " -5", " x", " 1_0", "", " 1 x"]),
+)
+def test_lines_are_read_as_prometheus_reads_them(label, ends, value):
+    line = f'kvoffload_hint_slope{{e="{"".join(label)}"{ends}{value}'
+    start = scraped._NAME.match(line)
+    try:
+        found = scraped._sample(line, start.end(), has_labels=True)
+    except ValueError:
+        found = None
+    assert found == parsed_by_prometheus(line)
+
+
+@pytest.mark.parametrize("escaped", ESCAPES)
+def test_a_label_of_escapes_is_read_in_linear_time(escaped):
+    """No expression tries a character twice; with a copy per escape it would be minutes."""
+    line = f'kvoffload_asked_blocks{{e="{escaped * 2**20}"}} 1'
+    start = scraped._NAME.match(line)
+    labels, value = scraped._sample(line, start.end(), has_labels=True)
+    assert labels == {"e": ESCAPES[escaped] * 2**20}
+    assert value == 1
 
 
 @pytest.mark.parametrize("label", ["cause", "policy"])

@@ -44,7 +44,6 @@ CASES = [
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
     (TOKENIZE, "--tokenizer", "jinja2", "tokenizer"),
     (TOKENIZE, "--tokenizer", "tokenizers", "tokenizer"),
-    ("kvoffload top localhost:1", "kvoffload top", "prometheus_client", "watch"),
     ("kvoffload demo", "kvoffload demo", "prometheus_client", "watch"),
     ("kvoffload tier info .", "kvoffload.tiers without the extensions", "xxhash", "tiers"),
     ("import kvoffload.tiers", "kvoffload.tiers without the extensions", "xxhash", "tiers"),
