@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-import click
-
-from kvoffload._extras import require
 from kvoffload.replay import DecodedTrace, HintOptions
-from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Survey
-from kvoffload.traces.lines import STDIN
 
 from ._hint_options import told_by_trace
 from ._sources import BlockTokens, Reading, Source, open_source
 from ._terminal import progress_bar
-
-CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +36,6 @@ class Decoding:
                 quiet=True,
             )
         return decoded
-
-
-def check_dask(address: str | None, traces: Sequence[str]) -> None:
-    """Refuse a cluster that is not available or could not read the trace."""
-    if address is None:
-        return
-    if STDIN in traces:
-        raise click.UsageError("--dask needs files that all machines read, got standard input")
-    require("distributed", "--dask", "dask")
-
-
-@contextlib.contextmanager
-def on_machines(address: str | None, decoding: Decoding) -> Iterator[Elsewhere | None]:
-    """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named."""
-    if address is None:
-        yield None
-        return
-    distributed = importlib.import_module("distributed")  # which has no types
-    try:
-        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise click.UsageError(f"--dask {address}: no scheduler answers: {reason}") from None
-    with client:
-        files = tuple(str(Path(name).absolute()) for name in decoding.traces)
-        yield Elsewhere(client.get_executor(), replace(decoding, traces=files))
 
 
 def decode(

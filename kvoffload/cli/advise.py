@@ -54,7 +54,7 @@ from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
-from ._decoding import Decoding, check_dask, on_machines
+from ._decoding import Decoding
 from ._fleet_advice import fleet_advice_object, print_fleet_advice
 from ._fleet_options import (
     Shared,
@@ -71,6 +71,7 @@ from ._hint_options import (
     hints_text,
     told_by_trace,
 )
+from ._machines import check_dask, on_machines
 from ._model_options import CacheOptions, Interval, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
@@ -371,7 +372,7 @@ def advise(
             "hints_text": None if hints is None or told is None else hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
-        with on_machines(dask, decoding) as elsewhere:
+        with on_machines(dask, decoding, quiet=quiet) as elsewhere:
             effort = _Effort(jobs or usable_cores(), elsewhere, quiet)
             if None in capacities:
                 knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)

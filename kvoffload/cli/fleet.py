@@ -21,7 +21,7 @@ from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces.outputs import open_output
 
-from ._decoding import Decoding, check_dask, decode, on_machines
+from ._decoding import Decoding, decode
 from ._fleet_options import (
     Shared,
     note_limits,
@@ -40,6 +40,7 @@ from ._fleet_result import (
 )
 from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
+from ._machines import check_dask, on_machines
 from ._model_options import CacheOptions, Interval, model_options
 from ._options import (
     Capacity,
@@ -387,7 +388,7 @@ def fleet(
     _check(decoded, cells[0].fleet)
     note_limits(decoded, {cell.fleet: cell.capacity for cell in cells}, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    with on_machines(dask, decoding) as elsewhere:
+    with on_machines(dask, decoding, quiet=quiet) as elsewhere:
         results = _replayed(decoded, cells, jobs or usable_cores(), elsewhere, quiet=quiet)
     grid = FleetGrid(
         source,

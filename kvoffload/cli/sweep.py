@@ -20,7 +20,7 @@ from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces.outputs import open_output
 
-from ._decoding import Decoding, check_dask, decode, on_machines
+from ._decoding import Decoding, decode
 from ._hint_options import hint_options
 from ._loop_options import (
     check_arrivals,
@@ -28,6 +28,7 @@ from ._loop_options import (
     loop_options,
     without_belady,
 )
+from ._machines import check_dask, on_machines
 from ._model_options import (
     CacheOptions,
     Interval,
@@ -212,7 +213,7 @@ def sweep(
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is still printed
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, loop is not None)
-    with on_machines(dask, decoding) as elsewhere:
+    with on_machines(dask, decoding, quiet=quiet) as elsewhere:
         counts = _counts(work, file, jobs or usable_cores(), elsewhere, faults, quiet=quiet)
     grid = Grid(
         source,

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import multiprocessing
 import os
+import platform
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+import kvoffload
 from kvoffload.traces.scratch import scratch_file
 
 from .arrivals import Arrivals
 from .hints import TraceHints
 from .requests import DecodedTrace, digest_of
 
-__all__ = ["Elsewhere", "mapped_arrays", "shared_arrays", "spread"]
+__all__ = [
+    "Code",
+    "DifferentMachineError",
+    "Elsewhere",
+    "check_code",
+    "code_here",
+    "mapped_arrays",
+    "shared_arrays",
+    "spread",
+]
+
+ASK_SECONDS = 1.0
+"""Longest wait for the end of a job without a call of `Elsewhere.watch`."""
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -53,6 +71,37 @@ def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
     return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
 
 
+Code = tuple[str, str]
+"""The version of this package, and a digest of its code in Python."""
+
+
+class DifferentMachineError(ValueError):
+    """A machine has other code or another trace than the one that asks."""
+
+
+@functools.cache
+def code_here() -> Code:
+    """Return the code of this process."""
+    folder, found = Path(kvoffload.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_bytes().replace(b"\r\n", b"\n")
+        found.update(f"{path.relative_to(folder).as_posix()} {len(text)}\n".encode() + text)
+    return kvoffload.__version__, found.hexdigest()[:12]
+
+
+def check_code(worker: str, wanted: Code, got: Code | str) -> None:
+    """Refuse a worker whose code is not the wanted one; a text tells what it has instead."""
+    if got != wanted:
+        rule = f"worker {worker} must have kvoffload {wanted[0]}, code {wanted[1]}"
+        found = got if isinstance(got, str) else f"{got[0]}, code {got[1]}"
+        raise DifferentMachineError(
+            f"{rule}, got {found}; install the same on all machines and restart the worker"
+        )
+
+
+def _watch_nothing(_: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """Machines that run jobs, and their function to read the trace.
@@ -63,10 +112,14 @@ class Elsewhere:
         Only its `submit` is used. It must handle jobs lost with a machine.
     read : callable
         Returns the trace; picklable, with paths valid on the machines.
+    watch : callable, optional
+        Called with the number of jobs that have not ended: at the start, when none has ended for a
+        second, and when one fails. It may raise.
     """
 
     executor: Executor
     read: Callable[[], DecodedTrace]
+    watch: Callable[[int], None] = _watch_nothing
 
 
 def spread(
@@ -87,7 +140,7 @@ def spread(
     processes end too.
 
     With `elsewhere` its executor runs all jobs instead. A worker keeps one trace, and raises
-    ValueError for a different one.
+    DifferentMachineError, a ValueError, if it reads a different one or has other code.
     """
     if elsewhere is not None:
         yield from _by_executor(trace, jobs, make, elsewhere)
@@ -113,11 +166,16 @@ def _by_executor(
     make: Callable[[DecodedTrace], Callable[[Job], Result]],
     elsewhere: Elsewhere,
 ) -> Iterator[tuple[Job, Result]]:
-    arguments = secrets.token_hex(16), _digest(trace), elsewhere.read, make
+    elsewhere.watch(len(jobs))
+    wanted = code_here(), _digest(trace)
+    arguments = wanted, secrets.token_hex(16), elsewhere.read, make
     running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job): job for job in jobs}
     try:
         while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            done = wait(running, ASK_SECONDS, return_when=FIRST_COMPLETED).done
+            if not done or any(future.exception() for future in done):
+                elsewhere.watch(len(running))
+            for future in done:
                 yield running.pop(future), future.result()
     finally:
         for future in running:
@@ -146,26 +204,42 @@ _keeping = threading.Lock()
 
 
 def _do_elsewhere(
+    wanted: tuple[Code, str],
     run: str,
-    digest: str,
     read: Callable[[], DecodedTrace],
     make: Callable[[DecodedTrace], Callable[[Any], Any]],
     job: Any,
 ) -> Any:
-    """Run a job in a worker, which reads the trace unless it keeps it from another run."""
+    """Run a job in a worker, which reads the trace unless it keeps it from another run.
+
+    It must have the wanted code, and a trace with the wanted digest.
+    """
     global _kept_by_worker  # noqa: PLW0603 - what a worker keeps between its jobs
+    code, digest = wanted
+    check_code(_own_name(), code, code_here())
     with _keeping:
         kept = _kept_by_worker
         if kept is None or kept.digest != digest:
             kept = _kept_by_worker = None
             trace = read()
             if _digest(trace) != digest:
-                raise ValueError("trace must be the same on all machines, got another one")
+                raise DifferentMachineError(
+                    f"trace must be the same on all machines, got another one on {_own_name()}"
+                )
             kept = _kept_by_worker = _Kept(digest, trace, run, make(trace))
         elif kept.run != run:
             kept.run, kept.do = run, make(kept.trace)
         do = kept.do
     return do(job)
+
+
+def _own_name() -> str:
+    """Return the address of this worker of Dask; elsewhere the name of the machine."""
+    distributed = sys.modules.get("distributed")
+    try:
+        return str(distributed.get_worker().address)  # type: ignore[union-attr]
+    except (AttributeError, ValueError):
+        return platform.node()
 
 
 def _in_processes(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import kvoffload as package
+from kvoffload.cli import _machines
+from kvoffload.replay.processes import code_here
 from kvoffload.traces import Workload, write_trace
 
 from .conftest import COMMAND
@@ -23,31 +29,52 @@ pytestmark = pytest.mark.thorough
 PATIENCE_S = 300
 
 
+class Cluster:
+    """A scheduler, and workers that run a kvoffload of their own if they are told where it is."""
+
+    def __init__(self, ending: contextlib.ExitStack) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._ending = ending
+        self._start("scheduler", "--host", "127.0.0.1", "--port", f"{port}", "--no-dashboard")
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def add(self, package: Path | None = None) -> None:
+        options = ("--nthreads", "1", "--no-dashboard", "--no-nanny")
+        self.workers.append(self._start("worker", self.address, *options, package=package))
+        with self.client() as client:
+            client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
+
+    def client(self) -> Client:
+        return Client(self.address, timeout=PATIENCE_S, set_as_default=False)
+
+    def _start(self, *arguments: str, package: Path | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *arguments],
+            env=os.environ | ({} if package is None else {"PYTHONPATH": os.fspath(package)}),
+            cwd=package,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._ending.callback(process.wait, PATIENCE_S)
+        self._ending.callback(process.kill)
+        return process
+
+
 @pytest.fixture
-def cluster():
-    """Provide the address of a scheduler, and its two workers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    address = f"tcp://127.0.0.1:{port}"
-    started = [
-        [*("scheduler", "--host", "127.0.0.1", "--port", f"{port}", "--no-dashboard")],
-        *[["worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"]] * 2,
-    ]
+def scheduler():
+    """Provide a scheduler without workers."""
     with contextlib.ExitStack() as ending:
-        processes = []
-        for arguments in started:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dask", *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            ending.callback(process.wait, PATIENCE_S)
-            ending.callback(process.kill)
-            processes.append(process)
-        deadline = time.monotonic() + PATIENCE_S
-        with Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=deadline - time.monotonic())
-        yield address, processes[1:]
+        yield Cluster(ending)
+
+
+@pytest.fixture
+def cluster(scheduler):
+    """Provide the address of a scheduler, and its two workers."""
+    scheduler.add()
+    scheduler.add()
+    return scheduler.address, scheduler.workers
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +121,106 @@ def test_advice_is_that_of_this_machine(kvoffload, trace, cluster) -> None:
         there = kvoffload(*asked, *more, "--json", "--dask", address)
         assert there.code == 0, there.err
         assert there.out == kvoffload(*asked, *more, "--json", "--jobs", "1").out
+
+
+SWEEP = ("--policy", "lru", "--capacity", "2%,5%", "--quiet")
+
+
+def changed(folder: Path) -> str:
+    """Copy the package with one more comment; return its code."""
+    copied = shutil.copytree(
+        Path(package.__file__).parent,
+        folder / "kvoffload",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    with (copied / "replay" / "simulate.py").open("a") as file:
+        file.write("# another\n")
+    return rf"{re.escape(package.__version__)}, code (?!{code_here()[1]})[0-9a-f]{{12}}"
+
+
+def earlier(folder: Path) -> str:
+    """Write a package with a version and nothing else; return that."""
+    (folder / "kvoffload").mkdir()
+    (folder / "kvoffload" / "__init__.py").write_text("__version__ = '0.4.0'")
+    return r"0\.4\.0"
+
+
+def broken(folder: Path) -> str:
+    (folder / "kvoffload.py").write_text("raise ImportError('there is none')")
+    return r"no kvoffload \(there is none\)"
+
+
+@pytest.mark.parametrize("other", [changed, earlier, broken])
+def test_a_worker_with_other_code_is_refused_by_name(kvoffload, trace, scheduler, tmp_path, other):
+    """Whether it is there at the start or comes later, beside one with the same code."""
+    found = other(tmp_path)
+    scheduler.add()
+    scheduler.add(tmp_path)
+    with scheduler.client() as client:
+        names = "|".join(map(re.escape, client.nthreads()))
+    done = kvoffload("sweep", trace, *SWEEP, "--dask", scheduler.address)
+    assert (done.code, done.out) == (2, "")
+    version, code = code_here()
+    assert re.fullmatch(
+        f"--dask {scheduler.address}: worker ({names}) must have kvoffload {re.escape(version)}, "
+        f"code {code}, got {found}; install the same on all machines and restart the worker",
+        done.error,
+    )
+
+
+def test_jobs_refuse_a_worker_that_nobody_has_asked(
+    kvoffload, trace, scheduler, tmp_path, monkeypatch
+):
+    changed(tmp_path)
+    scheduler.add(tmp_path)
+    monkeypatch.setattr(_machines._Workers, "watch", lambda *_: None)
+    done = kvoffload("sweep", trace, *SWEEP, "--dask", scheduler.address)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(r": worker tcp://127\.0\.0\.1:\d+ must have kvoffload .*, got ", done.error)
+
+
+def test_another_trace_is_refused_by_name(kvoffload, trace, scheduler, tmp_path, monkeypatch):
+    scheduler.add()
+    monkeypatch.setattr(_machines.Path, "absolute", lambda _: tmp_path / "other.jsonl")
+    write_trace(Workload(2000, seed=2), tmp_path / "other.jsonl")
+    done = kvoffload("sweep", trace, *SWEEP, "--dask", scheduler.address)
+    assert (done.code, done.out) == (2, "")
+    assert "trace must be the same on all machines, got another one on tcp://" in done.error
+
+
+def test_a_cluster_without_workers_is_noted_and_waited_for(kvoffload, trace, scheduler) -> None:
+    asked = ("sweep", trace, *SWEEP[:-1], "--json")
+    process = subprocess.Popen(
+        [*COMMAND, *asked, "--dask", scheduler.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = process.stderr.readline()
+    assert re.fullmatch(
+        f"note: --dask {scheduler.address}: no worker for \\d+ s, 2 jobs wait for one; "
+        f"start: dask worker {scheduler.address}\n",
+        line,
+    )
+    scheduler.add()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert out == kvoffload(*asked, "--jobs", "1").out
+
+
+def test_notes_of_a_cluster_without_workers_become_rare(monkeypatch, capsys) -> None:
+    class Nobody:
+        def nthreads(self) -> dict[str, int]:
+            return {}
+
+    now = [0.0]
+    monkeypatch.setattr(_machines.time, "monotonic", lambda: now[0])
+    workers = _machines._Workers(Nobody(), "a", quiet=False)
+    for second in range(3600):
+        now[0] = second
+        workers.watch(7)
+    noted = re.findall(r"no worker for (\d+) s, 7 jobs wait", capsys.readouterr().err)
+    assert list(map(int, noted)) == [5, 10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040]
 
 
 def test_what_cannot_be_asked_is_one_line(kvoffload, trace) -> None:

@@ -1,0 +1,118 @@
+"""The machines behind a Dask scheduler that run the jobs of ``--dask``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvoffload._extras import require
+from kvoffload.replay.processes import DifferentMachineError, Elsewhere, check_code, code_here
+from kvoffload.traces.lines import STDIN
+
+from ._decoding import Decoding
+from ._terminal import note
+
+CONNECT_SECONDS = 10
+FIRST_NOTE_SECONDS = 5
+LONGEST_PAUSE_SECONDS = 600
+"""Most seconds between two notes that there is no worker."""
+
+
+def check_dask(address: str | None, traces: Sequence[str]) -> None:
+    """Refuse a cluster that is not available or could not read the trace."""
+    if address is None:
+        return
+    if STDIN in traces:
+        raise click.UsageError("--dask needs files that all machines read, got standard input")
+    require("distributed", "--dask", "dask")
+
+
+@contextlib.contextmanager
+def on_machines(
+    address: str | None, decoding: Decoding, *, quiet: bool
+) -> Iterator[Elsewhere | None]:
+    """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named.
+
+    A machine with other code or another trace is an error. While there is none, a note says so.
+    """
+    if address is None:
+        yield None
+        return
+    distributed = importlib.import_module("distributed")  # which has no types
+    try:
+        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise click.UsageError(f"--dask {address}: no scheduler answers: {reason}") from None
+    with client:
+        files = tuple(str(Path(name).absolute()) for name in decoding.traces)
+        workers = _Workers(client, address, quiet=quiet)
+        try:
+            yield Elsewhere(client.get_executor(), replace(decoding, traces=files), workers.watch)
+        except DifferentMachineError as error:
+            raise click.UsageError(f"--dask {address}: {error}") from None
+
+
+class _Workers:
+    """The workers of a scheduler: whether there are any, and whether they have the same code.
+
+    Each job checks the code, too; only a worker of an earlier version, or without kvoffload, cannot
+    do so.
+    """
+
+    def __init__(self, client: Any, address: str, *, quiet: bool) -> None:
+        self._client = client
+        self._address = address
+        self._quiet = quiet
+        self._known: set[str] = set()
+        self._missed_from = time.monotonic()
+        self._pause = FIRST_NOTE_SECONDS
+
+    def watch(self, jobs: int) -> None:
+        """Check new workers; note from time to time that `jobs` wait and there is no worker."""
+        present = set(self._client.nthreads())
+        now = time.monotonic()
+        if present:
+            self._missed_from, self._pause = now, FIRST_NOTE_SECONDS
+            new = sorted(present - self._known)
+            self._known |= present
+            for worker, found in self._ask(code_here, new).items():
+                knows = not isinstance(found, Exception)
+                check_code(worker, code_here(), found if knows else self._version(worker))
+        elif now - self._missed_from >= self._pause:
+            count = f"{jobs:,} job{'s wait' if jobs > 1 else ' waits'}"
+            note(
+                f"--dask {self._address}: no worker for {now - self._missed_from:.0f} s, "
+                f"{count} for one; start: dask worker {self._address}",
+                quiet=self._quiet,
+            )
+            self._pause += min(self._pause, LONGEST_PAUSE_SECONDS)
+
+    def _version(self, worker: str) -> str:
+        """Return what a worker that does not know `code_here` has."""
+        version = self._ask(pkgutil.resolve_name, [worker], "kvoffload:__version__").get(worker)
+        return f"no kvoffload ({version})" if isinstance(version, Exception) else str(version)
+
+    def _ask(self, function: Any, workers: list[str], *arguments: str) -> dict[str, Any]:
+        """Return the answers of workers, or the exceptions that they raise; none of those that end.
+
+        One that hangs is left to its jobs.
+        """
+        try:
+            return self._client.run(  # type: ignore[no-any-return]
+                function,
+                *arguments,
+                workers=workers,
+                on_error="return",
+                callback_timeout=CONNECT_SECONDS,
+            )
+        except (OSError, TimeoutError):
+            return {}
