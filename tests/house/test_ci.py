@@ -77,8 +77,8 @@ class Runs:
         outer = {name for name in os.environ if name.startswith("KVO_")}  # of a run of this test
         kept = {name: value for name, value in os.environ.items() if name not in outer}
         return subprocess.Popen(
-            # the tests may run where SIGINT is ignored, and a shell cannot change that
-            ["env", "--default-signal=INT", "bash", ".ci/run", *arguments],
+            # the tests may run where these are ignored, and a shell cannot change that
+            ["env", "--default-signal=INT,HUP,TERM", "bash", ".ci/run", *arguments],
             cwd=self.tree,
             env={**kept, "KVO_WORK": str(self.work), "KVO_PYTHON": str(self.python)},
             stdin=subprocess.DEVNULL,
