@@ -32,7 +32,7 @@ NUM_ASKED_AGAIN = 20
 AGAIN_SEED = 100  # of prompts that are not in the plan
 NUM_ABANDONING = 3  # clients that hang up
 ABANDONED_AFTER = 40  # tokens
-IDLE_SECONDS = 30  # in which a recorder writes all that it has, by far
+IDLE_SECONDS = 300  # in which a recorder writes all that it has, by far
 CROWDED_TOKENS = 240  # of each of `CONCURRENCY` answers: more blocks than the device has
 
 NUM_CHUNKS_ABOVE_DISK = 40  # in host memory: some 1,280 tokens

@@ -37,9 +37,9 @@ BLOCK_TOKENS = 32  # the least that vLLM's attention on a CPU takes
 DEVICE_BLOCKS = 66  # 2,112 tokens: some four requests
 START_SECONDS = 300
 SECONDS = 300  # most that one call may take
-STOP_SECONDS = 60
+STOP_SECONDS = 300
 SETTLE_CALLS = 4
-EXPORT_SECONDS = 60  # in which a watch sends all that it has, by far
+EXPORT_SECONDS = 300  # in which a watch sends all that it has, by far
 SHORT = (("user", "hello"),)  # fewer tokens than a block
 
 COMMAND = ("vllm.entrypoints.cli.main", "serve")
@@ -264,7 +264,7 @@ class Server:
                 self.kill()
                 raise RuntimeError(f"the server did not start:\n{self.log()[-6000:]}")
             with contextlib.suppress(requests.RequestException, KeyError, IndexError):
-                models = requests.get(f"{self.url}/v1/models", timeout=5).json()
+                models = requests.get(f"{self.url}/v1/models", timeout=SECONDS).json()
                 if models["data"][0]["id"] == self.name:
                     return
             time.sleep(0.1)
@@ -433,7 +433,7 @@ class Server:
 
     def left(self) -> list[int]:
         """Return the server's processes that still run, some seconds after it has ended."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while (processes := processes_of(self.process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return processes

@@ -28,7 +28,7 @@ NUM_CHUNKS = 400  # in host memory: all that is asked
 NAME = "shared"
 SEEDS = (0, 1)  # of what the first and the second engine are the first to be asked
 STILL_S = 1.0  # a tier in which nothing has appeared for so long has what was stored
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @dataclass

@@ -101,7 +101,7 @@ def _wait(fd: int, timeout_s: float) -> None:
         consume_fd(fd)
 
 
-def store(adapter: Any, keys: list, objects: list, timeout_s: float = 20.0) -> Any:
+def store(adapter: Any, keys: list, objects: list, timeout_s: float = 300.0) -> Any:
     """Store as LMCache's controller does; return the result."""
     task = adapter.submit_store_task(keys, objects)
     until = time.monotonic() + timeout_s
@@ -128,7 +128,7 @@ def load(adapter: Any, keys: list, objects: list) -> list[bool]:
     return result_of(adapter, "load", adapter.submit_load_task(keys, objects))
 
 
-def result_of(adapter: Any, kind: str, task: int, timeout_s: float = 20.0) -> list[bool]:
+def result_of(adapter: Any, kind: str, task: int, timeout_s: float = 300.0) -> list[bool]:
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         found = getattr(adapter, f"query_{kind}_result")(task)
@@ -142,7 +142,7 @@ def bytes_of(objects: list) -> list[bytes]:
     return [bytes(each.byte_array) for each in objects]
 
 
-def eventually(holds: Any, timeout_s: float = 10.0) -> bool:
+def eventually(holds: Any, timeout_s: float = 300.0) -> bool:
     until = time.monotonic() + timeout_s
     while not (found := holds()) and time.monotonic() < until:
         time.sleep(0.01)

@@ -40,7 +40,7 @@ BACKEND = {
     "module_path": "kvoffload.integrations.sglang",
     "class_name": "KVOffloadStorage",
 }
-WAIT_S = 30
+WAIT_S = 300
 PARALLEL = {  # of an engine of one process
     "attn_dcp_size": 1,
     "attn_dcp_rank": 0,

@@ -48,7 +48,7 @@ POLICIES = {
     MAMBA: PoolHitPolicy.TRAILING_PAGES,
 }
 MAX_PAGES = 12
-FOUND_S = 10
+FOUND_S = 300
 UNKNOWN = "pools must have names of SGLang's pools beside the KV cache, such as mamba or swa, got "
 
 

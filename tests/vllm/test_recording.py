@@ -436,7 +436,7 @@ def test_a_manager_that_is_dropped_leaves_no_thread(tmp_path):
     recorder.log.add([key(1)])
     del manager, recorder
     gc.collect()
-    thread.join(10)
+    thread.join(300)
     assert not thread.is_alive()
     assert chains(path) == [[0]]
 
