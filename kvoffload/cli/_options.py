@@ -409,7 +409,7 @@ dask_option = click.option(
     "--dask",
     metavar="ADDRESS",
     help="Scheduler of a Dask cluster that computes instead (tcp://host:8786); its workers need "
-    "kvoffload, and the trace at the same path.",
+    "the same kvoffload, and the trace at the same path.",
 )
 
 
