@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
@@ -137,6 +137,15 @@ def naively(requests, capacity, rate, decode_ns):
 
 @given(
     requests=rows, rate=st.sampled_from([1, 90, 1000, 10**6]), decode=st.sampled_from([0, 5, 20])
+)
+@example(  # two arrive after a millisecond, of which the second in the trace was recorded first
+    requests=[
+        Request(3, 32, 0, (1, 0), "b", think=0),
+        Request(1, 32, 0, (1, 2), "a"),
+        Request(0, 16, 0, (0,), "b"),
+    ],
+    rate=16_000,
+    decode=0,
 )
 def test_a_second_program_agrees(requests, rate, decode) -> None:
     result = closed(requests, loop=ClosedLoop(rate, decode * MS))
