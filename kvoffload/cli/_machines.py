@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import pkgutil
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +43,14 @@ def on_machines(
 ) -> Iterator[Elsewhere | None]:
     """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named.
 
-    A machine with other code or another trace is an error. While there is none, a note says so.
+    A machine with other code or another trace is an error, as is the end of the scheduler. While
+    there is no machine, a note says so.
     """
     if address is None:
         yield None
         return
     distributed = importlib.import_module("distributed")  # which has no types
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are raised, too
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -59,6 +63,10 @@ def on_machines(
             yield Elsewhere(client.get_executor(), replace(decoding, traces=files), workers.watch)
         except DifferentMachineError as error:
             raise click.UsageError(f"--dask {address}: {error}") from None
+        except CancelledError:
+            raise ConnectionError(f"--dask {address}: the scheduler has ended") from None
+        except distributed.KilledWorker as error:
+            raise ChildProcessError(f"--dask {address}: {' '.join(str(error).split())}") from None
 
 
 class _Workers:
@@ -78,15 +86,19 @@ class _Workers:
 
     def watch(self, jobs: int) -> None:
         """Check new workers; note from time to time that `jobs` wait and there is no worker."""
-        present = set(self._client.nthreads())
+        try:
+            present = set(self._client.nthreads())
+        except OSError:
+            raise CancelledError from None
         now = time.monotonic()
         if present:
             self._missed_from, self._pause = now, FIRST_NOTE_SECONDS
             new = sorted(present - self._known)
             self._known |= present
-            for worker, found in self._ask(code_here, new).items():
-                knows = not isinstance(found, Exception)
-                check_code(worker, code_here(), found if knows else self._version(worker))
+            for worker, answer in self._ask(code_here, new).items():
+                found = self._version(worker) if isinstance(answer, Exception) else answer
+                if found is not None:
+                    check_code(worker, code_here(), found)
         elif now - self._missed_from >= self._pause:
             count = f"{jobs:,} job{'s wait' if jobs > 1 else ' waits'}"
             note(
@@ -96,18 +108,18 @@ class _Workers:
             )
             self._pause += min(self._pause, LONGEST_PAUSE_SECONDS)
 
-    def _version(self, worker: str) -> str:
-        """Return what a worker that does not know `code_here` has."""
+    def _version(self, worker: str) -> str | None:
+        """Return what a worker that does not know `code_here` has; None if it is gone."""
         version = self._ask(pkgutil.resolve_name, [worker], "kvoffload:__version__").get(worker)
-        return f"no kvoffload ({version})" if isinstance(version, Exception) else str(version)
+        return f"no kvoffload ({version})" if isinstance(version, Exception) else version
 
     def _ask(self, function: Any, workers: list[str], *arguments: str) -> dict[str, Any]:
-        """Return the answers of workers, or the exceptions that they raise; none of those that end.
+        """Return the answers of workers, or the exceptions that they raise.
 
-        One that hangs is left to its jobs.
+        A worker that is gone, or hangs, has no answer.
         """
         try:
-            return self._client.run(  # type: ignore[no-any-return]
+            answers = self._client.run(
                 function,
                 *arguments,
                 workers=workers,
@@ -116,3 +128,4 @@ class _Workers:
             )
         except (OSError, TimeoutError):
             return {}
+        return {who: what for who, what in answers.items() if not isinstance(what, OSError)}

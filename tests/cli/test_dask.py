@@ -37,7 +37,9 @@ class Cluster:
             port = server.getsockname()[1]
         self.address = f"tcp://127.0.0.1:{port}"
         self._ending = ending
-        self._start("scheduler", "--host", "127.0.0.1", "--port", f"{port}", "--no-dashboard")
+        self.scheduler = self._start(
+            "scheduler", "--host", "127.0.0.1", "--port", f"{port}", "--no-dashboard"
+        )
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def add(self, package: Path | None = None) -> None:
@@ -206,6 +208,20 @@ def test_a_cluster_without_workers_is_noted_and_waited_for(kvoffload, trace, sch
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert out == kvoffload(*asked, "--jobs", "1").out
+
+
+def test_the_end_of_a_scheduler_is_one_line(trace, scheduler) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "sweep", trace, *SWEEP[:-1], "--dask", scheduler.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "no worker for" in process.stderr.readline()
+    scheduler.scheduler.kill()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (1, "")
+    assert err == f"kvoffload: --dask {scheduler.address}: the scheduler has ended\n"
 
 
 def test_notes_of_a_cluster_without_workers_become_rare(monkeypatch, capsys) -> None:
