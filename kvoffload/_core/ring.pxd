@@ -20,7 +20,6 @@ Cost
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.table cimport (
-    EXPORTED,
     LISTED,
     NIL,
     PARKED,

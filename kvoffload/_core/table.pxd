@@ -11,7 +11,8 @@ Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
     the free stack (linked by ``next``), or above ``num_used``, or retired: a retired node's block
     left while its status was still held; it keeps the last values until that status is deleted.
-    ``block_id`` is -1 in each of the first ``num_ready`` nodes that has no block.
+    A retired node is SHOWN and has no key. ``block_id`` is -1 in each of the first ``num_ready``
+    nodes that has no block.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -59,11 +60,16 @@ cdef enum:
     RESIDENT = 1        # has a block
     PARKED = 2          # off its ring, passed over by a victim scan
     LISTED = 4          # parked, idle, and in the ring's heap of returning blocks
-    EXPORTED = 8        # a BlockStatus lies on the node's block
-    RETIRED = 16        # the block left, the BlockStatus remains
+    ENDS_REQUEST = 8    # the block was the last of the request that used it last
+    IS_SHARED = 16      # several sessions have used the block
     SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
     CHOSEN = 64         # a victim of the current search, for a policy that meets it again
     SAMPLED = 128       # a watch observes the key, as long as the key has a node
+
+# Of an entry of `kept_ids`, below the id.
+cdef enum:
+    EXPORTED = 1        # a BlockStatus lies on the node's block
+    KEPT_ID_SHIFT = 1
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
@@ -80,7 +86,8 @@ cdef struct Table:
     uint64_t num_keys       # keys in the index
     uint64_t max_keys       # keys in the index above which it grows
     uint32_t epoch          # of the current batch; marks of other epochs are void
-    int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
+    int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it,
+                            # shifted, and EXPORTED
     uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
     uint64_t version        # changes when a key gets, leaves or changes its node; per table
@@ -112,7 +119,14 @@ cdef inline Node* node_at(Table* table, uint32_t node_id) noexcept nogil:
 
 cdef inline int64_t own_id(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
     """Return the block_id that a manager assigned, even if a status has overwritten it."""
-    return table.kept_ids[node_id] if node.flags & SHOWN else node.block.block_id
+    if node.flags & SHOWN:
+        return table.kept_ids[node_id] >> KEPT_ID_SHIFT
+    return node.block.block_id
+
+
+cdef inline bint is_exported(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
+    """Return whether a BlockStatus lies on the node's block."""
+    return node.flags & SHOWN and table.kept_ids[node_id] & EXPORTED
 
 
 cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:
@@ -231,7 +245,7 @@ cdef inline uint32_t take_node(Table* table) noexcept nogil:
 
 cdef inline void give_node(Table* table, uint32_t node_id, Node* node) noexcept nogil:
     """Put a node on the free stack."""
-    kvo_require((node.flags & (RETIRED | EXPORTED)) != EXPORTED, "no status lies on a free node")
+    kvo_require(not is_exported(table, node_id, node), "no status lies on a free node")
     node.block.ref_cnt = 0
     node.block.block_id = -1
     node.block.mark = 0
@@ -246,10 +260,10 @@ cdef inline void give_node(Table* table, uint32_t node_id, Node* node) noexcept 
 
 cdef inline void retire_or_give(Table* table, uint32_t node_id, Node* node) noexcept nogil:
     """Retire or free a node whose key has left the index."""
-    if node.flags & EXPORTED:
+    if is_exported(table, node_id, node):
         node.key_length = 0
         node.ring = 0
-        node.flags = EXPORTED | RETIRED
+        node.flags = SHOWN
         table.num_retired += 1
     else:
         give_node(table, node_id, node)
@@ -314,7 +328,7 @@ cdef inline uint32_t drop_block(Table* table, uint32_t node_id, Node* node) noex
     """
     cdef uint32_t successor
     cdef Node* heir
-    if node.flags & EXPORTED:
+    if is_exported(table, node_id, node):
         successor = take_node(table)
         heir = node_at(table, successor)
         heir[0] = node[0]

@@ -170,7 +170,7 @@ cdef void table_clear(Table* table) noexcept:
                 index_remove(table, node_id, hash_node(table, node))
             if node.key_length == LONG_KEY:
                 free_long_key(node)
-            exported = exported or (node.flags & EXPORTED) != 0
+            exported = exported or is_exported(table, node_id, node)
             retire_or_give(table, node_id, node)
     if not exported:
         # Nodes are handed out in order again, so that chains get successive ones.
@@ -202,7 +202,7 @@ cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
         min(table.num_kept_ids, <uint64_t>table.num_used),
     ):
         return False
-    table.kept_ids[node_id] = node.block.block_id
+    table.kept_ids[node_id] = <int64_t>(<uint64_t>node.block.block_id << KEPT_ID_SHIFT)
     node.flags |= SHOWN
     return True
 
@@ -242,7 +242,7 @@ cdef const char* table_check(Table* table) noexcept:
                 return b"a node without a block has block_id -1"
             if (node.flags & RESIDENT) and node.block.ref_cnt < -1:
                 return b"ref_cnt is -1 or more"
-        elif node.flags & RETIRED:
+        elif node.flags & SHOWN:
             retired += 1
     for bucket_index in range(table.num_buckets):
         for entry in range(<uint32_t>BUCKET_ENTRIES):
@@ -283,8 +283,6 @@ cdef class Storage:
         known = self.statuses.get(node_id)
         status = None if known is None else known()
         if status is None:
-            if not keep_id(&self.table, node_id):
-                raise MemoryError()
             status = BlockStatus.from_buffer(StatusBuffer(self, node_id))
             self.statuses[node_id] = weakref.ref(status)
         return status
@@ -298,11 +296,13 @@ cdef class StatusBuffer:
     def __cinit__(self, Storage storage not None, uint32_t node_id):
         if node_id >= storage.table.num_used:
             raise ValueError(f"node_id must name a node in use, got {node_id}")
+        if not keep_id(&storage.table, node_id):
+            raise MemoryError()
         # The count comes first: if it runs out of memory, the node is not marked.
         storage.exports[node_id] = storage.exports.get(node_id, 0) + 1
         self.storage = storage
         self.node_id = node_id
-        node_at(&storage.table, node_id).flags |= EXPORTED
+        storage.table.kept_ids[node_id] |= EXPORTED
 
     def __dealloc__(self):
         cdef Node* node
@@ -316,11 +316,10 @@ cdef class StatusBuffer:
         self.storage.statuses.pop(self.node_id, None)
         table = &self.storage.table
         node = node_at(table, self.node_id)
-        if node.flags & RETIRED:
+        table.kept_ids[self.node_id] &= ~<int64_t>EXPORTED
+        if node.key_length == 0:
             table.num_retired -= 1
             give_node(table, self.node_id, node)
-        else:
-            node.flags &= <uint8_t>(~EXPORTED & 0xFF)
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         self.shape[0] = sizeof(Block)

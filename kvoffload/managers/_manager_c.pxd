@@ -118,7 +118,10 @@ cdef class CompiledSteps(Steps):
     cdef int note_hints(self, str source, const Hint* hint) except -1
     # Use the batch for the last time; release it if the hint says that its session ends. Let the
     # watch count the source, unless it is None.
-    cdef int finish_batch(self, Batch* batch, const Hint* hint, str source) except -1
+    # `met` and `own` are those of `Sessions.leave`.
+    cdef int finish_batch(
+        self, Batch* batch, const Hint* hint, str source, Py_ssize_t met, Py_ssize_t own
+    ) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1
 
@@ -128,15 +131,24 @@ cdef class CompiledRequest:
     cdef object manager             # kept alive
     cdef list keys                  # its own: only the request changes it
     cdef list storing               # keys returned by its stores and not ended
+    # Parts that it has pinned: mostly only one, from `load_start` to before `load_stop`, if that is
+    # not 0; the others are in the list.
+    cdef Py_ssize_t load_start, load_stop
+    cdef list loading
+    cdef list outdated              # parts that it had pinned when the manager was reset, or None
+    cdef Py_ssize_t met             # number of blocks up to the deepest resident one at `begin`
+    cdef Py_ssize_t own             # first position that it has stored; beyond all: none
     cdef object hints               # of `begin`
     cdef object now                 # likewise
     cdef bint ends                  # whether its session ends, by the hints of `begin`
     cdef Batch batch                # of all keys
-    cdef uint64_t resets            # of the steps, by its last store
+    cdef uint64_t resets            # of the steps, at its last call
     cdef bint finished
 
     cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
     cdef int require_open(self, str call) except -1
     cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1
-    cdef int forget_dropped(self) except -1
+    cdef int note_resets(self) except -1
+    cdef list open_loads(self)
+    cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end)
     cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept

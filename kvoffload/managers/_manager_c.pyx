@@ -64,9 +64,13 @@ from kvoffload.managers._lifecycle_c cimport (
     count_states,
     end_store,
     forget,
+    leave,
+    meet,
+    num_known,
     park_pinned,
     pending_keys,
     pin,
+    release_unshared,
     resident,
     touch_inserted,
     unpin,
@@ -103,12 +107,16 @@ from kvoffload.managers.base import (
     check_now,
     request_summary,
     take_contract,
+    take_part,
 )
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.types import Spec_co
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
 
 cdef enum:
     MOST_PINS = 0x7FFFFFFF
@@ -258,6 +266,7 @@ cdef class CompiledSteps(Steps):
         if source is not None:
             self.note_hints(source, hint)
         self._policy.begin_request(&request.batch, hint)
+        request.met = meet(self._policy.table, &request.batch, 0)
         return request
 
     cdef object touch(self, object hashes):
@@ -270,7 +279,7 @@ cdef class CompiledSteps(Steps):
         find_changed(self._policy.table, &self.batch)
         if not self._policy.ensure_release(self.batch.size):
             raise MemoryError()
-        self._policy.c_release(&self.batch)
+        release_unshared(self._policy, &self.batch)
 
     cdef str source_of(self, object hints):
         return None if hints is None or self._watch is None else str(hints.source)
@@ -280,7 +289,9 @@ cdef class CompiledSteps(Steps):
             self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
         return 0
 
-    cdef int finish_batch(self, Batch* batch, const Hint* hint, str source) except -1:
+    cdef int finish_batch(
+        self, Batch* batch, const Hint* hint, str source, Py_ssize_t met, Py_ssize_t own
+    ) except -1:
         cdef CompiledPolicy policy = self._policy
         cdef bint ends = hint != NULL and hint.ends
         find_changed(policy.table, batch)
@@ -289,8 +300,9 @@ cdef class CompiledSteps(Steps):
         if source is not None:
             self.note_hints(source, hint)
         policy.finish_request(batch, hint)
+        leave(policy.table, batch, met, own)
         if ends:
-            policy.c_release(batch)
+            release_unshared(policy, batch)
         return 0
 
     # For a request that calls the methods of a subclass.
@@ -301,17 +313,26 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
         self._policy.begin_request(&self.batch, hint)
+        return meet(self._policy.table, &self.batch, 0)
 
-    def _extended(self, hashes):
+    def _extended(self, hashes, Py_ssize_t start):
+        cdef list batch = self.open_batch(hashes)
+        cdef Batch added
+        find_changed(self._policy.table, &self.batch)
+        added = batch_part(&self.batch, start, self.batch.size)
+        self._policy.extend_request(&added)
+        meet(self._policy.table, &self.batch, start)
+
+    def _met(self, hashes, Py_ssize_t start=0):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
-        self._policy.extend_request(&self.batch)
+        return meet(self._policy.table, &self.batch, start)
 
-    def _finished(self, hashes, hints, now):
+    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hint, None)
+        self.finish_batch(&self.batch, hint, None, met, own)
 
     def _hinted(self, hints):
         cdef Hint said
@@ -500,6 +521,8 @@ cdef class CompiledSteps(Steps):
             raise
         if self._watch is not None:
             self._watch.c_stored(batch, num_admitted, num_missing)
+        if request is not None and num_admitted:
+            request.own = min(request.own, start + <Py_ssize_t>batch.indexes[0])
         self.place_blocks(batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
         if self._watch is not None:
             self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
@@ -706,6 +729,7 @@ cdef class CompiledSteps(Steps):
             )
         find_changed(policy.table, &self.batch)
         policy.begin_request(&self.batch, NULL)
+        meet(policy.table, &self.batch, 0)
         asked = batch_part(&self.batch, first, stop)
         num_hits = self.count_ready(&asked)
         num_missing = self.choose_missing(&self.batch, NULL)
@@ -721,6 +745,7 @@ cdef class CompiledSteps(Steps):
                 self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
         find_changed(policy.table, &self.batch)
         policy.finish_request(&self.batch, NULL)
+        leave(policy.table, &self.batch, 0, 0)
         for index in range(num_admitted):
             node_id = self.batch.chosen[index]
             node = node_at(policy.table, node_id)
@@ -1062,6 +1087,8 @@ cdef class CompiledRequest:
         self.manager = manager
         self.keys = keys
         self.storing = []
+        self.loading = []
+        self.own = PY_SSIZE_T_MAX
         self.resets = steps._resets
         batch_set(&self.batch, list_items(keys), len(keys))
         return 0
@@ -1110,14 +1137,48 @@ cdef class CompiledRequest:
         self.require_open("prepare_load")
         self.steps.tick()
         first = self.bounds(start, stop, &end)
-        return self.steps.load(self.part(first, end, &part), self.keys, first)
+        self.note_resets()
+        loading = self.open_loads()
+        spec = self.steps.load(self.part(first, end, &part), self.keys, first)
+        if first < end:
+            self.loading = loading
+            self.load_start, self.load_stop = first, end
+        return spec
 
     def complete_load(self, start, stop):
+        cdef CompiledSteps steps = self.steps
         cdef Py_ssize_t first, end
         cdef Batch part
-        self.steps.tick()
+        cdef list outdated, loading, keys, before, before_reset
+        steps.tick()
         first = self.bounds(start, stop, &end)
-        self.steps.release(self.part(first, end, &part), self.keys, first, NULL)
+        self.note_resets()
+        if self.outdated is None and first == self.load_start and end == self.load_stop:
+            steps.release(self.part(first, end, &part), self.keys, first, NULL)
+            self.load_stop = 0
+            return
+        while True:
+            before, before_reset = self.open_loads(), self.outdated
+            loading, outdated, keys = self.without_part(before, before_reset, first, end)
+            # Python code has run, and maybe another thread's call of this request.
+            if before == self.open_loads() and before_reset is self.outdated:
+                break
+            self.note_resets()
+        batch_open(&steps.batch, keys)
+        steps.release(&steps.batch, keys, 0, NULL)
+        self.loading, self.outdated, self.load_stop = loading, outdated, 0
+
+    cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end):
+        """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
+        outdated, parts = take_part(outdated or [], first, end)
+        for begin, until in parts:
+            loading = take_part(loading, begin, until)[0]
+        keys = [key for begin, until in parts for key in self.keys[begin:until]]
+        return loading, outdated or None, keys
+
+    cdef list open_loads(self):
+        """Return all parts that it has pinned since the last reset."""
+        return self.loading + [(self.load_start, self.load_stop)] if self.load_stop else self.loading
 
     def prepare_store(self, start=0, stop=None):
         cdef Py_ssize_t first, end
@@ -1127,7 +1188,7 @@ cdef class CompiledRequest:
         self.steps.tick()
         first = self.bounds(start, stop, &end)
         stored = self.part(first, end, &part)
-        self.forget_dropped()
+        self.note_resets()
         output = self.steps.store(stored, self.keys, first, self, self.ends)
         self.batch.num_chosen = stored.num_chosen
         return output
@@ -1137,23 +1198,32 @@ cdef class CompiledRequest:
         cdef bint succeeded = is_success(success)
         cdef list storing, none = []
         steps.tick()
-        self.forget_dropped()
+        self.note_resets()
         storing = self.storing
         batch_open(&steps.batch, storing)
         hint_chosen(&steps.batch, &self.batch)
         steps.end_store(storing, succeeded)
         self.storing = none
 
-    cdef int forget_dropped(self) except -1:
-        """Forget the blocks that it was storing if a reset of the manager has dropped them."""
+    cdef int note_resets(self) except -1:
+        """Forget the blocks that it was using if the manager was reset since its last call."""
+        cdef list loading, none
         if self.resets != self.steps._resets:
-            self.storing = []
+            loading, none = self.open_loads(), []
+            if loading:
+                self.outdated = (self.outdated or []) + loading
+            self.storing = none
+            self.loading = []
+            self.load_stop = 0
+            self.met, self.own = 0, PY_SSIZE_T_MAX
             self.resets = self.steps._resets
         return 0
 
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
         cdef list batch
+        cdef Py_ssize_t size
+        cdef bint is_known
         self.require_open("extend")
         batch = steps.open_batch(hashes)
         self.require_open("extend")  # an iterator, or a clock, may have finished it
@@ -1162,7 +1232,12 @@ cdef class CompiledRequest:
         self.keys += batch
         find_changed(steps._policy.table, &steps.batch)
         steps._policy.extend_request(&steps.batch)
+        size = self.batch.size
+        is_known = num_known(steps._policy.table, &steps.batch, 0) > 0
         batch_extend(&self.batch, list_items(self.keys), &steps.batch)
+        if is_known:
+            find_changed(steps._policy.table, &self.batch)
+            meet(steps._policy.table, &self.batch, size)
 
     def finish(self, *, hints=None, now=None):
         cdef Hint said
@@ -1180,7 +1255,10 @@ cdef class CompiledRequest:
         self.steps.tick()
         if self.finished:
             return
-        self.steps.finish_batch(&self.batch, hint, source)
+        self.note_resets()
+        self.steps.finish_batch(
+            &self.batch, hint, source, self.met, min(self.own, self.batch.size)
+        )
         self.finished = True
 
     @property
@@ -1308,20 +1386,21 @@ cdef class ManagerCore:
     def _begun(self, hashes, hints, now):
         """Use the blocks of a request for the first time; see the Python twin."""
         if type(self).touch is ManagerCore.touch:
-            self.skeleton._begun(hashes, hints, now)
-        else:
-            self.touch(hashes)
+            return self.skeleton._begun(hashes, hints, now)
+        self.touch(hashes)
+        return self.skeleton._met(hashes)
 
-    def _extended(self, hashes):
+    def _extended(self, hashes, start):
         """Use the blocks that extend a request; see the Python twin."""
         if type(self).touch is ManagerCore.touch:
-            self.skeleton._extended(hashes)
+            self.skeleton._extended(hashes, start)
         else:
-            self.touch(hashes)
+            self.touch(hashes[start:])
+            self.skeleton._met(hashes, start)
 
-    def _finished(self, hashes, hints, now):
+    def _finished(self, hashes, hints, now, met, own):
         """Use the blocks of a request for the last time; see the Python twin."""
-        self.skeleton._finished(hashes, hints, now)
+        self.skeleton._finished(hashes, hints, now, met, own)
 
     def _hinted(self, hints):
         """Let the watch count a client's hints on a session."""

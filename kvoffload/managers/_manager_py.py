@@ -48,6 +48,7 @@ from kvoffload.types import (
 )
 
 from ._common import summary
+from ._sessions import Sessions
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._watch_py import WatchCore
 from ._watching import LOAD, WatchRequest
@@ -84,6 +85,7 @@ class Manager(OffloadingManager[Spec_co]):
     _policy: PythonPolicy | UserPolicy
     _backend: UserBackend[Spec_co]  # or a CPUBackend, which has the same protocol
     _find: Callable[[BlockHash], BlockStatus | None]
+    _sessions: Sessions
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
     _owner: weakref.ref[object]
@@ -115,6 +117,7 @@ class Manager(OffloadingManager[Spec_co]):
         self._policy = _trusted_policy(policy)
         self._backend = _trusted_backend(backend)
         self._find = self._policy._resident.get
+        self._sessions = Sessions(self._policy._resident)
         self._events = [] if enable_events else None
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._owner = weakref.ref(owner)
@@ -169,30 +172,51 @@ class Manager(OffloadingManager[Spec_co]):
         policy._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        self._policy._release(as_batch(hashes))
+        self._release_unshared(as_batch(hashes))
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         """Use the blocks of a request for the first time; call a subclass's own `touch`."""
         if type(self).touch is Manager.touch:
             self._policy._take_back(hashes)
             self._policy._begun(hashes, hints, now)
         else:
             self.touch(hashes)
+        return self._met(hashes)
 
-    def _extended(self, hashes: list[BlockHash]) -> None:
+    def _extended(self, hashes: list[BlockHash], start: int) -> None:
         """Use the blocks that extend a request; call a subclass's own `touch`."""
+        added = hashes[start:]
         if type(self).touch is Manager.touch:
-            self._policy._take_back(hashes)
-            self._policy._extended(hashes)
+            self._policy._take_back(added)
+            self._policy._extended(added)
         else:
-            self.touch(hashes)
+            self.touch(added)
+        self._met(hashes, start)
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _met(self, hashes: list[BlockHash], start: int = 0) -> int:
+        """Note whether a request goes on with its session; see `Sessions.meet`."""
+        return self._sessions.meet(hashes, start)
+
+    def _finished(
+        self,
+        hashes: list[BlockHash],
+        hints: Hints | None,
+        now: float | None,
+        met: int,
+        own: int,
+    ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._policy._take_back(hashes)
         self._policy._finished(hashes, hints, now)
+        self._sessions.leave(hashes, met, own)
         if hints is not None and hints.ends:
-            self._policy._release(hashes)
+            self._release_unshared(hashes)
+
+    def _release_unshared(self, hashes: list[BlockHash]) -> None:
+        """Release the blocks that are not shared."""
+        unshared = self._sessions.unshared(hashes)
+        if unshared:
+            self._policy._release(unshared)
 
     def _hinted(self, hints: Hints) -> None:
         """Let the watch count a client's hints on a session."""
@@ -359,6 +383,7 @@ class Manager(OffloadingManager[Spec_co]):
             self._policy._clear()
         else:
             self._begin_anew(self._rebuild())
+        self._sessions = Sessions(self._policy._resident)
         self._num_resets += 1
         self._backend._release_all(statuses)
         if self._watch is not None:
@@ -396,6 +421,7 @@ class Manager(OffloadingManager[Spec_co]):
         if not victims:
             return []
         evicted = [block_hash for block_hash, _ in victims]
+        self._sessions.forget(evicted)
         self._counters["evicted_blocks"] += len(evicted)
         self._emit(evicted, removed=True)
         self._backend._free([status for _, status in victims])
@@ -419,6 +445,7 @@ class Manager(OffloadingManager[Spec_co]):
     def _fail(self, pending: Mapping[BlockHash, BlockStatus]) -> None:
         """Drop blocks that were not stored."""
         self._policy._remove(pending)
+        self._sessions.forget(pending)
         self._counters["failed_blocks"] += len(pending)
         self._backend._free(list(pending.values()))
 
@@ -504,6 +531,7 @@ class Manager(OffloadingManager[Spec_co]):
         """Verify every invariant; raise AssertionError with the broken one."""
         self._policy._check()
         self._backend._check()
+        self._sessions._check()
         if self._watch is not None:
             self._watch._check()
         block_ids = [status.block_id for status in self._policy._resident.values()]

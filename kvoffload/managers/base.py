@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OffloadingManager", "Request"]
 
+#: Half-open range of positions in a request.
+Part = tuple[int, int]
+
 
 class Request(ABC, Generic[Spec_co]):
     """One prompt and its blocks in a manager, from their first use to the last.
@@ -260,18 +263,32 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Number of resets; after one, a request forgets the blocks that it was storing."""
         return 0
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the first time."""
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Use the blocks of a request for the first time.
+
+        Return the number of blocks up to the deepest resident one, if the manager knows.
+        """
         del hints, now
         self.touch(hashes)
+        return 0
 
-    def _extended(self, hashes: list[BlockHash]) -> None:
-        """Use the blocks that extend a request."""
-        self.touch(hashes)
+    def _extended(self, hashes: list[BlockHash], start: int) -> None:
+        """Use the blocks that extend a request, those from `start` on."""
+        self.touch(hashes[start:])
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the last time; release them if its session ends."""
-        del now
+    def _finished(
+        self,
+        hashes: list[BlockHash],
+        hints: Hints | None,
+        now: float | None,
+        met: int,
+        own: int,
+    ) -> None:
+        """Use the blocks of a request for the last time; release them if its session ends.
+
+        `met` is what `_begun` returned; the request has stored no block before position `own`.
+        """
+        del now, met, own
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
@@ -410,7 +427,19 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 class CallingRequest(Request[Spec_co]):
     """A request that calls its manager's methods: the Python twin, for any manager."""
 
-    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_now", "_resets", "_storing")
+    __slots__ = (
+        "_hashes",
+        "_hints",
+        "_is_finished",
+        "_loading",
+        "_manager",
+        "_met",
+        "_now",
+        "_outdated",
+        "_own",
+        "_resets",
+        "_storing",
+    )
 
     def __init__(
         self,
@@ -425,15 +454,19 @@ class CallingRequest(Request[Spec_co]):
         self._now = now
         self._is_finished = False
         self._storing: list[BlockHash] = []  # returned by its stores and not ended
-        self._resets = manager._resets  # at its last store
-        manager._begun(list(batch), hints, now)
+        self._loading: list[Part] = []  # parts that it has pinned
+        self._outdated: list[Part] = []  # parts that it had pinned when the manager was reset
+        self._own: int | None = None  # first position that it has stored
+        self._resets = manager._resets  # at its last call
+        self._met = manager._begun(list(batch), hints, now)  # see `OffloadingManager._begun`
         if hints is not None:
             manager._hinted(hints)
 
     def lookup(self, start: int = 0) -> int:
         """Count the ready blocks from `start` on, up to the first that is not ready."""
         self._require_open("lookup")
-        part = self._part(start, None)
+        start, _ = self._bounds(start, None)
+        part = self._hashes[start:]
         if self._hints is None:
             return self._manager.lookup(part)
         return self._manager._lookup_hinted(part, self._hints)
@@ -441,44 +474,63 @@ class CallingRequest(Request[Spec_co]):
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
-        return self._manager.prepare_load(self._part(start, stop))
+        start, stop = self._bounds(start, stop)
+        self._note_resets()
+        spec = self._manager.prepare_load(self._hashes[start:stop])
+        if start < stop:
+            self._loading.append((start, stop))
+        return spec
 
     def complete_load(self, start: int, stop: int) -> None:
         """Release one pin of each block of a part, also after `finish`."""
-        self._manager.complete_load(self._part(start, stop))
+        start, stop = self._bounds(start, stop)
+        self._note_resets()
+        outdated, parts = take_part(self._outdated, start, stop)
+        loading = self._loading
+        for part in parts:
+            loading, _ = take_part(loading, *part)
+        self._manager.complete_load([h for part in parts for h in self._hashes[slice(*part)]])
+        self._outdated, self._loading = outdated, loading
 
     def prepare_store(
         self, start: int = 0, stop: int | None = None
     ) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the absent blocks of a part, and make them pending."""
         self._require_open("prepare_store")
-        part = self._part(start, stop)
+        start, stop = self._bounds(start, stop)
+        part = self._hashes[start:stop]
         if self._hints is not None and self._hints.ends:
             output = self._manager._store_last(part)
         else:
             output = self._manager.prepare_store(part)
-        if output is not None:
-            self._storing = self._not_dropped() + output.block_hashes_to_store
+        if output is not None and output.block_hashes_to_store:
+            self._note_resets()
+            self._storing = self._storing + output.block_hashes_to_store
+            first = start + part.index(output.block_hashes_to_store[0])
+            self._own = first if self._own is None else min(self._own, first)
         return output
 
     def complete_store(self, success: bool = True) -> None:
         """End this request's stores: make their blocks readable, or drop them."""
-        self._manager.complete_store(self._not_dropped(), success)
+        self._note_resets()
+        self._manager.complete_store(self._storing, success)
         self._storing = []
 
-    def _not_dropped(self) -> list[BlockHash]:
-        """Return the blocks that it is storing and no reset of the manager has dropped."""
+    def _note_resets(self) -> None:
+        """Forget the blocks that it was using if the manager was reset since its last call."""
         if self._resets != self._manager._resets:
             self._resets = self._manager._resets
             self._storing = []
-        return self._storing
+            self._outdated += self._loading
+            self._loading = []
+            self._met, self._own = 0, None
 
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Append more blocks, such as those of an answer, to the request, and use them."""
         self._require_open("extend")
         batch = list(as_batch(hashes))
         self._require_open("extend")  # an iterator may have finished it
-        self._manager._extended(list(batch))
+        self._manager._extended(self._hashes + batch, len(self._hashes))
         self._hashes += batch
 
     def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
@@ -489,7 +541,9 @@ class CallingRequest(Request[Spec_co]):
         now = self._now if now is None else now
         if self._is_finished:
             return
-        self._manager._finished(list(self._hashes), hints, now)
+        self._note_resets()
+        own = len(self._hashes) if self._own is None else self._own
+        self._manager._finished(list(self._hashes), hints, now, self._met, own)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)
@@ -538,10 +592,31 @@ class CallingRequest(Request[Spec_co]):
         if self._is_finished:
             raise request_finished(call)
 
-    def _part(self, start: int, stop: int | None) -> list[BlockHash]:
-        """Return the hashes of a part."""
-        start, stop = check_part(start, stop, len(self._hashes))
-        return self._hashes[start:stop]
+    def _bounds(self, start: int, stop: int | None) -> Part:
+        """Return the bounds of a part as ints."""
+        return check_part(start, stop, len(self._hashes))
+
+
+def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], list[Part]]:
+    """Take each position of a part once out of `parts`, which may overlap.
+
+    Return what remains of `parts`, and the parts of the positions that are in none of them.
+    """
+    remaining: list[Part] = []
+    missing = [(start, stop)]  # in order, without overlaps
+    for first, end in parts:
+        absent: list[Part] = []
+        for low, high in missing:
+            taken, until = max(first, low), min(end, high)
+            if taken >= until:
+                absent.append((low, high))
+                continue
+            remaining.append((first, taken))
+            absent += [(low, taken), (until, high)]
+            first = until  # noqa: PLW2901
+        remaining.append((first, end))
+        missing = [part for part in absent if part[0] < part[1]]
+    return [part for part in remaining if part[0] < part[1]], missing
 
 
 def request_summary(request: Request[Any]) -> str:

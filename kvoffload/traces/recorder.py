@@ -113,14 +113,21 @@ class TraceRecorder(OffloadingManager[Spec_co]):
 
     # A request calls the recorder's methods; its begin and its end go to the manager.
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        self.manager._begun(hashes, hints, now)
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        return self.manager._begun(hashes, hints, now)
 
-    def _extended(self, hashes: list[BlockHash]) -> None:
-        self.manager._extended(hashes)
+    def _extended(self, hashes: list[BlockHash], start: int) -> None:
+        self.manager._extended(hashes, start)
 
-    def _finished(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        self.manager._finished(hashes, hints, now)
+    def _finished(
+        self,
+        hashes: list[BlockHash],
+        hints: Hints | None,
+        now: float | None,
+        met: int,
+        own: int,
+    ) -> None:
+        self.manager._finished(hashes, hints, now, met, own)
 
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)

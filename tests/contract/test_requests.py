@@ -515,10 +515,15 @@ def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
         ("finished", "ABC", early),
     ]
     policy.heard.clear()
-    with manager.begin([A, B], hints=early) as request:
+    with manager.begin([A, B, C], hints=early) as request:
         request.prepare_store()  # nothing is missed
         request.finish(hints=late)
-    assert policy.heard == [("begun", "AB", early), ("finished", "AB", late), ("release", "AB")]
+    assert policy.heard == [("begun", "ABC", early), ("finished", "ABC", late), ("release", "ABC")]
+    policy.heard.clear()
+    manager.begin([A, B]).finish(hints=late)  # of another session: nothing is its own
+    assert policy.heard == [("begun", "AB", None), ("finished", "AB", late)]
+    manager.release([A, B, C])
+    assert policy.heard.pop() == ("release", "C")
     policy.heard.clear()
     request = manager.begin([D, E, F, G])
     assert request.prepare_store() is None
