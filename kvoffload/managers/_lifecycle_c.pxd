@@ -203,16 +203,20 @@ cdef inline void share(Table* table, const Batch* batch, Py_ssize_t end) noexcep
             node.flags |= IS_SHARED
 
 
+cdef inline void go_on(Table* table, const Batch* batch, Py_ssize_t known) noexcept:
+    """Note whether a request goes on after its deepest known block, which is before `known`."""
+    cdef Node* deepest = node_at(table, batch.node_ids[known - 1])
+    if deepest.flags & ENDS_REQUEST:
+        deepest.flags &= <uint8_t>(~ENDS_REQUEST & 0xFF)
+    else:
+        share(table, batch, known)
+
+
 cdef inline Py_ssize_t meet(Table* table, const Batch* batch, Py_ssize_t start) noexcept:
     """Note a request, or the blocks that it adds, as `Sessions.meet` does."""
     cdef Py_ssize_t known = num_known(table, batch, start)
-    cdef Node* deepest
     if known > start:
-        deepest = node_at(table, batch.node_ids[known - 1])
-        if deepest.flags & ENDS_REQUEST:
-            deepest.flags &= <uint8_t>(~ENDS_REQUEST & 0xFF)
-        else:
-            share(table, batch, known)
+        go_on(table, batch, known)
     return known
 
 
@@ -229,6 +233,21 @@ cdef inline void leave(Table* table, const Batch* batch, Py_ssize_t met, Py_ssiz
     last = resident(table, batch, batch.size - 1) if batch.size else NULL
     if last != NULL:
         last.flags |= ENDS_REQUEST
+
+
+cdef inline void serve_at_once(
+    Table* table, const Batch* batch, Py_ssize_t known, Py_ssize_t num_last
+) noexcept:
+    """Note a whole request, as `Sessions.serve_at_once` does, given its deepest known block."""
+    cdef Py_ssize_t index
+    cdef Node* node
+    if known:
+        go_on(table, batch, known)
+    for index in range(batch.size - 1, batch.size - 1 - num_last, -1):
+        node = resident(table, batch, index)
+        if node != NULL:
+            node.flags |= ENDS_REQUEST
+            break
 
 
 cdef inline void release_unshared(CompiledPolicy policy, const Batch* batch) noexcept:

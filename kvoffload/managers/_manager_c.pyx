@@ -72,6 +72,7 @@ from kvoffload.managers._lifecycle_c cimport (
     pin,
     release_unshared,
     resident,
+    serve_at_once,
     touch_inserted,
     unpin,
 )
@@ -327,6 +328,25 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
         return meet(self._policy.table, &self.batch, start)
+
+    def _used_last(self, hashes, hints):
+        cdef Hint said
+        cdef const Hint* hint = self._policy.hint_of(hints, None, &said)
+        cdef list batch = self.open_batch(hashes)
+        find_changed(self._policy.table, &self.batch)
+        self._policy.finish_request(&self.batch, hint)
+
+    def _served_at_once(self, hashes, own, Py_ssize_t num_last):
+        cdef list batch = self.open_batch(hashes)
+        cdef bytes flags = bytes([block_hash in own for block_hash in batch])
+        cdef const uint8_t* is_own = <const uint8_t*>PyBytes_AS_STRING(flags)
+        cdef Py_ssize_t known = len(batch)
+        find_changed(self._policy.table, &self.batch)
+        while known and (
+            is_own[known - 1] or resident(self._policy.table, &self.batch, known - 1) == NULL
+        ):
+            known -= 1
+        serve_at_once(self._policy.table, &self.batch, known, num_last)
 
     def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
         cdef Hint said
@@ -1401,6 +1421,14 @@ cdef class ManagerCore:
     def _finished(self, hashes, hints, now, met, own):
         """Use the blocks of a request for the last time; see the Python twin."""
         self.skeleton._finished(hashes, hints, now, met, own)
+
+    def _used_last(self, hashes, hints):
+        """Use the blocks of a request for the last time."""
+        self.skeleton._used_last(hashes, hints)
+
+    def _served_at_once(self, hashes, own, num_last):
+        """Note the session of a request that made its calls without `begin`."""
+        self.skeleton._served_at_once(hashes, own, num_last)
 
     def _hinted(self, hints):
         """Let the watch count a client's hints on a session."""

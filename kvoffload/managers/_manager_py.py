@@ -172,7 +172,7 @@ class Manager(OffloadingManager[Spec_co]):
         policy._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        self._release_unshared(as_batch(hashes))
+        self._let_go(self._sessions.unshared(as_batch(hashes)))
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         """Use the blocks of a request for the first time; call a subclass's own `touch`."""
@@ -206,15 +206,26 @@ class Manager(OffloadingManager[Spec_co]):
         own: int,
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
-        self._policy._take_back(hashes)
-        self._policy._finished(hashes, hints, now)
+        self._used_last(hashes, hints, now)
         self._sessions.leave(hashes, met, own)
         if hints is not None and hints.ends:
-            self._release_unshared(hashes)
+            self._let_go(self._sessions.unshared(hashes))
 
-    def _release_unshared(self, hashes: list[BlockHash]) -> None:
-        """Release the blocks that are not shared."""
-        unshared = self._sessions.unshared(hashes)
+    def _used_last(
+        self, hashes: list[BlockHash], hints: Hints | None, now: float | None = None
+    ) -> None:
+        """Use the blocks of a request for the last time."""
+        self._policy._take_back(hashes)
+        self._policy._finished(hashes, hints, now)
+
+    def _served_at_once(
+        self, hashes: list[BlockHash], own: Collection[bytes], num_last: int
+    ) -> None:
+        """Note the session of a request that made its calls without `begin`."""
+        self._sessions.serve_at_once(hashes, own, num_last)
+
+    def _let_go(self, unshared: list[BlockHash]) -> None:
+        """Release blocks that only one session uses."""
         if unshared:
             self._policy._release(unshared)
 

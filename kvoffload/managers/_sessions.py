@@ -34,11 +34,7 @@ class Sessions:
         """
         known = self._num_known(hashes, start)
         if known > start:
-            deepest = hashes[known - 1]
-            if deepest in self._ends:
-                self._ends.remove(deepest)
-            else:
-                self._share(hashes[:known])
+            self._go_on(hashes[:known])
         return known
 
     def leave(self, hashes: Sequence[BlockHash], met: int, own: int) -> None:
@@ -53,6 +49,24 @@ class Sessions:
         if hashes and hashes[-1] in self._resident:
             self._ends.add(hashes[-1])
 
+    def serve_at_once(
+        self, hashes: Sequence[BlockHash], own: Collection[BlockHash], num_last: int
+    ) -> None:
+        """Note a whole request, for an engine that shows its blocks only when it finishes.
+
+        The deepest resident block that is not of its `own` stores is the deepest known one. Of the
+        `num_last` blocks, of several groups, at its end, the last resident one gets the mark.
+        """
+        known = len(hashes)
+        while known and (hashes[known - 1] not in self._resident or hashes[known - 1] in own):
+            known -= 1
+        if known:
+            self._go_on(hashes[:known])
+        for block_hash in hashes[len(hashes) - num_last :][::-1]:
+            if block_hash in self._resident:
+                self._ends.add(block_hash)
+                break
+
     def unshared(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Return the blocks that are not shared."""
         return [block_hash for block_hash in hashes if block_hash not in self._shared]
@@ -61,6 +75,13 @@ class Sessions:
         """Forget blocks that have left."""
         self._ends.difference_update(hashes)
         self._shared.difference_update(hashes)
+
+    def _go_on(self, known: Sequence[BlockHash]) -> None:
+        """Note whether a request goes on after its last known block."""
+        if known[-1] in self._ends:
+            self._ends.remove(known[-1])
+        else:
+            self._share(known)
 
     def _num_known(self, hashes: Sequence[BlockHash], start: int) -> int:
         known = len(hashes)

@@ -281,6 +281,12 @@ class SteppedRequest:
             self._orders[sign] = [key for _, _, key in sorted(positioned)]
         return self._orders[sign]
 
+    def _num_at_end(self) -> int:
+        """Return the number of chunks whose last token is the last of all."""
+        groups = zip(self._keys, self._chunk_tokens, strict=True)
+        ends = [len(keys) * tokens for keys, tokens in groups if keys]
+        return ends.count(max(ends, default=0))
+
     def _in_order(self, keys: set[BlockHash], sign: int = 1) -> Sequence[BlockHash]:
         """Return some keys in the order of `_every`."""
         every = self._every(sign)
@@ -345,6 +351,7 @@ class SteppedRequest:
     def end(self) -> None:
         """Use the loaded and offered chunks, and release all if the session ends."""
         self._use_all()
+        self._manager._served_at_once(list(self._every()), self._own, self._num_at_end())
         if self._hints is not None and self._hints.ends:
             self._manager.release(self._every())
 
@@ -379,7 +386,7 @@ class SteppedRequest:
         if inserted and not (learning.is_lru or learning.by_chain):
             manager._touch_inserted(batch, inserted)
         elif learning.by_chain:
-            manager._finished(list(batch), self._hints, None)
+            manager._used_last(list(batch), self._hints)
         else:
             manager.touch(batch)
 

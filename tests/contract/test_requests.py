@@ -202,6 +202,81 @@ def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success:
     check_invariants(manager)
 
 
+def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    old = manager.begin([A, B])
+    old.prepare_load(0, 2)
+    manager.reset_cache()
+    old.complete_load(0, 1)  # not even resident
+    store(manager, [A, B])
+    new = manager.begin([A, B])
+    new.prepare_load(0, 2)
+    old.complete_load(1, 2)
+    assert manager.stats()["pinned"] == 2
+    assert manager.prepare_store([C]) is None
+    with pytest.raises(BlockNotPinnedError):
+        new.complete_load(0, 2)
+        old.complete_load(0, 1)  # it has none left
+    check_invariants(manager)
+
+
+def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
+    build: Build,
+) -> None:
+    manager = build(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B, C, D])
+    request.prepare_load(0, 3)
+    request.prepare_load(2, 4)
+    manager.reset_cache()
+    store(manager, [A, B, C, D])
+    request.prepare_load(1, 4)
+    request.complete_load(0, 4)  # of before; C was pinned twice
+    assert manager.stats()["pinned"] == 3
+    request.complete_load(1, 4)  # C of before, B and D of now
+    assert manager.stats()["pinned"] == 1
+    request.complete_load(2, 3)
+    assert manager.stats()["pinned"] == 0
+    with pytest.raises(BlockNotPinnedError):
+        request.complete_load(2, 3)
+    check_invariants(manager)
+
+
+def test_loads_of_two_resets_ago_are_not_forgotten(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A])
+    request = manager.begin([A])
+    for _ in range(2):
+        request.prepare_load(0, 1)
+        manager.reset_cache()
+        store(manager, [A])
+    request.finish()
+    other = manager.begin([A])
+    other.prepare_load(0, 1)
+    for _ in range(2):
+        request.complete_load(0, 1)
+        assert manager.stats()["pinned"] == 1
+    request.complete_load(0, 1)  # as without a reset: a pin of anybody
+    assert manager.stats()["pinned"] == 0
+
+
+def test_parts_of_loads_end_in_any_order(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B, C, D])
+    request.prepare_load(0, 4)
+    request.prepare_load(1, 3)
+    for part in ((1, 2), (3, 4), (1, 3), (0, 1), (2, 2), (2, 3)):
+        request.complete_load(*part)
+    assert manager.stats()["pinned"] == 0
+    request.prepare_load(0, 1)
+    manager.reset_cache()
+    request.complete_load(0, 1)
+    with pytest.raises(BlockNotFoundError):
+        request.complete_load(0, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [

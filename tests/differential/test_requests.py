@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import Hints
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.differential.pairs import OpenPair, Pair, Twins
@@ -47,10 +48,12 @@ def drive(pair: Pair, workload: str, seed: int, *, requests: int = 90) -> None:
         while len(open_pairs) > chance.randrange(1, 7):
             ended = open_pairs.pop(chance.randrange(len(open_pairs)))
             if chance.random() < 0.9:
-                ended.do("finish")
+                ended.finish(Hints(ends=True) if chance.random() < 0.3 else None)
                 ended.do("complete_store")
                 step(ended, chance, keys)  # mostly an error
-        if number % 40 == 39 and chance.random() < 0.5:
+        if chance.random() < 0.1:
+            pair.do("release", keys)
+        if number % 20 == 19 and chance.random() < 0.5:
             pair.do("reset_cache")
         if number % 10 == 0:
             pair.agree()

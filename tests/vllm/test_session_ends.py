@@ -140,10 +140,50 @@ def test_a_session_that_ends_takes_only_free_and_released_room(cache_policy):
     requests = filled(cache_policy)
     output = requests.run(keys(3, 0, 3), ENDS)
     assert (output.keys_to_store, output.evicted_keys) == ([], [])
-    requests.run(keys(1, 0, 2), ENDS)
-    output = requests.run(keys(3, 0, 3), ENDS)
-    assert output.keys_to_store == keys(3, 0, 2)
-    assert output.evicted_keys == keys(1, 0, 2)[::-1]
+    requests.run(keys(1, 0, 3), ENDS)
+    output = requests.run(keys(3, 0, 4), ENDS)
+    assert output.keys_to_store == keys(3, 0, 3)
+    assert output.evicted_keys == keys(1, 0, 3)[::-1]
+
+
+@pytest.mark.parametrize("on_accelerator", [0, 2])
+@pytest.mark.parametrize("cache_policy", POLICIES)
+def test_an_end_leaves_what_other_sessions_share(cache_policy, on_accelerator):
+    prompt = keys(0, 0, 2)
+    for honest in (True, False):
+        requests = Requests(cache_policy, 9)
+        requests.run(prompt + keys(1, 0, 2))
+        if honest:  # another session, which has the prompt on the accelerator or not
+            requests.run(prompt + keys(2, 0, 2), ENDS, asked_from=on_accelerator)
+        else:  # a client that knows the prompt
+            requests.run(prompt, ENDS)
+        assert requests.num_released == (2 if honest else 0)
+        requests.run(prompt + keys(1, 0, 3), ENDS, asked_from=on_accelerator)
+        assert requests.num_released == (5 if honest else 3)
+        assert not set(requests.evicted(3)) & set(prompt)
+
+
+def test_a_session_that_goes_on_keeps_its_chunks_its_own():
+    requests = Requests("lru", 20)
+    for length in (4, 6, 6, 9):
+        requests.run(keys(0, 0, length))
+    requests.run(keys(0, 0, 12), ENDS)
+    assert requests.num_released == 12
+
+
+def test_requests_that_store_a_prompt_at_the_same_time_share_it():
+    manager = KVOffloadManager(20, "lru")
+    prompt, made = keys(0, 0, 3), []
+    for session in (1, 2):
+        every = prompt + keys(session, 0, 2)
+        made.append((context(f"r{session}", every, ENDS if session == 1 else None), every))
+        manager.on_new_request(made[-1][0])
+    for request, every in made:
+        output = manager.prepare_store(every, request)
+        manager.complete_store(output.keys_to_store, request)
+    for request, _ in reversed(made):
+        manager.on_request_finished(request)
+    assert manager._rules.policy.num_released == 2
 
 
 @pytest.mark.parametrize("cache_policy", POLICIES)

@@ -19,8 +19,10 @@ Order
     that can fail; `record` and the rules then change state and cannot fail.
 Hints
     The hints of a request's client are read once, at the first call that follows the request, and
-    passed to the rules at its first access and when it finishes. If the session ends, all blocks of
-    the request are released when it finishes, including those that it did not look up because the
+    passed to the rules at its first access and when it finishes. When it finishes, it is known
+    whether its session goes on after an earlier request or shares blocks with other sessions: its
+    deepest resident key that it has not inserted decides, see `Sessions`. If the session ends, all
+    blocks that are not shared are released, including those that it did not look up because the
     accelerator had them.
 """
 
@@ -89,7 +91,9 @@ from kvoffload.managers._lifecycle_c cimport (
     begin_store,
     forget,
     pending_keys,
+    release_unshared,
     resident,
+    serve_at_once,
 )
 from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE
@@ -116,6 +120,16 @@ cdef extern from "Python.h":
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
 
 cdef object new_object = object.__new__
+
+
+cdef Py_ssize_t num_at_end(list chain, dict positions) except -1:
+    """Return the number of keys at the last token position of a chain."""
+    cdef Py_ssize_t size = len(chain), count = size > 0
+    cdef object end = positions.get(chain[size - 1]) if size else None
+    if end is not None:
+        while count < size and positions.get(chain[size - 1 - count]) == end:
+            count += 1
+    return count
 
 
 cdef class Offer:
@@ -939,7 +953,8 @@ cdef class RequestManagerCore:
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef object positions = self.contexts.positions_of(req_context)
-        cdef list released = None   # keys of a session that ends
+        cdef list chain = None      # all its keys, if it has not accessed all
+        cdef Py_ssize_t known, num_last
         access = self.contexts.access_of(req_context)
         if access is None or access.asked_only:
             access = new_access = self.contexts.new_access() if access is None else access
@@ -960,17 +975,20 @@ cdef class RequestManagerCore:
                     every = None
             if every is not None:
                 self.watching.c_finishing(every, every_order)
-        # For the keys of its accesses, then, if its session ends, for all keys.
-        self.ensure_scratch(
-            <Py_ssize_t>access.size + (len(positions or ()) if access.ends else 0)
-        )
+        # For the keys of its accesses, then for all keys.
+        self.ensure_scratch(<Py_ssize_t>access.size + len(positions or ()))
         batch_set(&self.steps.batch, order.keys, <Py_ssize_t>access.size)
         if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
-        if access.ends:
-            released = self.chain_of(positions)
-            if not self.policy.ensure_release(len(released)):
-                raise MemoryError()
+        if len(positions or ()) > <Py_ssize_t>access.size:
+            chain = self.chain_of(positions)
+            num_last = num_at_end(chain, positions)
+        else:
+            num_last = order.num_at_end(access.size)
+        if access.ends and not self.policy.ensure_release(
+            <Py_ssize_t>access.size if chain is None else len(chain)
+        ):
+            raise MemoryError()
         self.hint = self.policy.hint_of(access.hints, None, &self.said)
         self.contexts.attach(req_context, new_access, None)
         self.count_ignored(access)
@@ -989,16 +1007,42 @@ cdef class RequestManagerCore:
             else:
                 self.accesses[index].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.steps.batch, self.accesses, self.hint)
-        if released is not None:
-            self.point_into(released)
+        if chain is not None:
+            self.point_into(chain)
             find_all(self.policy.table, &self.steps.batch)
-            self.policy.c_release(&self.steps.batch)
+        known = self.steps.batch.size
+        while known and (
+            self.resident(known - 1) == NULL
+            or self.has_inserted(access, known - 1, order.seen_indexes if chain is None else NULL)
+        ):
+            known -= 1
+        serve_at_once(self.policy.table, &self.steps.batch, known, num_last)
+        if access.ends:
+            release_unshared(self.policy, &self.steps.batch)
         if every is not None:
-            found = every is access and released is None
+            found = every is access and chain is None
             self.watching.c_finished(
                 every, every_order, self.steps.batch.node_ids if found else NULL
             )
         return 0
+
+    cdef bint has_inserted(
+        self, RequestAccess access, Py_ssize_t index, const uint32_t* seen_indexes
+    ) noexcept:
+        """Return whether the request has inserted a key of the batch; its index in `seen`, if known."""
+        cdef uint32_t seen_index
+        if seen_indexes != NULL:
+            seen_index = seen_indexes[index]
+        else:
+            seen_index = access.find(
+                self.steps.batch.items[index],
+                hash_key(
+                    self.policy.table,
+                    item_key(&self.steps.batch, index),
+                    item_length(&self.steps.batch, index),
+                ),
+            )
+        return seen_index != NIL and access.seen[seen_index].uses & INSERTED
 
     cdef int hand_over(self) except -1:
         """Hand the collected requests to the watch, if there are enough, and read the clock."""

@@ -177,6 +177,17 @@ cdef class KeyOrder:
     cdef const uint32_t* sampled    # indexes of the keys that a watch samples, in its scratch
     cdef uint64_t num_sampled
 
+    cdef inline Py_ssize_t num_at_end(self, Py_ssize_t size) noexcept:
+        """Return the number of keys, of `size` in all, at the last token position."""
+        cdef Py_ssize_t count = size > 0
+        if self.by_position:
+            while (
+                0 < count < size
+                and self.sort_keys[size - 1 - count].position == self.sort_keys[size - 1].position
+            ):
+                count += 1
+        return count
+
 # Return the keys that a request has shown, head to tail. With a watch, the indexes of sampled keys
 # stay valid until it is asked for room again.
 cdef KeyOrder order_keys(

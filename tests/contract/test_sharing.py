@@ -1,0 +1,264 @@
+"""A session that ends releases its own blocks and none that other sessions share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockHash, Hints
+from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
+from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
+from tests.contract.test_releases import ENDS, EVERY_POLICY, leaving
+from tests.parts import ListPolicy
+
+
+def serve(manager: Any, blocks: list[BlockHash], hints: Hints | None = None) -> None:
+    """Serve a request whose store ends after it."""
+    with manager.begin(blocks, hints=hints) as request:
+        request.prepare_store()
+    request.complete_store()
+
+
+def new_manager(twin: ModuleType, policy: str = "lru") -> Any:
+    """Return a manager that stores everything."""
+    manager = twin.CPUOffloadingManager(16, 8, policy)
+    manager.policy._set_declining(False)
+    return manager
+
+
+def end(manager: Any, blocks: list[BlockHash]) -> None:
+    """Serve a request, all of whose blocks are resident, that ends its session."""
+    manager.begin(blocks).finish(hints=ENDS)
+
+
+@EVERY_POLICY
+def test_a_prompt_that_two_sessions_share_is_not_released(twin: ModuleType, policy: str) -> None:
+    manager = new_manager(twin, policy)
+    serve(manager, [A, B, C])
+    serve(manager, [A, B, D, E])
+    end(manager, [A, B, D, E])
+    assert manager.policy.num_released == 2
+    assert names(leaving(manager, 5)[:2]) == "ED"
+
+
+@EVERY_POLICY
+@pytest.mark.parametrize("known", [1, 2])
+def test_who_knows_a_prompt_cannot_release_it(twin: ModuleType, policy: str, known: int) -> None:
+    manager = new_manager(twin, policy)
+    serve(manager, [A, B, C])
+    for _ in range(3):
+        end(manager, [A, B][:known])
+        assert manager.policy.num_released == 0
+    manager.release([A, B, C])
+    assert manager.policy.num_released == 3 - known
+
+
+@EVERY_POLICY
+def test_a_session_that_goes_on_keeps_its_blocks_its_own(twin: ModuleType, policy: str) -> None:
+    manager = new_manager(twin, policy)
+    serve(manager, [A, B])
+    serve(manager, [A, B])  # the same again
+    request = manager.begin([A, B, C])
+    request.prepare_store()
+    request.extend([D])
+    request.prepare_store(3)
+    request.finish()
+    request.complete_store()
+    end(manager, [A, B, C, D])
+    assert manager.policy.num_released == 4
+
+
+def test_a_request_that_rewrites_the_last_answer_branches(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B, C])
+    serve(manager, [A, B, D])
+    end(manager, [A, B, D])
+    assert names(leaving(manager, 5)[-1:]) == "D"
+    assert manager.policy.num_released == 0
+
+
+def test_shared_lasts_as_long_as_the_block_is_resident(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B])
+    serve(manager, [A, C])
+    store(manager, [block_hash(number) for number in range(100, 108)])  # evicts all
+    serve(manager, [A, B])
+    end(manager, [A, B])
+    assert manager.policy.num_released == 2
+
+
+def test_a_reset_forgets_who_shares(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B])
+    old = manager.begin([A, C])
+    manager.reset_cache()
+    serve(manager, [A, B])
+    end(manager, [A, B])
+    assert manager.policy.num_released == 2
+    manager.touch([A, B])
+    old.finish()  # from before the reset: by now it shares A
+    manager.release([A, B])
+    assert manager.policy.num_released == 1
+    check_invariants(manager)
+
+
+def test_a_failed_store_leaves_no_mark(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    request = manager.begin([A, B])
+    request.prepare_store()
+    request.finish()
+    request.complete_store(False)
+    serve(manager, [A, B, C])
+    end(manager, [A, B, C])
+    assert manager.policy.num_released == 3
+    check_invariants(manager)
+
+
+def test_a_refused_store_ends_no_request(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B])
+    manager.prepare_load([A, B])
+    request = manager.begin([A, B, *block_hashes(*range(20, 30))])
+    assert request.prepare_store() is None
+    request.finish()  # A, B had the mark, and no block has it now
+    manager.complete_load([A, B])
+    end(manager, [A, B])
+    assert manager.policy.num_released == 0
+
+
+def test_an_empty_request_changes_nothing(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B])
+    end(manager, [])
+    manager.begin(once([])).extend([])
+    end(manager, [A, B])
+    assert manager.policy.num_released == 2
+
+
+def test_a_repeat_counts_where_it_stands(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B, A])
+    end(manager, [A, B, A, A])
+    assert manager.policy.num_released == 2
+    serve(manager, [A, B])  # B was not the last
+    end(manager, [A, B, A])
+    assert manager.policy.num_released == 0
+
+
+def test_two_requests_of_one_session_at_a_time_share_its_blocks(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B])
+    first, second = manager.begin([A, B, C]), manager.begin([A, B, D])
+    for request in (first, second):
+        request.prepare_store()
+        request.complete_store()
+        request.finish(hints=ENDS)
+    assert manager.policy.num_released == 2
+    assert names(leaving(manager, 6)[-2:]) == "CD"
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_requests_that_store_a_prompt_at_the_same_time_share_it(
+    twin: ModuleType, ends_first: bool
+) -> None:
+    manager = new_manager(twin)
+    ending, other = manager.begin([A, B, C]), manager.begin([A, B, D])
+    ending.prepare_store()
+    other.prepare_store()
+    if ends_first:
+        ending.finish(hints=ENDS)
+        assert manager.policy.num_released == 3
+        other.finish()  # takes A and B back
+    else:
+        other.finish()
+        ending.finish(hints=ENDS)
+    assert manager.policy.num_released == 1
+    end(manager, [A, B, D])
+    assert manager.policy.num_released == 2
+
+
+def test_an_answer_that_is_known_is_shared(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    serve(manager, [A, B, C, D])
+    request = manager.begin([A, B])
+    request.extend([C])
+    request.finish(hints=ENDS)
+    assert manager.policy.num_released == 0
+    end(manager, [A, B, C, D])
+    assert manager.policy.num_released == 1
+
+
+class Releasing(ListPolicy):
+    """A policy of a user's own that notes what is released."""
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.let_go = ""
+
+    def release(self, hashes: Any) -> None:
+        self.let_go += names(hashes)
+
+
+def test_a_user_s_policy_is_told_of_no_shared_block(twin: ModuleType) -> None:
+    policy = Releasing(8)
+    manager = twin.CPUOffloadingManager(16, 8, policy)
+    serve(manager, [A, B, C])
+    serve(manager, [A, B, D, E])
+    end(manager, [A, B, D, E])
+    manager.release([F, E, B, G])
+    assert policy.let_go == "DEFEG"
+    check_invariants(manager)
+
+
+def test_a_subclass_s_own_touch_changes_no_mark(twin: ModuleType) -> None:
+    class Touching(twin.CPUOffloadingManager):  # type: ignore[misc,name-defined]
+        def touch(self, hashes: Any) -> None:
+            super().touch(hashes)
+
+    manager = Touching(16, 8)
+    serve(manager, [A, B, C])
+    request = manager.begin([A, B])
+    request.extend([D])
+    request.prepare_store()
+    request.complete_store()
+    request.finish(hints=ENDS)
+    assert manager.policy.num_released == 1
+
+
+def tenants(rng: random.Random, num: int) -> Iterator[list[BlockHash]]:
+    """Yield requests of eight tenants, each with a prompt of its own and two new blocks."""
+    prompts = [[BlockHash(b"%d-%d" % (tenant, n)) for n in range(12)] for tenant in range(8)]
+    for number in range(num):
+        yield [*rng.choice(prompts), BlockHash(b"a%d" % number), BlockHash(b"b%d" % number)]
+
+
+@pytest.mark.parametrize("policy", [entry for entry in registry.names() if entry != "hit-density"])
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_truthful_ends_cost_others_at_most_a_hundredth_of_their_hits(
+    twin: ModuleType, policy: str, share: float
+) -> None:
+    def hits(share: float) -> int:
+        manager = twin.CPUOffloadingManager(16, 130, policy)
+        rng, found = random.Random(1), 0
+        for blocks in tenants(rng, 600):
+            request = manager.begin(blocks)
+            found += request.lookup()
+            request.prepare_store()
+            request.finish(hints=ENDS if rng.random() < share else None)
+            request.complete_store()
+        return found
+
+    assert hits(share) >= 0.99 * hits(0.0)
+
+
+def test_the_marks_of_eight_blocks_are_kept_apart(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    for blocks in ([A, B], [A, B, C], [D], [D, E], [F, G], [F, H]):
+        serve(manager, blocks)
+    manager.release([A, B, C, D, E, F, G, H])
+    assert manager.policy.num_released == 7
