@@ -221,7 +221,8 @@ class Hints:
     Attributes
     ----------
     ends : bool
-        Whether the session ends, so that the request's blocks are not expected to be used again.
+        Whether the session ends, so that those blocks of the request that no other session shares
+        are not expected to be used again.
     expect_s : float or None
         Seconds until the next request that begins with these blocks, finite and > 0; None if
         unknown.

@@ -66,10 +66,9 @@ cdef enum:
     CHOSEN = 64         # a victim of the current search, for a policy that meets it again
     SAMPLED = 128       # a watch observes the key, as long as the key has a node
 
-# Of an entry of `kept_ids`, below the id.
-cdef enum:
-    EXPORTED = 1        # a BlockStatus lies on the node's block
-    KEPT_ID_SHIFT = 1
+cdef struct Kept:
+    int64_t block_id    # before anyone could write to it
+    bint is_exported    # a BlockStatus lies on the node's block
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
@@ -86,9 +85,8 @@ cdef struct Table:
     uint64_t num_keys       # keys in the index
     uint64_t max_keys       # keys in the index above which it grows
     uint32_t epoch          # of the current batch; marks of other epochs are void
-    int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it,
-                            # shifted, and EXPORTED
-    uint64_t num_kept_ids   # length of the array, in nodes
+    Kept* kept              # by node, where SHOWN
+    uint64_t num_kept       # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
     uint64_t version        # changes when a key gets, leaves or changes its node; per table
     uint32_t sample_below   # keys are SAMPLED if bits 32 to 55 of their hash are below this
@@ -119,14 +117,12 @@ cdef inline Node* node_at(Table* table, uint32_t node_id) noexcept nogil:
 
 cdef inline int64_t own_id(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
     """Return the block_id that a manager assigned, even if a status has overwritten it."""
-    if node.flags & SHOWN:
-        return table.kept_ids[node_id] >> KEPT_ID_SHIFT
-    return node.block.block_id
+    return table.kept[node_id].block_id if node.flags & SHOWN else node.block.block_id
 
 
 cdef inline bint is_exported(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
     """Return whether a BlockStatus lies on the node's block."""
-    return node.flags & SHOWN and table.kept_ids[node_id] & EXPORTED
+    return node.flags & SHOWN and table.kept[node_id].is_exported
 
 
 cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:

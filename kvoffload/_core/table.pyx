@@ -90,7 +90,7 @@ cdef void table_close(Table* table) noexcept:
     discard(table.segments)
     release(table.nodes, table.num_reserved * sizeof(Node))
     release(table.buckets, table.num_buckets * sizeof(KvoBucket))
-    release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
+    release(table.kept, table.num_kept * sizeof(Kept))
     memset(table, 0, sizeof(Table))
 
 
@@ -195,14 +195,14 @@ cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
         return True
     # Reserved: only memory of shown nodes is touched.
     if not extend(
-        <void**>&table.kept_ids,
-        &table.num_kept_ids,
+        <void**>&table.kept,
+        &table.num_kept,
         wanted,
-        sizeof(int64_t),
-        min(table.num_kept_ids, <uint64_t>table.num_used),
+        sizeof(Kept),
+        min(table.num_kept, <uint64_t>table.num_used),
     ):
         return False
-    table.kept_ids[node_id] = <int64_t>(<uint64_t>node.block.block_id << KEPT_ID_SHIFT)
+    table.kept[node_id] = Kept(node.block.block_id, False)
     node.flags |= SHOWN
     return True
 
@@ -302,7 +302,7 @@ cdef class StatusBuffer:
         storage.exports[node_id] = storage.exports.get(node_id, 0) + 1
         self.storage = storage
         self.node_id = node_id
-        storage.table.kept_ids[node_id] |= EXPORTED
+        storage.table.kept[node_id].is_exported = True
 
     def __dealloc__(self):
         cdef Node* node
@@ -316,7 +316,7 @@ cdef class StatusBuffer:
         self.storage.statuses.pop(self.node_id, None)
         table = &self.storage.table
         node = node_at(table, self.node_id)
-        table.kept_ids[self.node_id] &= ~<int64_t>EXPORTED
+        table.kept[self.node_id].is_exported = False
         if node.key_length == 0:
             table.num_retired -= 1
             give_node(table, self.node_id, node)

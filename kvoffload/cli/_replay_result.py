@@ -84,6 +84,10 @@ KEPT_SLOTS = [
     Field("slots\nevicted", KEPT[1].text),
     KEPT[2],
 ]
+OF_LIARS = [
+    Field("hit ratio\nhonest", lambda cell: percent_text(cell.result.honest_hit_ratio)),
+    Field("hit ratio\nliars", lambda cell: percent_text(cell.result.liar_hit_ratio)),
+]
 NOT_ADMITTED = Field("not\nadmitted", known(lambda result: f"{result.not_admitted:,}"))
 TIME = [
     Field("p50\nms", known(lambda result: milliseconds(result.times.percentile(50)))),
@@ -123,6 +127,16 @@ UNKNOWN_OF_CEILINGS = (
 )
 
 
+def liars_object(result: ReplayResult) -> dict[str, float | None]:
+    """Return the hit ratios of honest and lying sessions, if some lie."""
+    if result.liar_asked is None:
+        return {}
+    return {
+        "honest_hit_ratio": result.honest_hit_ratio,
+        "liar_hit_ratio": result.liar_hit_ratio,
+    }
+
+
 def as_object(cell: Cell) -> dict[str, object]:
     """Return a cell as the object that ``--json`` prints."""
     result = cell.result
@@ -138,6 +152,7 @@ def as_object(cell: Cell) -> dict[str, object]:
         "hits": row["hits"],
         "hit_ratio": result.hit_ratio,
         "token_hit_ratio": result.token_hit_ratio,
+        **liars_object(result),
         "stored": result.stored_slots,
         "evicted": result.evicted_slots,
         "refused": result.refused,
@@ -192,6 +207,8 @@ def print_cells(
         which, found, kept = WHICH_SLOTS, FOUND_TOKENS, KEPT_SLOTS
     if any(cell.given != str(cell.capacity) for cell in cells):
         found = [GIVEN, *found]
+    if any(cell.result.liar_asked is not None for cell in cells):
+        found = [*found, *OF_LIARS]
     if any(cell.result.not_admitted for cell in cells):
         kept = [*kept, NOT_ADMITTED]
     ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})

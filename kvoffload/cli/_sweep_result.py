@@ -22,7 +22,7 @@ from kvoffload.replay.policies import implementation_of
 from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text, loop_object, loop_text, times_object
 from ._model_options import groups_object
-from ._replay_result import steps_text
+from ._replay_result import liars_object, steps_text
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_json, print_prose, print_tables
 
@@ -96,6 +96,13 @@ def print_grid(grid: Grid) -> None:
     title += ["", "hit ratio" if grid.groups.is_plain else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
+    if any(found.liar_asked is not None for found in grid.counts.values()):
+        for heading, ratio in (
+            ("hit ratio of honest sessions", "honest_hit_ratio"),
+            ("hit ratio of liars", "liar_hit_ratio"),
+        ):
+            _print_matrix([heading], grid, _percent_of(operator.attrgetter(ratio)))
+            click.echo()
     if grid.groups.is_plain or cell.device_blocks:  # else all tokens are asked for
         _print_shares_of_tokens(grid)
         click.echo()
@@ -107,6 +114,13 @@ def print_grid(grid: Grid) -> None:
         ):
             click.echo()
             _print_matrix([heading], grid, _seconds_of(operator.attrgetter(f"loop.{name}")))
+
+
+def _percent_of(
+    share: Callable[[ReplayResult], float | None],
+) -> Callable[[ReplayResult], str]:
+    """Return the text of a share."""
+    return lambda found: percent_text(share(found))
 
 
 def _seconds_of(time: Callable[[ReplayResult], float]) -> Callable[[ReplayResult], str]:
@@ -152,6 +166,7 @@ def _object(grid: Grid, given: str, cell: Cell, counts: ReplayResult) -> dict[st
         **counts.as_row(),
         "hit_ratio": counts.hit_ratio,
         "token_hit_ratio": counts.token_hit_ratio,
+        **liars_object(counts),
     }
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))

@@ -63,7 +63,8 @@ def policies(*, as_json: bool) -> None:
     click.echo()
     print_prose(
         f"hints: {ranking} rank blocks by when clients expect their session to return; the others "
-        "ignore that. All evict the blocks of a session that ends first."
+        "ignore that. All evict first the blocks of a session that ends, except those that other "
+        "sessions share."
     )
     click.echo("\nceilings:")
     for name in CEILINGS:

@@ -134,7 +134,7 @@ cdef class CompiledRequest:
     # Parts that it has pinned: mostly only one, from `load_start` to before `load_stop`, if that is
     # not 0; the others are in the list.
     cdef Py_ssize_t load_start, load_stop
-    cdef list loading
+    cdef list loading               # or None
     cdef list outdated              # parts that it had pinned when the manager was reset, or None
     cdef Py_ssize_t met             # number of blocks up to the deepest resident one at `begin`
     cdef Py_ssize_t own             # first position that it has stored; beyond all: none

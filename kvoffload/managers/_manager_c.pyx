@@ -42,6 +42,7 @@ from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
+    IS_SHARED,
     LONG_KEY,
     NIL,
     PARKED,
@@ -328,6 +329,18 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         find_changed(self._policy.table, &self.batch)
         return meet(self._policy.table, &self.batch, start)
+
+    def _unshared(self, hashes):
+        cdef list batch = self.open_batch(hashes)
+        cdef Py_ssize_t index
+        cdef Node* node
+        find_changed(self._policy.table, &self.batch)
+        return [
+            batch[index]
+            for index in range(len(batch))
+            if resident(self._policy.table, &self.batch, index) != NULL
+            and not resident(self._policy.table, &self.batch, index).flags & IS_SHARED
+        ]
 
     def _used_last(self, hashes, hints):
         cdef Hint said
@@ -1107,7 +1120,6 @@ cdef class CompiledRequest:
         self.manager = manager
         self.keys = keys
         self.storing = []
-        self.loading = []
         self.own = PY_SSIZE_T_MAX
         self.resets = steps._resets
         batch_set(&self.batch, list_items(keys), len(keys))
@@ -1158,7 +1170,7 @@ cdef class CompiledRequest:
         self.steps.tick()
         first = self.bounds(start, stop, &end)
         self.note_resets()
-        loading = self.open_loads()
+        loading = self.open_loads() if self.load_stop else self.loading
         spec = self.steps.load(self.part(first, end, &part), self.keys, first)
         if first < end:
             self.loading = loading
@@ -1186,7 +1198,7 @@ cdef class CompiledRequest:
             self.note_resets()
         batch_open(&steps.batch, keys)
         steps.release(&steps.batch, keys, 0, NULL)
-        self.loading, self.outdated, self.load_stop = loading, outdated, 0
+        self.loading, self.outdated, self.load_stop = loading or None, outdated, 0
 
     cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end):
         """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
@@ -1198,7 +1210,8 @@ cdef class CompiledRequest:
 
     cdef list open_loads(self):
         """Return all parts that it has pinned since the last reset."""
-        return self.loading + [(self.load_start, self.load_stop)] if self.load_stop else self.loading
+        cdef list loading = self.loading or []
+        return loading + [(self.load_start, self.load_stop)] if self.load_stop else loading
 
     def prepare_store(self, start=0, stop=None):
         cdef Py_ssize_t first, end
@@ -1233,7 +1246,7 @@ cdef class CompiledRequest:
             if loading:
                 self.outdated = (self.outdated or []) + loading
             self.storing = none
-            self.loading = []
+            self.loading = None
             self.load_stop = 0
             self.met, self.own = 0, PY_SSIZE_T_MAX
             self.resets = self.steps._resets
@@ -1422,6 +1435,10 @@ cdef class ManagerCore:
         """Use the blocks of a request for the last time; see the Python twin."""
         self.skeleton._finished(hashes, hints, now, met, own)
 
+    def _unshared(self, hashes):
+        """Return the resident blocks that only one session uses."""
+        return self.skeleton._unshared(hashes)
+
     def _used_last(self, hashes, hints):
         """Use the blocks of a request for the last time."""
         self.skeleton._used_last(hashes, hints)
@@ -1511,6 +1528,9 @@ cdef class ManagerCore:
 
         The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
         receives one `free` per block, in eviction order.
+
+        The slots of loads and stores under way are handed out again at once: the caller waits for
+        these transfers before the reset, since none of them may still read or write.
         """
         return self.skeleton.reset_cache()
 

@@ -224,6 +224,10 @@ class Manager(OffloadingManager[Spec_co]):
         """Note the session of a request that made its calls without `begin`."""
         self._sessions.serve_at_once(hashes, own, num_last)
 
+    def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
+        """Return the resident blocks that only one session uses."""
+        return self._sessions.own(as_batch(hashes))
+
     def _let_go(self, unshared: list[BlockHash]) -> None:
         """Release blocks that only one session uses."""
         if unshared:
@@ -388,6 +392,9 @@ class Manager(OffloadingManager[Spec_co]):
 
         The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
         receives one `free` per block, in eviction order.
+
+        The slots of loads and stores under way are handed out again at once: the caller waits for
+        these transfers before the reset, since none of them may still read or write.
         """
         statuses = list(self._policy._in_eviction_order())
         if self._rebuild is None:

@@ -71,6 +71,10 @@ class Sessions:
         """Return the blocks that are not shared."""
         return [block_hash for block_hash in hashes if block_hash not in self._shared]
 
+    def own(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        """Return the resident blocks that are not shared."""
+        return [one for one in hashes if one in self._resident and one not in self._shared]
+
     def forget(self, hashes: Iterable[BlockHash]) -> None:
         """Forget blocks that have left."""
         self._ends.difference_update(hashes)

@@ -31,7 +31,8 @@ class Request(ABC, Generic[Spec_co]):
     Any number of requests may be open, in any order, and the same blocks may be in several. A
     request that is dropped without `finish` is forgotten without its last use; the caller must
     still release its pins. After the manager's `reset_cache` an open request stays usable and finds
-    no blocks.
+    no blocks. Its pins and stores from before are no longer its own: `complete_load` and
+    `complete_store` skip them.
 
     As a context manager, a request finishes when the ``with`` block ends, also by an exception.
 
@@ -78,6 +79,10 @@ class Request(ABC, Generic[Spec_co]):
     @abstractmethod
     def complete_load(self, start: int, stop: int) -> None:
         """Release one pin of each block of a part, also after `finish`.
+
+        A pin that the request took before the manager's `reset_cache` is gone: for such a block
+        this call does nothing. If the request has pinned a block before and after the reset, the
+        earlier load is taken to end first.
 
         Raises
         ------
@@ -149,8 +154,8 @@ class Request(ABC, Generic[Spec_co]):
         ----------
         hints : Hints, optional
             The client's hints about its session, which replace those of `begin`. If the session
-            ends, the blocks are released: they leave before all others, see
-            `OffloadingManager.release`.
+            ends, the blocks that no other session shares are released: they leave before all
+            others, see `OffloadingManager.release`.
         now : float, optional
             Seconds on the clock of `begin`, finite. None stands for the time given to `begin`, or
             else the system's monotonic clock.
@@ -209,6 +214,14 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     Engines start with `begin`: it returns a `Request`, whose methods make all further calls for one
     prompt. The calls that take a batch define the behaviour of a request's methods.
+
+    From the requests a manager tells which blocks several sessions **share**, whatever its policy:
+    the last block of a request, if it is resident when that finishes, ends it until a request goes
+    on from there. When a request begins, or is extended, its deepest resident block decides. If
+    that block ends a request, the session goes on. Otherwise the new request branches off from an
+    earlier one, and all resident blocks up to there are shared, as long as they stay resident. So
+    are blocks that requests open at the same time have stored for each other. A shared block is
+    never released.
 
     `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
     and `complete_store` do nothing, `take_events` returns nothing, and `begin` returns a request
@@ -351,8 +364,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Release blocks that are not expected to be used again: they leave before all others.
 
         They leave last hash first, after blocks released earlier. Any later use returns a block to
-        its regular place in the policy. Unknown hashes are ignored; pinned and pending blocks stay
-        until they may leave. No slot is freed and no event emitted before a store needs the room.
+        its regular place in the policy. Unknown hashes are ignored, and so are blocks that several
+        sessions share; pinned and pending blocks stay until they may leave. No slot is freed and no
+        event emitted before a store needs the room.
 
         Raises
         ------
@@ -362,6 +376,10 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block.
+
+        Which load took a pin is not known here: after `reset_cache`, a load that began before it
+        must not be completed by this call, which would release the pin of a later load.
+        `Request.complete_load` knows.
 
         Raises
         ------

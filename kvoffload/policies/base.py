@@ -228,10 +228,10 @@ class CachePolicy(ABC):
     def release(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
         """Handle blocks that are not expected to be used again. Does nothing by default.
 
-        A manager calls this with a request's blocks after `finished` if the hints say that its
-        session ends, and whenever its own `release` is called. A built-in policy evicts these
-        blocks before all others: the last of a batch first, after those released earlier. A later
-        use returns a block to its regular place in the policy.
+        A manager calls this after `finished`, if the hints say that the session ends, with those
+        blocks of the request that no other session shares, and for its own `release` likewise. A
+        built-in policy evicts these blocks before all others: the last of a batch first, after
+        those released earlier. A later use returns a block to its regular place in the policy.
 
         Parameters
         ----------

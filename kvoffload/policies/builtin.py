@@ -27,7 +27,16 @@ _ENTRIES = (
         "least recently used leaves first",
         simplicity=1,
         explained_by="One order of the resident blocks.",
-        options=(_Option("hints", 0, 0, 1, "1: rank blocks by when clients say they return"),),
+        options=(
+            _Option(
+                "hints",
+                0,
+                0,
+                1,
+                "1: rank blocks by when clients say they return; rewards clients that say nothing, "
+                "and goes in a later release",
+            ),
+        ),
         with_hints=_Entry(
             "lru?hints=1",
             "LRUByReturnCachePolicy",

@@ -65,7 +65,8 @@ class HintOptions:
     share : float
         Share of the truthful sessions that give hints.
     liars : float
-        Share of all sessions that always say 1 second, and never that they end.
+        Share of all sessions that always say 1 second, and never that they end. They are of the
+        same source as the others, so that they gain at the expense of these.
     seed : int
         Seed of all draws, which depend only on it and on the session's name.
 
@@ -106,11 +107,12 @@ class Told(NamedTuple):
     now_s: float  # its arrival on the trace's clock
     at_begin: Hints | None
     at_finish: Hints | None
+    lies: bool = False  # as every request of its session
 
 
 @dataclass(frozen=True, slots=True)
 class TraceHints:
-    """The hints of each request of a trace, in order: 17 bytes per request.
+    """The hints of each request of a trace, in order: 18 bytes per request.
 
     A request that ends its session says so at its finish and gives no time; any other says at its
     beginning when the next is expected.
@@ -123,11 +125,14 @@ class TraceHints:
         Seconds to the session's next request, according to the client; NaN without a hint.
     ends : (requests,) bool
         Whether the client says that the session ends.
+    lies : (requests,) bool
+        Whether the session is one of the liars.
     """
 
     now_s: Times
     expect_s: Times
     ends: Flags
+    lies: Flags
 
     @classmethod
     def of(cls, requests: Iterable[Request], options: HintOptions) -> TraceHints:
@@ -167,7 +172,12 @@ class TraceHints:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``TraceHints(**hints.arrays())`` equals the hints."""
-        return {"now_s": self.now_s, "expect_s": self.expect_s, "ends": self.ends}
+        return {
+            "now_s": self.now_s,
+            "expect_s": self.expect_s,
+            "ends": self.ends,
+            "lies": self.lies,
+        }
 
     def of_each(self, part: slice | None = None) -> Iterator[Told]:
         """Yield the hints of each request, or of a slice of the requests."""
@@ -175,14 +185,14 @@ class TraceHints:
         for start in range(part.start, part.stop, ROWS_AT_ONCE):
             rows = slice(start, min(start + ROWS_AT_ONCE, part.stop))
             told = (column[rows].tolist() for column in self.arrays().values())
-            for now_s, expect_s, ends in zip(*told, strict=True):
+            for now_s, expect_s, ends, lies in zip(*told, strict=True):
                 if ends:
                     yield Told(now_s, None, _ENDS)
                 elif math.isnan(expect_s):
                     yield Told(now_s, None, None)
                 else:
                     hints = Hints(expect_s=expect_s)
-                    yield Told(now_s, hints, hints)
+                    yield Told(now_s, hints, hints, lies)
 
     def beside(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Told]]:
         """Yield each request of the trace and its hints.
@@ -245,8 +255,7 @@ class HintCollector:
         ends[before] = False
         self._check(gaps, ends)
         gaps = np.maximum(gaps, LEAST_MS) / 1000
-        expect_s, is_ending = self._said(order, sessions, gaps, ends)
-        return TraceHints(times / 1000, expect_s, is_ending)
+        return TraceHints(times / 1000, *self._said(order, sessions, gaps, ends))
 
     def _check(self, gaps: Times, ends: Flags) -> None:
         told, count = self._options.told, len(gaps)
@@ -263,14 +272,18 @@ class HintCollector:
 
     def _said(
         self, order: Numbers, sessions: Numbers, gaps: Times, ends: Flags
-    ) -> tuple[Times, Flags]:
-        """Return the expected times and the ends that clients say; `order` is by session."""
+    ) -> tuple[Times, Flags, Flags]:
+        """Return the expected times and the ends that clients say, and who lies.
+
+        `order` is by session.
+        """
         options = self._options
         tells_ends, tells_times = options.told != "expect", options.told != "ends"
         known = gaps[~np.isnan(gaps)].tolist()
         deviation = math.log(options.noise)
         names = list(self._numbers)
-        expect_s, is_ending = np.full(len(gaps), np.nan), np.zeros(len(gaps), dtype=np.bool_)
+        expect_s = np.full(len(gaps), np.nan)
+        is_ending, is_lying = (np.zeros(len(gaps), dtype=np.bool_) for _ in range(2))
         session, says, lies = None, False, False
         for row in order.tolist():
             number, gap = int(sessions[row]), float(gaps[row])
@@ -282,14 +295,14 @@ class HintCollector:
                 lies, says = dice.random() < options.liars, dice.random() < options.share
             chosen, wobble = dice.random(), dice.gauss(0, 1)
             if lies:
-                expect_s[row] = LIE_S
+                expect_s[row], is_lying[row] = LIE_S, True
             elif says and tells_ends and ends[row]:
                 is_ending[row] = True
             elif says and tells_times:
                 if math.isnan(gap):
                     gap = known[int(chosen * len(known))] if known else math.nan
                 expect_s[row] = gap * math.exp(deviation * wobble)
-        return expect_s, is_ending
+        return expect_s, is_ending, is_lying
 
     def _dice(self, name: str) -> random.Random:
         key = f"{self._options.seed} {name}".encode(errors="surrogatepass")

@@ -144,6 +144,9 @@ class ReplayResult:
         Time spent in the manager, one duration per request; empty if it was not measured.
     loop : LoopTimes or None
         Times of a closed loop.
+    liar_asked, liar_hits : int or None
+        Of what was asked for and hit, as `hit_ratio` counts it, the part of the sessions that give
+        false hints; None without such sessions, and `liar_hits` for ``"belady"``.
     """
 
     requests: int = 0
@@ -161,10 +164,26 @@ class ReplayResult:
     not_admitted: int = 0
     times: DurationHistogram = field(default_factory=DurationHistogram, compare=False)
     loop: LoopTimes | None = None
+    liar_asked: int | None = None
+    liar_hits: int | None = None
 
     @classmethod
-    def of(cls, groups: GroupChunks, asked: int, hits: int, **counts: Any) -> ReplayResult:
-        """Return a result from the tokens asked for and hit, as `groups` count tokens."""
+    def of(
+        cls,
+        groups: GroupChunks,
+        asked: int,
+        hits: int,
+        *,
+        liars: tuple[int, int | None] | None = None,
+        **counts: Any,
+    ) -> ReplayResult:
+        """Return a result from the tokens asked for and hit, as `groups` count tokens.
+
+        `liars` are these numbers of the sessions that give false hints.
+        """
+        if liars is not None:
+            counts["liar_asked"] = liars[0] // groups.hit_unit
+            counts["liar_hits"] = None if liars[1] is None else liars[1] // groups.hit_unit
         result = cls(asked_blocks=None, hit_blocks=None, **counts)
         if groups.is_plain:
             result.asked_blocks = asked // groups.block_tokens
@@ -189,6 +208,8 @@ class ReplayResult:
             evicted_slots=row["evicted"],
             refused=row["refused"],
             not_admitted=row["not_admitted"],
+            liar_asked=row.get("liar_asked"),
+            liar_hits=row.get("liar_hits"),
         )
 
     asked = _renamed("asked", "asked_blocks", "asked_tokens")
@@ -201,6 +222,22 @@ class ReplayResult:
     def hit_ratio(self) -> float:
         """Share of the blocks, or tokens, asked for that were hits; 0 if none were asked for."""
         asked, hits = self._counted()
+        return hits / asked if asked else 0.0
+
+    @property
+    def liar_hit_ratio(self) -> float | None:
+        """The hit ratio of the sessions that give false hints; None without such sessions."""
+        if self.liar_asked is None or self.liar_hits is None:
+            return None
+        return self.liar_hits / self.liar_asked if self.liar_asked else 0.0
+
+    @property
+    def honest_hit_ratio(self) -> float | None:
+        """The hit ratio of the other sessions; None without such that give false hints."""
+        if self.liar_asked is None or self.liar_hits is None:
+            return None
+        asked, hits = self._counted()
+        asked, hits = asked - self.liar_asked, hits - self.liar_hits
         return hits / asked if asked else 0.0
 
     @property
@@ -230,6 +267,8 @@ class ReplayResult:
             "tokens": self.tokens,
             "hit_tokens": self.hit_tokens,
         }
+        if self.liar_asked is not None:
+            row |= {"liar_asked": self.liar_asked, "liar_hits": self.liar_hits}
         return row if self.asked_blocks is not None else row | {"loaded": self.loaded_slots}
 
     def _counted(self) -> tuple[int, int]:

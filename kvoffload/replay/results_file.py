@@ -55,7 +55,9 @@ class ResultsFile:
         }
         if trace.hints is not None:
             about["hints"] = digest_of(trace.hints.arrays())
-        most = ReplayResult.of(groups, int(Demand.of(trace, groups, 0).asked.sum()), 0).as_row()
+        asked = int(Demand.of(trace, groups, 0).asked.sum())
+        liars = (0, 0) if trace.hints is not None and trace.hints.lies.any() else None
+        most = ReplayResult.of(groups, asked, 0, liars=liars).as_row()
         self._names, self._most_asked = list(most), most["asked"] or 0
         self._most_kept = trace.num_blocks * len(groups.layout.groups)
         self._most_refused = trace.num_requests

@@ -186,6 +186,7 @@ def replay(
     times = DurationHistogram()
     requests_so_far = blocks = tokens = asked = hits = hit_tokens = 0
     loaded = stored = evicted = refused = 0
+    liars = None if hints is None or not hints.lies.any() else (0, 0)
     told: Told | None
     for request, told in _with_hints(requests, hints):
         hashes, input_length = keys.of(request), request.input_length
@@ -210,6 +211,8 @@ def replay(
             device.leave(hashes, input_length, on_device, junction, hit)
         asked += length - local
         hits += hit
+        if liars is not None and told is not None and told.lies:
+            liars = liars[0] + length - local, liars[1] + hit
         hit_tokens += min(local + hit, input_length) - min(local, input_length)
         tokens += input_length
         blocks += len(hashes)
@@ -223,6 +226,7 @@ def replay(
         groups,
         asked,
         hits,
+        liars=liars,
         requests=requests_so_far,
         blocks=blocks,
         tokens=tokens,
@@ -456,20 +460,33 @@ def counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> Re
     if demand.groups.knows_tokens:
         of_known = np.minimum(local + hits, lengths) - np.minimum(local, lengths)
         counts["hit_tokens"] = int(of_known.sum())
-    return _result(demand, part, int(hits.sum()), **counts)
+    return _result(demand, part, int(hits.sum()), hits, **counts)
 
 
-def _result(demand: Demand, part: slice, hits: int, **counts: int | None) -> ReplayResult:
+def _result(
+    demand: Demand, part: slice, hits: int, of_each: Hits | None = None, **counts: int | None
+) -> ReplayResult:
+    """Return the result of a part; `of_each` are the tokens hit by each request, if known."""
     trace = demand.trace
     return ReplayResult.of(
         demand.groups,
         int(demand.asked[part].sum()),
         hits,
+        liars=_liars(demand, part, of_each),
         requests=part.stop - part.start,
         blocks=int(trace.starts[part.stop] - trace.starts[part.start]),
         tokens=sum(trace.lengths[part].tolist()),
         **counts,
     )
+
+
+def _liars(demand: Demand, part: slice, hits: Hits | None) -> tuple[int, int | None] | None:
+    """Return the tokens asked for and hit by sessions that lie; None if none does."""
+    told = demand.trace.hints
+    if told is None or not told.lies.any():
+        return None
+    lies = told.lies[part]
+    return int(demand.asked[part][lies].sum()), None if hits is None else int(hits[lies].sum())
 
 
 def _not_admitted(manager: OffloadingManager) -> int:

@@ -252,6 +252,7 @@ class _TieredRequest(SteppedRequest):
         self._fetching: dict[BlockHash, None] = {}  # from the disk
         self._fetched: list[BlockHash] = []  # and pinned
         self._writing: list[BlockHash] = []  # to the disk
+        self._written: set[BlockHash] = set()  # all that it offered to the disk
 
     def hit(self, length: int, local: int) -> int:
         """Return the tokens that can be loaded, when all chunks that they need have come."""
@@ -331,6 +332,7 @@ class _TieredRequest(SteppedRequest):
         super()._end(keys)
         # A tier decides on the chunks that it lacks only: it may evict the others for them.
         self._writing += _offer(self._disk, [key for key in keys if key not in self._disk])
+        self._written.update(keys)
 
     def _end_writes(self) -> None:
         self._disk.complete_store(self._writing)
@@ -340,6 +342,7 @@ class _TieredRequest(SteppedRequest):
         """End the stores that have not ended; the disk uses all chunks of the request."""
         super().complete()
         self._disk.touch(self._every())
+        self._disk._served_at_once(list(self._every()), self._written, 1)
         if self._hints is not None and self._hints.ends:
             self._disk.release(self._every())
         self._end_writes()

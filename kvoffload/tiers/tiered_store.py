@@ -240,8 +240,9 @@ class TieredRequest:
         ----------
         hints : Hints, optional
             The client's hints about its session, which replace those of `TieredStore.begin`. If the
-            session ends, the blocks are released in host memory and in every tier that decides
-            which blocks leave.
+            session ends, the blocks that no other session shares are released in host memory, and
+            those of them that are resident there also in every tier that decides which blocks
+            leave.
         now : float, optional
             Seconds on the clock of `TieredStore.begin`, finite.
         """
@@ -484,15 +485,20 @@ class TieredStore:
         self._touch_tiers(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
-        """Let blocks leave before all others, like `OffloadingManager.release`, also in tiers."""
+        """Let blocks leave before all others, like `OffloadingManager.release`, also in tiers.
+
+        Only host memory knows which blocks several sessions share, so that the tiers keep those
+        that are not resident there.
+        """
         self._refuse()
         batch = as_batch(hashes)
         self.manager.release(batch)
         self._release_in_tiers(batch)
 
     def _release_in_tiers(self, batch: Sequence[BlockHash]) -> None:
+        unshared = self._resident._unshared(batch)
         for tier in self.tiers:
-            tier.release(batch)
+            tier.release(unshared)
 
     def _touch_tiers(self, batch: Sequence[BlockHash]) -> None:
         for tier in self.tiers:

@@ -168,6 +168,7 @@ class _Request:
 
     failed: set[bytes] = field(default_factory=set)  # chunks that could not be loaded for it
     answers: dict[bytes, bool | None] = field(default_factory=dict)  # by chunk; None: no answer yet
+    stored: set[bytes] = field(default_factory=set)  # chunks of its stores
 
 
 class _Transfer(NamedTuple):
@@ -286,11 +287,15 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Count all chunks of the request as one access; release them if its session ends."""
-        self._requests.pop(req_context.req_id, None)
+        """Count all chunks of the request as one access.
+
+        If its session ends, the chunks that no other session shares are released.
+        """
+        request = self._requests.pop(req_context.req_id, None) or _Request()
         chain = _chain(req_context)
         self._touch(chain)
         try:
+            self.tier._served_at_once(chain, request.stored)
             hints, _ = read_hints(req_context.kv_transfer_params, req_context.kv_hints, time.time())
             if hints is not None and hints.ends:
                 self.tier.release(chain)
@@ -340,6 +345,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Start to store chunks; those that are present are not written again."""
+        request = self._requests.get(job_metadata.req_context.req_id)
+        if request is not None:
+            request.stored.update(job_metadata.keys)
         self._submit(self.tier.put, job_metadata, None)
 
     def submit_load(self, job_metadata: TransferJob) -> None:

@@ -195,7 +195,13 @@ class Catalog(ABC):
         """Mark blocks as recently used, last key first."""
 
     def release(self, keys: list[bytes]) -> None:  # noqa: B027
-        """Let blocks leave before all others, if this catalog decides which blocks leave."""
+        """Let blocks leave before all others, if this catalog decides which blocks leave.
+
+        Blocks that several sessions share stay.
+        """
+
+    def served_at_once(self, keys: list[bytes], own: set[bytes]) -> None:  # noqa: B027
+        """Note the session of a request that has stored `own` of its blocks."""
 
     @abstractmethod
     def discard(self, keys: list[bytes]) -> None:

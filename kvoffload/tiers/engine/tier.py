@@ -385,6 +385,11 @@ class ComposedTier(Tier):
         self._require_ready()
         self._change(self._catalog.release, stored_keys(keys))
 
+    def _served_at_once(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
+        """Note the session of a request that has stored `own` of its blocks."""
+        self._require_ready()
+        self._change(self._catalog.served_at_once, stored_keys(keys), set(stored_keys(own)))
+
     def discard(self, keys: Iterable[bytes]) -> None:
         self._require_ready()
         self._change(self._catalog.discard, stored_keys(keys))

@@ -343,6 +343,9 @@ class Index(Catalog):
     def release(self, keys: list[bytes]) -> None:
         self._index.release(keys)
 
+    def served_at_once(self, keys: list[bytes], own: set[bytes]) -> None:
+        self._index._served_at_once(keys, own, 1)
+
     def discard(self, keys: list[bytes]) -> None:
         hidden = self._hidden
         for key in keys if hidden else ():
