@@ -42,11 +42,11 @@ def hit_ratio(policy: str, *, asks: bool = False, says: Hints | None, share: flo
 
 def main(policies: list[str]) -> None:
     """Print a row per policy."""
-    print(f"{'':16} a client asks, and ends     three in ten end")
+    print(f"{'':16} a client asks, and ends; no client, three in ten end")
     for policy in policies or registry.names():
         plain = hit_ratio(policy, asks=True, says=None), hit_ratio(policy, says=None)
         ended = hit_ratio(policy, asks=True, says=ENDS), hit_ratio(policy, says=None, share=0.3)
-        print(f"{policy:16} {plain[0]:.3f} {ended[0]:.3f}                 {plain[1]:.3f} {ended[1]:.3f}")
+        print(f"{policy:16} {plain[0]:.3f} {ended[0]:.3f}; {plain[1]:.3f} {ended[1]:.3f}")
 
 
 if __name__ == "__main__":

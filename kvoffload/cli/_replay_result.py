@@ -141,7 +141,7 @@ def as_object(cell: Cell) -> dict[str, object]:
     """Return a cell as the object that ``--json`` prints."""
     result = cell.result
     row = result.as_row()
-    values = {
+    values: dict[str, object] = {
         "policy": cell.policy,
         "capacity": cell.capacity,
         "capacity_given": cell.given,

@@ -161,7 +161,8 @@ def replay(
 
         @functools.cache
         def demand() -> Demand:  # decoded when the first ceiling is asked for
-            return Demand.of(DecodedTrace.of(requests), groups, device_blocks)
+            decoded = replace(DecodedTrace.of(requests), hints=told)
+            return Demand.of(decoded, groups, device_blocks)
 
         looping, largest = None, 0
         if loop is not None:

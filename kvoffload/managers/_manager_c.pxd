@@ -137,7 +137,7 @@ cdef class CompiledRequest:
     cdef list loading               # or None
     cdef list outdated              # parts that it had pinned when the manager was reset, or None
     cdef Py_ssize_t met             # number of blocks up to the deepest resident one at `begin`
-    cdef Py_ssize_t own             # first position that it has stored; beyond all: none
+    cdef Py_ssize_t own             # first position that it has stored; -1: none
     cdef object hints               # of `begin`
     cdef object now                 # likewise
     cdef bint ends                  # whether its session ends, by the hints of `begin`
@@ -148,6 +148,7 @@ cdef class CompiledRequest:
     cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
     cdef int require_open(self, str call) except -1
     cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1
+    cpdef int _note_own(self, Py_ssize_t first) except -1
     cdef int note_resets(self) except -1
     cdef list open_loads(self)
     cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end)

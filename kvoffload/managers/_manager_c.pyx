@@ -117,9 +117,6 @@ from kvoffload.types import Spec_co
 
 cnp.import_array()
 
-cdef extern from "Python.h":
-    Py_ssize_t PY_SSIZE_T_MAX
-
 cdef enum:
     MOST_PINS = 0x7FFFFFFF
     # Keys that a lookup checks and finds before it tests for one that is not ready: few at first,
@@ -555,7 +552,7 @@ cdef class CompiledSteps(Steps):
         if self._watch is not None:
             self._watch.c_stored(batch, num_admitted, num_missing)
         if request is not None and num_admitted:
-            request.own = min(request.own, start + <Py_ssize_t>batch.indexes[0])
+            request._note_own(start + <Py_ssize_t>batch.indexes[0])
         self.place_blocks(batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
         if self._watch is not None:
             self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
@@ -1120,7 +1117,7 @@ cdef class CompiledRequest:
         self.manager = manager
         self.keys = keys
         self.storing = []
-        self.own = PY_SSIZE_T_MAX
+        self.own = -1
         self.resets = steps._resets
         batch_set(&self.batch, list_items(keys), len(keys))
         return 0
@@ -1238,6 +1235,12 @@ cdef class CompiledRequest:
         steps.end_store(storing, succeeded)
         self.storing = none
 
+    cpdef int _note_own(self, Py_ssize_t first) except -1:
+        """Note that blocks are being stored for the request, the first at this position."""
+        if self.own < 0 or first < self.own:
+            self.own = first
+        return 0
+
     cdef int note_resets(self) except -1:
         """Forget the blocks that it was using if the manager was reset since its last call."""
         cdef list loading, none
@@ -1248,7 +1251,7 @@ cdef class CompiledRequest:
             self.storing = none
             self.loading = None
             self.load_stop = 0
-            self.met, self.own = 0, PY_SSIZE_T_MAX
+            self.met, self.own = 0, -1
             self.resets = self.steps._resets
         return 0
 
@@ -1290,7 +1293,7 @@ cdef class CompiledRequest:
             return
         self.note_resets()
         self.steps.finish_batch(
-            &self.batch, hint, source, self.met, min(self.own, self.batch.size)
+            &self.batch, hint, source, self.met, self.met if self.own < 0 else self.own
         )
         self.finished = True
 

@@ -219,7 +219,7 @@ class Manager(OffloadingManager[Spec_co]):
         self._policy._finished(hashes, hints, now)
 
     def _served_at_once(
-        self, hashes: list[BlockHash], own: Collection[bytes], num_last: int
+        self, hashes: list[BlockHash], own: Collection[BlockHash], num_last: int
     ) -> None:
         """Note the session of a request that made its calls without `begin`."""
         self._sessions.serve_at_once(hashes, own, num_last)

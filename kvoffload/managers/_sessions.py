@@ -38,10 +38,10 @@ class Sessions:
         return known
 
     def leave(self, hashes: Sequence[BlockHash], met: int, own: int) -> None:
-        """Note the end of a request, which `met` so many blocks and stored none before `own`.
+        """Note the end of a request, for which `meet` returned `met`.
 
-        Blocks between the two that are resident were stored by requests open at the same time, and
-        are shared with them.
+        `own` is the first position that it has stored, or `met`. Resident blocks between the two
+        were stored by requests open at the same time, and are shared with them.
         """
         known = self._num_known(hashes[:own], met)
         if known > met:

@@ -176,6 +176,10 @@ class Request(ABC, Generic[Spec_co]):
     def is_finished(self) -> bool:
         """Whether `finish` was called."""
 
+    def _note_own(self, first: int) -> None:
+        """Note that blocks are being stored for the request, the first at this position."""
+        del first
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -220,8 +224,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     on from there. When a request begins, or is extended, its deepest resident block decides. If
     that block ends a request, the session goes on. Otherwise the new request branches off from an
     earlier one, and all resident blocks up to there are shared, as long as they stay resident. So
-    are blocks that requests open at the same time have stored for each other. A shared block is
-    never released.
+    are blocks that others have stored, since a request began, before the first that it stores
+    itself. A shared block is never released.
 
     `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
     and `complete_store` do nothing, `take_events` returns nothing, and `begin` returns a request
@@ -299,7 +303,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends.
 
-        `met` is what `_begun` returned; the request has stored no block before position `own`.
+        `met` is what `_begun` returned. `own` is the first position that the request has stored, or
+        `met` if it has stored none.
         """
         del now, met, own
         self.touch(hashes)
@@ -314,6 +319,10 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Count the leading ready blocks of a request that began with hints."""
         del hints
         return self.lookup(hashes)
+
+    def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
+        """Return the resident blocks that only one session uses, as far as the manager knows."""
+        return list(as_batch(hashes))
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends, in free slots and slots of released blocks."""
@@ -524,9 +533,12 @@ class CallingRequest(Request[Spec_co]):
         if output is not None and output.block_hashes_to_store:
             self._note_resets()
             self._storing = self._storing + output.block_hashes_to_store
-            first = start + part.index(output.block_hashes_to_store[0])
-            self._own = first if self._own is None else min(self._own, first)
+            self._note_own(start + part.index(output.block_hashes_to_store[0]))
         return output
+
+    def _note_own(self, first: int) -> None:
+        """Note that blocks are being stored for the request, the first at this position."""
+        self._own = first if self._own is None else min(self._own, first)
 
     def complete_store(self, success: bool = True) -> None:
         """End this request's stores: make their blocks readable, or drop them."""
@@ -560,7 +572,7 @@ class CallingRequest(Request[Spec_co]):
         if self._is_finished:
             return
         self._note_resets()
-        own = len(self._hashes) if self._own is None else self._own
+        own = self._met if self._own is None else self._own
         self._manager._finished(list(self._hashes), hints, now, self._met, own)
         self._is_finished = True
         if told is not None:

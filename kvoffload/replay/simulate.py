@@ -104,7 +104,7 @@ class Demand:
         if policy == BELADY:
             hits, stored = belady_of_groups(self.trace, capacity, groups, self.device_hits)
             counts = {"loaded_slots": None, "stored_slots": stored}
-            return [_result(self, slices[0], hits, **counts)]
+            return [_result(self, slices[0], hits, None, **counts)]
         if policy == INFINITE and groups.is_plain:
             found = infinite_hits_of_each(self.trace, self.device_hits) * groups.block_tokens
             return [counted(self, slices[0], found, stored_slots=self.trace.unique_blocks)]

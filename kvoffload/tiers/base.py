@@ -393,6 +393,10 @@ class Tier(ABC):
         keeps.
         """
 
+    def _served_at_once(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
+        """Note the session of a request that has stored `own` of its blocks."""
+        del keys, own
+
     @abstractmethod
     def discard(self, keys: Iterable[bytes]) -> None:
         """Drop blocks; unknown keys are ignored. A get that is under way may still be OK.

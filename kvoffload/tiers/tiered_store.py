@@ -179,7 +179,12 @@ class TieredRequest:
             num_blocks - 1`` are pinned until `complete_load`.
         """
         self._require_open("fetch")
-        return self._store._fetch(self._part(start, stop), deadline_s)
+        part, resident = self._part(start, stop), self._store._resident
+        fetched = next((at for at, key in enumerate(part) if key not in resident), None)
+        job = self._store._fetch(part, deadline_s)
+        if fetched is not None:  # not stored by another request
+            self._request._note_own(int(start) + fetched)
+        return job
 
     def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:
         """Pin the blocks of a part, which must be ready, and return their block ids."""

@@ -137,6 +137,9 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         self.log.add(hashes, hints=hints)
         return found
 
+    def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
+        return self.manager._unshared(hashes)
+
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         return self.manager._store_last(hashes)
 

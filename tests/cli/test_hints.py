@@ -96,6 +96,31 @@ def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
         assert f"(within a factor of 2.7), ends of sessions: {counts[1]}" in done.out
 
 
+def test_liars_are_reported_apart(kvoffload, trace, tmp_path):
+    asked = (trace, "--policy", "belady,lru,hit-density", "--capacity", "2%", "--quiet")
+    liars = ("--hints", "both", "--hints-liars", ".4")
+    one = read(kvoffload, "replay", *asked, *liars)["results"]
+    kept = ("--results", tmp_path / "results")
+    for _ in range(2):  # the second time, from the file
+        other = read(kvoffload, "sweep", *asked, *liars, *kept)["results"]
+        for name in ("honest_hit_ratio", "liar_hit_ratio"):
+            assert [row[name] for row in one] == [row[name] for row in other]
+    assert [one[0][name] for name in ("honest_hit_ratio", "liar_hit_ratio")] == [None, None]
+    for row in other[1:]:
+        asked_by = row["asked"] - row["liar_asked"], row["liar_asked"]
+        ratios = row["honest_hit_ratio"], row["liar_hit_ratio"]
+        whole = sum(ratio * count for ratio, count in zip(ratios, asked_by, strict=True))
+        assert min(asked_by) > 0
+        assert whole / row["asked"] == pytest.approx(row["hit_ratio"])
+    replayed = kvoffload("replay", *asked, *liars).out
+    assert "honest" in replayed
+    swept = kvoffload("sweep", *asked, *liars)
+    assert "hit ratio of liars" in swept.out
+    rows = kvoffload("sweep", *asked, *liars, "--csv", "-").out.splitlines()
+    assert "liar_hit_ratio" in rows[0]
+    assert "liar_hit_ratio" not in kvoffload("sweep", *asked, *liars[:2], "--json").out
+
+
 def test_none_is_what_it_was_without(kvoffload, trace):
     without = read(kvoffload, "sweep", trace, *SWEEP)
     assert without["hints"] is None

@@ -100,9 +100,8 @@ def test_a_reset_forgets_who_shares(twin: ModuleType) -> None:
     serve(manager, [A, B])
     end(manager, [A, B])
     assert manager.policy.num_released == 2
-    manager.touch([A, B])
-    old.finish()  # from before the reset: by now it shares A
-    manager.release([A, B])
+    old.prepare_store(1)  # from before the reset: by now it shares A
+    old.finish()
     assert manager.policy.num_released == 1
     check_invariants(manager)
 

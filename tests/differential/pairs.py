@@ -93,11 +93,6 @@ class OpenPair:
         require_equal(seen[0], seen[1], f"a request after {method}", arguments)
         return outcomes[0][1]
 
-    def finish(self, hints: Hints | None) -> None:
-        """Finish both; the client says this of its session."""
-        for request in self.both:
-            request.finish(hints=hints)
-
 
 def require_equal(python: Any, compiled: Any, what: str, context: Any = "") -> None:
     """Fail with the difference between the two, line by line, if there is one."""

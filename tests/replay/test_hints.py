@@ -111,11 +111,11 @@ def test_what_is_told_is_what_a_plain_search_finds(drawn, told) -> None:
     for row, said, found in zip(rows, wanted, told_by_all, strict=True):
         assert found.now_s == row.timestamp / 1000
         if said == "ends":
-            assert found[1:] == (None, Hints(ends=True))
+            assert found[1:] == (None, Hints(ends=True), False)
             continue
         seconds = None if found.at_begin is None else found.at_begin.expect_s
         hints = None if seconds is None else Hints(expect_s=seconds)
-        assert found[1:] == (hints, hints)
+        assert found[1:] == (hints, hints, False)
         assert seconds in (known if said == "drawn" else {said})
 
 
@@ -126,7 +126,8 @@ def test_noise_share_and_liars_are_as_large_as_asked_for() -> None:
     says = ~np.isnan(found.expect_s) | found.ends
     lies = {name for name in set(names) if (found.expect_s[names == name] == 1).all()}
     assert 0.16 < len(lies) / 2000 < 0.24
-    honest = says & ~np.isin(names, list(lies))
+    np.testing.assert_array_equal(found.lies, np.isin(names, list(lies)))
+    honest = says & ~found.lies
     assert 0.26 < len(set(names[honest])) / (2000 - len(lies)) < 0.34
     for name in set(names):  # all of a session, or nothing
         assert len(set(says[names == name])) == 1
@@ -253,14 +254,14 @@ def test_a_policy_hears_the_time_at_begin_and_the_end_at_finish() -> None:
     hints = TraceHints.of(TRACE, HintOptions(told="both", share=0.5))
     wanted = calls(TRACE, hints)
     assert {kind for kind, _, _ in wanted} == {"begun", "finished", "released"}
-    policy = HearingLRU(cache_capacity=60)
+    policy = HearingLRU(cache_capacity=2000)  # nothing leaves: every session goes on
     policy.heard = []
-    replay(TRACE, CPUOffloadingManager(16, 60, policy), hints=hints)
+    replay(TRACE, CPUOffloadingManager(16, 2000, policy), hints=hints)
     assert policy.heard == wanted
     HearingLRU.heard.clear()
     trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", share=0.5))
     simulate(
-        trace, None, f"{__name__}:HearingLRU", 60, device_hits=device_hits(trace, 0), pending=2
+        trace, None, f"{__name__}:HearingLRU", 2000, device_hits=device_hits(trace, 0), pending=2
     )
     assert HearingLRU.heard == wanted
 

@@ -592,7 +592,8 @@ class TestRequests:
     def test_a_session_that_ends_releases_its_blocks_in_every_tier(self) -> None:
         engine = make([memory(blocks=4)])
         for keys in (KEYS[:2], KEYS[2:4]):
-            engine.compute(keys)
+            with engine.store.begin(keys):
+                engine.compute(keys)
             engine.quiet()
         hints = Hints(ends=True)
         with engine.store.begin(KEYS[2:4], hints=hints) as request:
