@@ -73,7 +73,7 @@ class ManagerRules(RuleBasedStateMachine):
         """Begin with blocks that are stored, every other one pinned."""
         self.driven.do("prepare_store", batch)
         self.driven.do("complete_store", batch)
-        self.driven.do("prepare_load", list(self.blocks_with(0, MOST))[::2])
+        self.load_every_other_block()
 
     # -- batches -----------------------------------------------------------------------------
 
@@ -99,6 +99,10 @@ class ManagerRules(RuleBasedStateMachine):
         if ready:
             batch = data.draw(st.lists(st.sampled_from(ready), min_size=1, max_size=5))
             self.driven.do("prepare_load", batch)
+
+    @rule()
+    def load_every_other_block(self) -> None:
+        self.driven.do("prepare_load", list(self.blocks_with(0, MOST))[::2])
 
     @rule(data=st.data(), excess=st.booleans())
     def unload(self, data: st.DataObject, excess: bool) -> None:

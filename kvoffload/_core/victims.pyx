@@ -11,7 +11,7 @@ from kvoffload._core.ring cimport (
     ring_park,
     ring_unlist,
 )
-from kvoffload._core.table cimport CHOSEN, NIL, PARKED, Node, node_at
+from kvoffload._core.table cimport CHOSEN, NIL, PARKED, Node, kvo_require, node_at
 
 cdef enum:
     FIRST_ROOM = 64
@@ -58,6 +58,14 @@ cdef inline void put(Victim* item, Ring* ring, uint32_t node_id) noexcept:
     item.ring = ring
 
 
+cdef inline void choose(Victims* victims, Ring* ring, uint32_t node_id, Node* node) noexcept:
+    """Make a block a victim; there is room."""
+    kvo_require(not node.flags & CHOSEN, "a block is chosen once")
+    put(&victims.items[victims.size], ring, node_id)
+    victims.size += 1
+    node.flags |= CHOSEN
+
+
 cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noexcept:
     if not ensure_aside(victims):
         return False
@@ -77,60 +85,43 @@ cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcep
     victims.num_aside = kept
 
 
-cdef bint victims_take(Victims* victims, Node* node, uint32_t node_id, Ring* ring) noexcept:
-    if not ensure_items(victims):
+cdef bint victims_take(Victims* victims, Table* table, Ring* ring, uint32_t node_id) noexcept:
+    cdef Node* node = node_at(table, node_id)
+    if not evictable(table, node) or not ensure_items(victims):
         return False
-    put(&victims.items[victims.size], ring, node_id)
-    victims.size += 1
-    victims.num_taken = victims.size
-    node.flags |= CHOSEN
+    choose(victims, ring, node_id, node)
     return True
 
 
-cdef void victims_unflag(Victims* victims, Table* table) noexcept:
-    cdef uint64_t index
-    for index in range(victims.num_taken):
-        node_at(table, victims.items[index].node_id).flags &= <uint8_t>(~CHOSEN & 0xFF)
-    victims.num_taken = 0
-
-
-cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
+cdef uint32_t find_alone(Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
     cdef uint32_t node_id = cursor.node_id if cursor.started else ring.oldest
     cursor.started = True
     while node_id != NIL:
         node = node_at(table, node_id)
         cursor.node_id = node.next
-        if (
-            node.block.ref_cnt == 0
-            and node.block.mark != table.epoch
-            and not node.flags & CHOSEN
-        ):
-            put(&victims.items[victims.size], ring, node_id)
-            victims.size += 1
-            return True
+        if evictable(table, node):
+            return node_id
         node_id = node.next
     cursor.node_id = NIL
-    return False
+    return NIL
 
 
-cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
+cdef uint32_t victims_find(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
     cdef uint32_t node_id
-    if not ensure_items(victims):
-        return False
     if not victims.managed:
-        return next_alone(victims, table, ring, cursor)
+        return find_alone(table, ring, cursor)
     while ring.num_listed or ring.oldest != NIL:
         if not ensure_aside(victims):
-            return False
+            return NIL
         if ring.num_listed:
             node_id = ring_unlist(table, ring)
             node = node_at(table, node_id)
         else:
             if not ring_ensure_parking(ring):
                 victims.no_memory = True
-                return False
+                return NIL
             node_id = ring.oldest
             node = node_at(table, node_id)
             ring_fetch_ahead(table, node_id, node.next)
@@ -141,10 +132,19 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
             put(&victims.aside[victims.num_aside], ring, node_id)
             victims.num_aside += 1
             continue
-        put(&victims.items[victims.size], ring, node_id)
-        victims.size += 1
-        return True
-    return False
+        return node_id
+    return NIL
+
+
+cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
+    cdef uint32_t node_id
+    if not ensure_items(victims):
+        return False
+    node_id = victims_find(victims, table, ring, cursor)
+    if node_id == NIL:
+        return False
+    choose(victims, ring, node_id, node_at(table, node_id))
+    return True
 
 
 cdef void list_again(Victim* items, uint64_t size, Table* table) noexcept:
@@ -162,7 +162,9 @@ cdef void victims_settle(Victims* victims, Table* table) noexcept:
 
 
 cdef void victims_cancel(Victims* victims, Table* table) noexcept:
-    victims_unflag(victims, table)
+    cdef uint64_t index
+    for index in range(victims.size):
+        node_at(table, victims.items[index].node_id).flags &= <uint8_t>(~CHOSEN & 0xFF)
     list_again(victims.items, victims.size, table)
     victims.size = 0
     victims_settle(victims, table)

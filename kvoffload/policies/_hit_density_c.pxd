@@ -24,7 +24,7 @@ cdef struct Offer:
 # The oldest block of a ring that may leave.
 cdef struct Candidate:
     bint present
-    Victim victim
+    uint32_t node_id
     uint32_t age            # in requests
     double density
 
@@ -93,5 +93,4 @@ cdef class _HitDensity(Records):
     cdef void offer_of(self, int index, Offer* offer) noexcept
     cdef int sparsest(self) noexcept
     cdef void take(self, int index) noexcept
-    cdef void take_of_turn(self, int tail) noexcept
     cdef void close_candidates(self) noexcept

@@ -38,7 +38,6 @@ from kvoffload._core.ghosts cimport (
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport ring_append, ring_list, ring_remove, ring_renew
 from kvoffload._core.table cimport (
-    CHOSEN,
     NIL,
     Node,
     Table,
@@ -48,11 +47,10 @@ from kvoffload._core.table cimport (
     node_at,
 )
 from kvoffload._core.victims cimport (
-    Cursor,
     Victim,
+    evictable,
     victims_cancel,
-    victims_ensure,
-    victims_next,
+    victims_find,
     victims_take,
 )
 from kvoffload.policies._densities_c cimport (
@@ -176,11 +174,7 @@ cdef bint may_leave(void* policy, uint32_t node_id) noexcept:
     """Return whether a block of a turn may leave in the search at work."""
     cdef _HitDensity owner = <_HitDensity>policy
     cdef Node* node = node_at(owner.table, node_id)
-    return (
-        node.block.ref_cnt == 0
-        and node.block.mark != owner.table.epoch
-        and not node.flags & CHOSEN
-    )
+    return evictable(owner.table, node_at(owner.table, node_id))
 
 
 cdef uint32_t age_of(void* policy, uint32_t node_id) noexcept:
@@ -1052,7 +1046,7 @@ cdef class _HitDensity(Records):
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
         if node.ring <= NUM_RINGS:
             return CompiledPolicy.take_one(self, node_id, node)
-        return victims_take(&self.victims, node, node_id, NULL)
+        return victims_take(&self.victims, self.table, NULL, node_id)
 
     # -- searches ----------------------------------------------------------------------------
 
@@ -1193,15 +1187,16 @@ cdef class _HitDensity(Records):
 
     cdef void advance(self, int ring_index) noexcept:
         cdef Candidate* candidate = &self.candidates[ring_index]
-        candidate.present = not self.victims.no_memory and victims_next(
+        candidate.present = False
+        if self.victims.no_memory:
+            return
+        candidate.node_id = victims_find(
             &self.victims, self.table, &self.rings[ring_index], &self.cursors[ring_index]
         )
-        if not candidate.present:
+        if candidate.node_id == NIL:
             return
-        # It was found, not chosen yet.
-        self.victims.size -= 1
-        candidate.victim = self.victims.items[self.victims.size]
-        candidate.age = self.request - self.last[candidate.victim.node_id]
+        candidate.present = True
+        candidate.age = self.request - self.last[candidate.node_id]
         # Its next chance is the next request.
         candidate.density = self.rule_densities().table[
             0 if ring_index == AGAIN else ring_index
@@ -1315,36 +1310,29 @@ cdef class _HitDensity(Records):
         return oldest
 
     cdef void take(self, int index) noexcept:
-        """Choose a candidate; for a ring's candidate, `advance` has reserved room."""
-        if index >= NUM_RINGS:
-            self.take_of_turn(index - NUM_RINGS)
-            return
-        self.victims.items[self.victims.size] = self.candidates[index].victim
-        self.victims.size += 1
-        self.advance(index)
-
-    cdef void take_of_turn(self, int tail) noexcept:
-        """Choose the block at which a tail points."""
-        # One more, for a candidate of a ring.
-        if not victims_ensure(&self.victims, self.victims.size + 2, 0):
-            self.victims.no_memory = True
-            return
-        self.victims.items[self.victims.size].node_id = self.hinted.tails.items[tail].block
-        self.victims.items[self.victims.size].ring = NULL
-        self.victims.size += 1
-        tails_give(&self.hinted.tails, tail)
+        """Choose a candidate, unless there is no memory."""
+        cdef int tail = index - NUM_RINGS
+        if tail >= 0:
+            if victims_take(
+                &self.victims, self.table, NULL, self.hinted.tails.items[tail].block
+            ):
+                tails_give(&self.hinted.tails, tail)
+        elif victims_take(
+            &self.victims, self.table, &self.rings[index], self.candidates[index].node_id
+        ):
+            self.advance(index)
 
     cdef void close_candidates(self) noexcept:
         """Return the candidates that were not chosen to their rings."""
         cdef int ring_index
-        cdef Victim* victim
+        cdef uint32_t node_id
         if not self.victims.managed:
             return
         for ring_index in range(NUM_RINGS):
             if self.candidates[ring_index].present:
-                victim = &self.candidates[ring_index].victim
+                node_id = self.candidates[ring_index].node_id
                 ring_list(
-                    self.table, victim.ring, victim.node_id, node_at(self.table, victim.node_id)
+                    self.table, &self.rings[ring_index], node_id, node_at(self.table, node_id)
                 )
 
     cdef void c_evicted(self, const Victim* victim) noexcept:

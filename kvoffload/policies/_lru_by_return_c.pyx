@@ -117,7 +117,7 @@ cdef class _LRUByReturn(_HitDensity):
             candidate = &self.candidates[ring]
             if not candidate.present:
                 continue
-            time = self.times[candidate.victim.node_id]
+            time = self.times[candidate.node_id]
             if first == NONE or time < first_time:
                 first = ring
                 first_time = time

@@ -17,7 +17,7 @@ from kvoffload._core.ring cimport (
     ring_unlist_before,
 )
 from kvoffload._core.table cimport CHOSEN, LISTED, NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
-from kvoffload._core.victims cimport Victim, victims_settle
+from kvoffload._core.victims cimport evictable, victims_settle, victims_take
 from kvoffload.policies._chains_c cimport (
     Link,
     chains_before,
@@ -107,11 +107,7 @@ cdef class QueuePolicy(CompiledPolicy):
         self.undo()
 
     cdef bint may_leave(self, const Node* node) noexcept:
-        return (
-            node.block.ref_cnt == 0
-            and node.block.mark != self.table.epoch
-            and not node.flags & CHOSEN
-        )
+        return evictable(self.table, node)
 
     cdef bint is_worth_parking(self, const Node* node) noexcept:
         """Return whether scans would repeatedly meet a block that may not leave: not protected."""
@@ -119,24 +115,11 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef bint choose(self, int queue_index, uint32_t node_id, Node* node) noexcept:
         """Make a block of a ring a victim; False if there is no memory."""
-        cdef Victim* victim
-        if self.victims.size == self.victims.room and not grow(
-            <void**>&self.victims.items,
-            &self.victims.room,
-            self.victims.size + 1,
-            sizeof(Victim),
-            FIRST_ROOM,
-        ):
-            self.victims.no_memory = True
+        if not victims_take(&self.victims, self.table, &self.rings[queue_index], node_id):
             if node.flags & PARKED:
                 ring_list(self.table, &self.rings[queue_index], node_id, node)
             return False
-        victim = &self.victims.items[self.victims.size]
-        victim.node_id = node_id
-        victim.ring = &self.rings[queue_index]
-        victim.hashed = hash_ahead(self.table, node)
-        self.victims.size += 1
-        node.flags |= CHOSEN
+        self.victims.items[self.victims.size - 1].hashed = hash_ahead(self.table, node)
         return self.leave_chain(node_id)
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
@@ -150,7 +133,7 @@ cdef class QueuePolicy(CompiledPolicy):
         if before == NULL or before.num_behind:
             return True
         node = node_at(self.table, waiting)
-        if not node.flags & PARKED or node.flags & LISTED or node.block.ref_cnt != 0:
+        if node.flags & (PARKED | LISTED | CHOSEN) != PARKED or node.block.ref_cnt != 0:
             return True
         return self.c_became_tail(waiting, node)
 
@@ -166,8 +149,8 @@ cdef class QueuePolicy(CompiledPolicy):
             entry = self.waiting[0]
             node = node_at(self.table, entry.node_id)
             self.wait_no_longer(entry.node_id)
-            if node.block.ref_cnt != 0:
-                continue  # it is listed when it is idle again
+            if node.block.ref_cnt != 0 or node.flags & CHOSEN:
+                continue  # it is listed when it is idle again, or is given back
             if node.block.mark == self.table.epoch:
                 num_protected += 1
                 self.waiting[end - num_protected] = entry  # there is room behind the heap now

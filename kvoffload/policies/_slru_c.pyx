@@ -12,7 +12,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at, table_new_epoch
-from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next, victims_settle
+from kvoffload._core.victims cimport (
+    Cursor,
+    Victim,
+    victims_cancel,
+    victims_find,
+    victims_next,
+    victims_settle,
+)
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 from kvoffload._checks import check_cache_capacity
@@ -86,9 +93,10 @@ cdef class _SLRU(CompiledPolicy):
         cdef Node* node
         cursor.started = False
         table_new_epoch(self.table)
-        while excess and victims_next(&self.victims, self.table, &self.rings[PROTECTED], &cursor):
-            self.victims.size = 0
-            node_id = self.victims.items[0].node_id
+        while excess:
+            node_id = victims_find(&self.victims, self.table, &self.rings[PROTECTED], &cursor)
+            if node_id == NIL:
+                break
             node = node_at(self.table, node_id)
             ring_remove(self.table, &self.rings[PROTECTED], node)
             ring_append(self.table, &self.rings[PROBATION], node_id, node)

@@ -38,12 +38,12 @@ from kvoffload._core.table cimport (
     table_new_epoch,
 )
 from kvoffload._core.victims cimport (
+    evictable,
     victims_cancel,
     victims_close,
     victims_open,
     victims_settle,
     victims_take,
-    victims_unflag,
 )
 from kvoffload.policies._released_c cimport (
     released_add,
@@ -494,7 +494,6 @@ cdef class CompiledPolicy:
     cdef void commit(self) noexcept:
         """Evict all victims."""
         cdef uint64_t index
-        victims_unflag(&self.victims, self.table)
         for index in range(self.victims.size):
             self.c_evicted(&self.victims.items[index])
         self.victims.size = 0
@@ -583,8 +582,7 @@ cdef class CompiledPolicy:
                 released_add(&self.released, node_id)
 
     cdef bint may_be_taken(self, uint32_t node_id) noexcept:
-        cdef Node* node = node_at(self.table, node_id)
-        return node.block.ref_cnt == 0 and node.block.mark != self.table.epoch
+        return evictable(self.table, node_at(self.table, node_id))
 
     cdef uint64_t count_released(self, uint64_t most) noexcept:
         cdef uint64_t found = 0, index = released_next(&self.released, 0)
@@ -611,7 +609,7 @@ cdef class CompiledPolicy:
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
         cdef Ring* ring = &self.rings[node.ring - 1] if node.ring else NULL
-        if not victims_take(&self.victims, node, node_id, ring):
+        if not victims_take(&self.victims, self.table, ring, node_id):
             return False
         self.victims.items[self.victims.size - 1].hashed = hash_ahead(self.table, node)
         return True

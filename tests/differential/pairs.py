@@ -65,10 +65,12 @@ class Pair:
 class OpenPair:
     """A request of each twin's manager, driven by the same calls."""
 
-    def __init__(self, pair: Pair, keys: list[bytes], hints: Hints | None = None) -> None:
+    def __init__(
+        self, pair: Pair, keys: list[bytes], hints: Hints | None = None, now: float | None = None
+    ) -> None:
         self.both = [
-            pair.python.begin(keys, hints=hints),
-            pair.compiled.begin(once(keys), hints=hints),
+            pair.python.begin(keys, hints=hints, now=now),
+            pair.compiled.begin(once(keys), hints=hints, now=now),
         ]
 
     @property
@@ -76,10 +78,10 @@ class OpenPair:
         """Number of blocks of the request."""
         return len(self.both[0])
 
-    def finish(self, hints: Hints | None = None) -> None:
+    def finish(self, hints: Hints | None = None, now: float | None = None) -> None:
         """Finish both, with what the client says of its session."""
         for request in self.both:
-            request.finish(hints=hints)
+            request.finish(hints=hints, now=now)
         self.do("finish")  # a second time, to compare them
 
     def do(self, method: str, *arguments: Any) -> Any:

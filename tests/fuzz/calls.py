@@ -92,7 +92,7 @@ class Driver:
         if operation >= FIRST_OF_REQUESTS:
             self.call_request(operation - FIRST_OF_REQUESTS)
             return
-        number, form = operation % 14, FORMS[operation // 14 % len(FORMS)]
+        number, form = operation % 15, FORMS[operation // 15 % len(FORMS)]
         if number < 6:
             self.pair.do(METHODS[number], self.sequence.batch(), form=form)
         elif number == 6:
@@ -114,8 +114,13 @@ class Driver:
             self.pair.do("release", self.sequence.batch(), form=form)
         elif number == 12:
             self.pair.do("__contains__", KEYS[self.sequence.byte() % len(KEYS)])
-        else:
+        elif number == 13:
             self.hold(KEYS[self.sequence.byte() % 64])
+        else:  # searches park these, and the blocks between them wait
+            get = self.pair.python.policy.get
+            known = ((key, get(key)) for key in KEYS[:64])
+            ready = [key for key, status in known if status is not None and status.is_ready]
+            self.pair.do("prepare_load", ready[self.sequence.byte() % 2 :: 2])
 
     def call_request(self, operation: int) -> None:
         """Begin a request on both, or do one call of an open one."""

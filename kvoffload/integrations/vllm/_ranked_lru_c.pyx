@@ -42,7 +42,7 @@ from kvoffload._core.table cimport (
     kvo_prefetch,
     node_at,
 )
-from kvoffload._core.victims cimport Victim, victims_ensure, victims_unflag
+from kvoffload._core.victims cimport Victim, victims_ensure, victims_take
 from kvoffload.policies._released_c cimport released_remove
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -541,11 +541,9 @@ cdef class RankedLRU(CompiledPolicy):
             if node_id == NIL:
                 self.cancel()
                 return False
-            victim = &self.victims.items[self.victims.size]
-            victim.node_id = node_id
-            victim.ring = NULL
-            victim.hashed = hash_ahead(self.table, node_at(self.table, node_id))
-            self.victims.size += 1
+            if victims_take(&self.victims, self.table, NULL, node_id):  # room was made
+                victim = &self.victims.items[self.victims.size - 1]
+                victim.hashed = hash_ahead(self.table, node_at(self.table, node_id))
         return True
 
     cdef void cancel(self) noexcept:
@@ -554,10 +552,10 @@ cdef class RankedLRU(CompiledPolicy):
         cdef uint64_t index
         cdef uint32_t node_id
         cdef Node* node
-        victims_unflag(&self.victims, self.table)
         for index in range(self.victims.size):
             node_id = self.victims.items[index].node_id
             node = node_at(self.table, node_id)
+            node.flags &= <uint8_t>(~CHOSEN & 0xFF)
             if node.note == NOWHERE:
                 order_idle(&self.order, node_id, node)
         self.victims.size = 0
