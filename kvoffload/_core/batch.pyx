@@ -53,7 +53,8 @@ cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
 
 
 cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept:
-    memcpy(batch.node_ids + batch.size, more.node_ids, <size_t>more.size * sizeof(uint32_t))
+    if more.size:  # arrays of no size are null
+        memcpy(batch.node_ids + batch.size, more.node_ids, <size_t>more.size * sizeof(uint32_t))
     batch.items = items
     batch.size += more.size
     batch.num_hints = batch.size

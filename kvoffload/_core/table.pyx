@@ -31,6 +31,9 @@ cdef enum:
     READY_STEP = 512
     # An index up to this size gets its memory at construction, a larger one page by page.
     INDEX_BYTES_AT_ONCE = 1 << 26
+    # The first version of a table has its number above this many bits.
+    VERSION_BITS = 40
+    LAST_TABLE = (1 << (64 - VERSION_BITS)) - 1
 
 LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
 
@@ -39,14 +42,17 @@ cdef uint64_t buckets_for(uint64_t num_keys) noexcept:
     return num_keys // KEYS_PER_BUCKET + 1
 
 
-cdef uint64_t num_opened = 0
+cdef uint64_t num_opened = 0  # tables; after LAST_TABLE it is 1 again
 
 
 cdef uint64_t next_version() noexcept:
-    """Return the first version of a table, far from all other tables' and never 0."""
+    """Return the first version of a table, never 0.
+
+    It is far from the versions of the other tables, of which the last LAST_TABLE are told apart.
+    """
     global num_opened
-    num_opened += 1
-    return num_opened << 40
+    num_opened = num_opened % LAST_TABLE + 1
+    return num_opened << VERSION_BITS
 
 
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:

@@ -122,6 +122,20 @@ def test_a_refused_store_has_nothing_to_complete(build: Build) -> None:
     assert len(manager) == 0
 
 
+def test_a_request_without_blocks_takes_every_call(twin: ModuleType) -> None:
+    """Arrays of no size are null, which no C function may be given."""
+    manager = twin.CPUOffloadingManager(16, 4)
+    request = manager.begin([])
+    request.extend([])
+    assert (len(request), request.lookup(), slots(request.prepare_load(0, 0))) == (0, 0, [])
+    request.complete_load(0, 0)
+    assert request.prepare_store().block_hashes_to_store == []
+    request.complete_store()
+    request.extend([A])
+    assert request.hashes == (A,)
+    request.finish()
+
+
 def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
     manager = build_lru(4)
     store(manager, [A, B, C, D])
