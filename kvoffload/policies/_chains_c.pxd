@@ -15,7 +15,6 @@ from kvoffload._core.table cimport NIL, Table
 cdef struct Link:
     uint64_t link_id        # of the block on this node, from 1; 0: no block
     uint64_t before_id      # of the block before, when it was linked
-    uint64_t position       # of the block in its queue: later blocks have greater ones
     uint32_t before         # its node, NIL for none
     uint32_t num_behind     # blocks linked to this one
     uint32_t depth          # blocks before this one when it was linked

@@ -6,11 +6,12 @@ Structure
     hold. A block has a count of uses, 0 ... 3.
 How it works
     `insert` puts a ghost at the newest end of main, any other block at that of small, with the
-    count 0. `touch` adds 1 to the count of a ready block and moves nothing. Small yields the victim
-    if it holds its share, else main does. Small's oldest moves to main, with the count 0, if it was
-    used more than once; else it leaves and becomes a ghost. Main's oldest returns to the newest end
-    and its count drops by 1, or it leaves if its count is 0. Room for a batch is made as if its
-    blocks came one by one: each victim makes small larger by one.
+    count 0; the eviction before it, for the same batch, does not forget that ghost. `touch` adds 1
+    to the count of a ready block and moves nothing. Small yields the victim if it holds its share,
+    else main does. Small's oldest moves to main, with the count 0, if it was used more than once;
+    else it leaves and becomes a ghost. Main's oldest returns to the newest end and its count drops
+    by 1, or it leaves if its count is 0. Room for a batch is made as if its blocks came one by one:
+    each victim makes small larger by one.
 One request, one access
     The end of a request counts no use. Neither does the touch of a pending block, which only moves
     to the newest end of its queue, so that blocks stored together are ordered tail first.
@@ -30,18 +31,18 @@ Cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from heapq import nsmallest
+from itertools import chain, islice
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from . import registry
 from ._chains_py import Chains
-from ._queue_policy_py import QueueSearch
-from ._twin_py import PythonPolicy, Victims, require
+from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]
@@ -66,7 +67,7 @@ class S3FIFOCachePolicy(PythonPolicy):
     Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
     """
 
-    __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_small", "_small_size")
+    __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_most_ghosts", "_small", "_small_size")
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -76,6 +77,7 @@ class S3FIFOCachePolicy(PythonPolicy):
         self._small: _Queue = OrderedDict()
         self._main: _Queue = OrderedDict()
         self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
+        self._most_ghosts = 0  # after the last eviction
         self._counts: dict[BlockHash, int] = {}
         self._chains = Chains()
         super().__init__(capacity)
@@ -157,6 +159,8 @@ class S3FIFOCachePolicy(PythonPolicy):
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        if n == 0:
+            return []
         search = _Search(self, protected)
         if not search.can_find(n):
             return None
@@ -181,7 +185,7 @@ class S3FIFOCachePolicy(PythonPolicy):
                 small, main = search.small.blocks(self._small), search.main.blocks(self._main)
                 search.take_deepest(n, chain(small, main))
         self._move(search.moved)
-        self._let_go(search.victims)
+        self._let_go(search.victims, protected)
         return list(search.victims.items())
 
     def _move(self, moved: Mapping[BlockHash, int]) -> None:
@@ -190,14 +194,20 @@ class S3FIFOCachePolicy(PythonPolicy):
             self._main[block_hash] = self._queue_of(block_hash).pop(block_hash)
             self._counts[block_hash] = count
 
-    def _let_go(self, victims: Collection[BlockHash]) -> None:
-        """Evict victims; those of small become ghosts, at most as many as main is meant to hold."""
+    def _let_go(self, victims: Collection[BlockHash], asked: Collection[BlockHash]) -> None:
+        """Evict victims; those of small become ghosts, at most as many as main is meant to hold.
+
+        The ghosts that are asked for are about to leave: they are neither counted nor forgotten.
+        """
+        returning = {block_hash for block_hash in asked if block_hash in self._ghosts}
         for block_hash in victims:
             if block_hash in self._small:
                 self._ghosts[block_hash] = None
         self._remove(victims)
-        while len(self._ghosts) > self._cache_capacity - self._small_size:
-            self._ghosts.popitem(last=False)
+        self._most_ghosts = self._cache_capacity - self._small_size + len(returning)
+        others = (block_hash for block_hash in self._ghosts if block_hash not in returning)
+        for block_hash in [*islice(others, max(0, len(self._ghosts) - self._most_ghosts))]:
+            del self._ghosts[block_hash]
 
     def _clear(self) -> None:
         super()._clear()
@@ -225,24 +235,69 @@ class S3FIFOCachePolicy(PythonPolicy):
         require(
             all(0 <= count <= MOST_COUNTED for count in self._counts.values()), "counts are 0 ... 3"
         )
-        require(
-            len(self._ghosts) <= self._cache_capacity - self._small_size, "ghosts are within main"
-        )
+        require(len(self._ghosts) <= self._most_ghosts, "ghosts are within main")
         self._chains.check(self._resident.keys())
         for block_hash in self._chains.waiting:
             count = self._counts[block_hash]
             require(count <= (block_hash in self._small), "a block that waits would not move")
 
 
-class _Search(QueueSearch):
-    """A search for victims in both queues of a policy, which it does not change."""
+class _Search:
+    """A search for victims in both queues of a policy, which it does not change.
+
+    A block may leave if it is idle, not protected and not chosen yet. It waits while a block behind
+    it in its chain stays. If all evictable blocks wait, the blocks behind them are in use, and the
+    deepest leave first.
+    """
 
     def __init__(self, policy: S3FIFOCachePolicy, protected: Collection[BlockHash]) -> None:
-        super().__init__(policy._resident, policy._chains, protected)
+        self.victims: dict[BlockHash, BlockStatus] = {}  # in eviction order
         self.counts = policy._counts
+        self.chains = policy._chains
         self.moved: dict[BlockHash, int] = {}  # to the newest end of main, in order: their counts
         self.small = _Scan(self, policy._small, is_main=False)
         self.main = _Scan(self, policy._main, is_main=True)
+        self._resident = policy._resident
+        self._protected = protected
+        self._num_gone: Counter[BlockHash] = Counter()  # blocks behind each that leave
+
+    def can_find(self, n: int) -> bool:
+        """Return whether there are `n` blocks that may leave."""
+        return sum(1 for _ in islice(evictable(self._resident, self._protected), n)) == n
+
+    def may_leave(self, block_hash: BlockHash) -> bool:
+        """Return whether a block is idle, not protected and not chosen yet."""
+        return (
+            self._resident[block_hash].ref_cnt == 0
+            and block_hash not in self._protected
+            and block_hash not in self.victims
+        )
+
+    def waits(self, block_hash: BlockHash) -> bool:
+        """Return whether a block behind this one stays."""
+        return self.chains.num_behind(block_hash) > self._num_gone[block_hash]
+
+    def idle(self, queue: Mapping[BlockHash, BlockStatus]) -> Iterator[BlockHash]:
+        """Yield the blocks that are idle and not known to wait."""
+        waiting = self.chains.waiting
+        for block_hash, status in queue.items():
+            if status.ref_cnt == 0 and block_hash not in waiting:
+                yield block_hash
+
+    def choose(self, block_hash: BlockHash) -> None:
+        """Make a block a victim."""
+        self.victims[block_hash] = self._resident[block_hash]
+        before = self.chains.before(block_hash)
+        if before is not None:
+            self.chains.waiting.discard(before)
+            self._num_gone[before] += 1
+
+    def take_deepest(self, n: int, blocks: Iterable[BlockHash]) -> None:
+        """Choose the deepest of `blocks`, in the order of the queues, up to `n` victims."""
+        may_leave = filter(self.may_leave, blocks)
+        depth = self.chains.depth
+        for block_hash in nsmallest(n - len(self.victims), may_leave, lambda block: -depth(block)):
+            self.choose(block_hash)
 
     def next_victim(self, scan: _Scan) -> tuple[bool, int]:
         """Scan on to a victim; return whether one was found, and how many moved to main."""

@@ -6,21 +6,19 @@ Structure
     Python twin and the differences from the paper.
 Invariants
     ``next_node_id`` is the first block of the list from the hand on. A search logs the hand's
-    position and the blocks whose mark it clears. A block that waits has no mark.
+    position and the blocks whose mark it clears.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of blocks in use or with
-    others behind them; O(n log resident) if all idle blocks have others behind them. A mark is
-    cleared once per use.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of blocks in use. A mark
+    is cleared once per use.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.ring cimport Ring, parking_position, ring_list, ring_start_at
-from kvoffload._core.table cimport LISTED, NIL, PARKED, Node, drop_hashed_key, node_at
-from kvoffload._core.victims cimport Victim
-from kvoffload.policies._chains_c cimport chains_insert, chains_link
+from kvoffload._core.ring cimport Ring, parking_position, ring_start_at
+from kvoffload._core.table cimport NIL, PARKED, Node, drop_hashed_key, node_at
+from kvoffload._core.victims cimport Victim, evictable
 from kvoffload.policies._queue_policy_c cimport QueuePolicy
 from kvoffload.policies._twin_c cimport key_of
 
@@ -73,7 +71,7 @@ cdef class _Sieve(QueuePolicy):
                     continue
                 position = parking_position(node)
                 if position >= queue.start and (
-                    first == NIL or position < self.chains.links[first].position
+                    first == NIL or position < self.positions[first]
                 ):
                     first = node_id
         return None if first == NIL else key_of(node_at(self.table, first))
@@ -81,15 +79,12 @@ cdef class _Sieve(QueuePolicy):
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         self.undo()
         node.note = 0
-        chains_insert(&self.chains, node_id)
         self.join(0, node_id, node)
         if self.next_node_id == NIL:
             self.next_node_id = node_id
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         self.undo()
-        self.leave_chain(node_id)
-        self.leave(node_id)
         self.step_off(node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
@@ -97,25 +92,18 @@ cdef class _Sieve(QueuePolicy):
         cdef uint32_t node_id
         cdef Node* node
         self.undo()
-        chains_link(&self.chains, batch)
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
             if node_id == NIL:
                 continue
             node = node_at(self.table, node_id)
             if node.block.ref_cnt >= 0:
-                self.mark(node_id, node)
+                node.note = 1
             else:
                 self.step_off(node_id, node)
                 self.renew(0, node_id, node)
                 if self.next_node_id == NIL:
                     self.next_node_id = node_id
-
-    cdef inline void mark(self, uint32_t node_id, Node* node) noexcept:
-        """Mark a block as visited; if it waits, put it where the hand will clear the mark."""
-        node.note = 1
-        if node.flags & PARKED and node.block.ref_cnt == 0:
-            ring_list(self.table, &self.rings[0], node_id, node)
 
     cdef inline void step_off(self, uint32_t node_id, Node* node) noexcept:
         """Move the hand past a block that is about to move or leave."""
@@ -123,9 +111,9 @@ cdef class _Sieve(QueuePolicy):
             self.next_node_id = node.next
 
     cdef bint c_sift(self, uint64_t n) noexcept:
-        """Move the hand until `n` victims are found; take the deepest if a lap changes nothing."""
+        """Move the hand until `n` victims are found, or a lap has found and changed nothing."""
         cdef Ring* queue = &self.rings[0]
-        cdef uint64_t passed_unchanged = 0
+        cdef uint64_t num_skipped = 0   # protected blocks in a row
         cdef uint32_t node_id
         cdef Node* node
         self.hand_before = queue.start
@@ -133,33 +121,23 @@ cdef class _Sieve(QueuePolicy):
         if not self.take_released(n):
             return False
         while self.victims.size < n:
-            if passed_unchanged == self.num_to_scan(0):
-                self.put_hand(0)
-                return self.take_deepest(n)
+            if num_skipped == self.num_to_scan(0):
+                return False
             node_id = self.scan(0, &self.next_node_id)
             if node_id == NIL:  # a lap ends
                 queue.start = 0
                 self.next_node_id = queue.oldest
                 continue
-            queue.start = self.chains.links[node_id].position + 1
+            queue.start = self.positions[node_id] + 1
             node = node_at(self.table, node_id)
-            if not self.may_leave(node):
-                if not self.is_worth_parking(node):
-                    passed_unchanged += 1
-                elif not self.park(0, node_id, node):
+            if not evictable(self.table, node):
+                if not self.skip(0, node_id, node):
                     return False
-            elif node.note:
-                if not self.unmark(node_id, node):
-                    return False
-                passed_unchanged = 0
-            elif self.chains.links[node_id].num_behind == 0:
-                if not self.choose(0, node_id, node):
-                    return False
-                passed_unchanged = 0
-            elif not self.victims.managed:
-                passed_unchanged += 1
-            elif not self.wait(0, node_id, node):
+                num_skipped += not node.flags & PARKED
+                continue
+            if not (self.unmark(node_id) if node.note else self.choose(0, node_id, node)):
                 return False
+            num_skipped = 0
         if queue.start == queue.next_position:  # the last victim came last
             self.put_hand(0)
         return True
@@ -169,12 +147,12 @@ cdef class _Sieve(QueuePolicy):
         cdef Ring* queue = &self.rings[0]
         cdef uint32_t node_id = queue.newest
         self.next_node_id = NIL
-        while node_id != NIL and self.chains.links[node_id].position >= position:
+        while node_id != NIL and self.positions[node_id] >= position:
             self.next_node_id = node_id
             node_id = node_at(self.table, node_id).prev
         ring_start_at(self.table, queue, position)
 
-    cdef bint unmark(self, uint32_t node_id, Node* node) noexcept:
+    cdef bint unmark(self, uint32_t node_id) noexcept:
         """Clear the mark of a visited block, and log it."""
         if self.num_unmarked == self.unmarked_room and not grow(
             <void**>&self.unmarked,
@@ -187,23 +165,18 @@ cdef class _Sieve(QueuePolicy):
             return False
         self.unmarked[self.num_unmarked] = node_id
         self.num_unmarked += 1
-        node.note = 0
-        return True
-
-    cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept:
-        """Put a block where the hand will meet it, in this lap or the next."""
-        ring_list(self.table, &self.rings[0], node_id, node)
+        node_at(self.table, node_id).note = 0
         return True
 
     cdef void c_undo(self) noexcept:
         cdef uint64_t index
         for index in range(self.num_unmarked):
-            self.mark(self.unmarked[index], node_at(self.table, self.unmarked[index]))
+            node_at(self.table, self.unmarked[index]).note = 1
         self.put_hand(self.hand_before)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.node_id)
-        self.leave(victim.node_id)
+        self.searching = False
         self.step_off(victim.node_id, node)
         self.take_off(victim.node_id, node)
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
@@ -213,7 +186,6 @@ cdef class _Sieve(QueuePolicy):
         self.undo()
 
     cdef void c_unparked(self) noexcept:
-        QueuePolicy.c_unparked(self)
         self.put_hand(self.rings[0].start)
 
     cdef void c_clear(self) noexcept:
@@ -222,25 +194,14 @@ cdef class _Sieve(QueuePolicy):
 
     cdef const char* c_check(self) noexcept:
         cdef uint32_t node_id
-        cdef Node* node
         self.undo()
         if self.rings[0].size != self.num_resident:
             return b"the queue holds what is resident"
         node_id = self.rings[0].oldest
-        while node_id != NIL and self.chains.links[node_id].position < self.rings[0].start:
+        while node_id != NIL and self.positions[node_id] < self.rings[0].start:
             node_id = node_at(self.table, node_id).next
         if node_id != self.next_node_id:
             return b"the next block is the first from the hand on"
-        for node_id in range(self.table.num_used):
-            node = node_at(self.table, node_id)
-            if (
-                node.ring == self.rings[0].id
-                and node.flags & (PARKED | LISTED) == PARKED
-                and node.block.ref_cnt == 0
-                and node.note
-                and not self.was_owned
-            ):
-                return b"a block that waits has no mark"
         return self.check_queues()
 
 

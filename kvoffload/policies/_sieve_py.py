@@ -1,4 +1,4 @@
-"""SIEVE (Zhang, Yang, Yue, Vigfusson & Rashmi, NSDI'24), on blocks that form chains.
+"""SIEVE (Zhang, Yang, Yue, Vigfusson & Rashmi, NSDI'24).
 
 Structure
     One queue, oldest first, a visited bit per block, and a hand, which points at the next block to
@@ -8,38 +8,28 @@ How it works
     `insert` puts a block at the newest end, not visited. `touch` marks a ready block visited and
     moves nothing. To evict, the hand moves from old to new and wraps from the newest to the oldest:
     a visited block loses its mark and stays, any other leaves. If the newest block leaves, the hand
-    goes to the oldest, as in the paper, not to the next block to be inserted: weka_cc_a hits .8285
-    of its blocks at 5 %, not .8236; over 21 cells, three traces at seven sizes, the mean gain is
-    .0002, between -.0062 and +.0049. When a request finishes, all its ready blocks are already
-    marked.
+    goes to the oldest, as in the paper, not to the next block to be inserted. When a request
+    finishes, all its ready blocks are already marked.
 Differs from the paper
-    A pinned, pending or protected block is skipped and keeps its mark and place. A block with a
-    resident block behind it in its chain (see ``_chains_py``) is skipped too and keeps its place:
-    SIEVE's order says nothing about chains, and a tail without its head is lost. The hand clears
-    its mark in passing: if the mark were kept, weka_cc_a would hit .60 of its blocks at 5 %, not
-    .83, lmcache_agents_64c .49, not .51. If the hand finds only such blocks in a whole lap, the
-    blocks behind them are in use: then the deepest leave first, and the hand returns to the oldest.
-    The touch of a pending block, which has not been seen again, moves it to the newest end, so that
-    blocks stored together are ordered tail first.
+    A pinned, pending or protected block is skipped and keeps its mark and place. The touch of a
+    pending block, which has not been seen again, moves it to the newest end, so that blocks stored
+    together are ordered tail first.
 Invariants
     ``_resident`` is the union of the passed blocks and those ahead; a visited block is resident.
 Cost
-    insert, remove, get O(1); touch O(n); evict O(n + blocks skipped): those in use, each
-    lap, and those that wait, once. O(resident) if all idle blocks wait.
+    insert, remove, get O(1); touch O(n); evict O(n + blocks in use), each lap.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._chains_py import Chains
-from ._queue_policy_py import QueueSearch
-from ._twin_py import PythonPolicy, Victims, require
+from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView
 
 
@@ -57,7 +47,7 @@ class SieveCachePolicy(PythonPolicy):
     Algorithm for Web Caches", NSDI 2024.
     """
 
-    __slots__ = ("_ahead", "_chains", "_newest", "_passed", "_visited")
+    __slots__ = ("_ahead", "_newest", "_passed", "_visited")
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -66,7 +56,6 @@ class SieveCachePolicy(PythonPolicy):
         self._ahead: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._visited: set[BlockHash] = set()
         self._newest: BlockHash | None = None  # the block that joined the newest end last
-        self._chains = Chains()
         super().__init__(capacity)
 
     @property
@@ -86,7 +75,6 @@ class SieveCachePolicy(PythonPolicy):
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         self._ahead.update(blocks)
         self._resident.update(blocks)
-        self._chains.insert(blocks)
         if blocks:
             self._newest = next(reversed(self._ahead))
 
@@ -95,54 +83,42 @@ class SieveCachePolicy(PythonPolicy):
             del self._queue_of(block_hash)[block_hash]
             self._drop(block_hash)
         self._visited.difference_update(hashes)
-        self._chains.remove(hashes)
 
     def _queue_of(self, block_hash: BlockHash) -> OrderedDict[BlockHash, BlockStatus]:
         return self._ahead if block_hash in self._ahead else self._passed
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        self._chains.link(batch)
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is None:
                 continue
             if status.ref_cnt >= 0:
-                self._chains.waiting.discard(block_hash)
                 self._visited.add(block_hash)
             else:
                 self._ahead[block_hash] = self._queue_of(block_hash).pop(block_hash)
                 self._newest = block_hash
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
-        search = QueueSearch(self._resident, self._chains, protected)
-        if not search.can_find(n):
+        if sum(1 for _ in islice(evictable(self._resident, protected), n)) < n:
             return None
-        for released in self._choose_released(n, protected):
-            search.choose(released)
+        victims = self._choose_released(n, protected)
         unmarked: set[BlockHash] = set()
-        lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
+        lap = evictable(self._ahead, protected, victims)
         last, has_lapped = None, False  # the last block that the hand has passed
-        while len(search.victims) < n:
-            block_hash = next(lap, None)
-            if block_hash is None:
+        while len(victims) < n:
+            found = next(lap, None)
+            if found is None:
                 last, has_lapped = None, True
-                if is_whole and not has_changed:
-                    search.take_deepest(n, chain(self._passed, self._ahead))
-                    break
-                lap = chain(search.idle(self._passed), search.idle(self._ahead))
-                is_whole, has_changed = True, False
+                lap = chain(
+                    evictable(self._passed, protected, victims),
+                    evictable(self._ahead, protected, victims),
+                )
                 continue
-            last = block_hash
-            if not search.may_leave(block_hash):
-                continue
-            if block_hash in self._visited and block_hash not in unmarked:
-                unmarked.add(block_hash)
-                has_changed = True
-            elif search.waits(block_hash):
-                self._chains.waiting.add(block_hash)
+            last, status = found
+            if last in self._visited and last not in unmarked:
+                unmarked.add(last)
             else:
-                search.choose(block_hash)
-                has_changed = True
+                victims[last] = status
         self._visited -= unmarked
         if has_lapped:
             self._begin_lap()
@@ -150,8 +126,8 @@ class SieveCachePolicy(PythonPolicy):
             self._pass(last)
             if last == self._newest:
                 self._begin_lap()
-        self._remove(search.victims)
-        return list(search.victims.items())
+        self._remove(victims)
+        return list(victims.items())
 
     def _begin_lap(self) -> None:
         """Put the hand before the oldest block."""
@@ -167,7 +143,7 @@ class SieveCachePolicy(PythonPolicy):
 
     def _clear(self) -> None:
         super()._clear()
-        for blocks in (self._passed, self._ahead, self._visited, self._chains):
+        for blocks in (self._passed, self._ahead, self._visited):
             blocks.clear()
         self._newest = None
 
@@ -185,5 +161,3 @@ class SieveCachePolicy(PythonPolicy):
             "resident is what was passed and what lies ahead",
         )
         require(self._visited <= self._resident.keys(), "a visited block is resident")
-        self._chains.check(self._resident.keys())
-        require(self._visited.isdisjoint(self._chains.waiting), "a block that waits has no mark")

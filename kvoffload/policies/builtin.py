@@ -87,6 +87,7 @@ _ENTRIES = (
         "oldest not used since the hand last passed leaves",
         simplicity=2,
         explained_by="One order of the resident blocks and one bit per block.",
+        tail_first="never",  # its order says nothing about chains
         scales=False,
     ),
     _Entry(

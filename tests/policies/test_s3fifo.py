@@ -10,7 +10,7 @@ import pytest
 from kvoffload import BlockStatus
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
-from tests.blocks import A, B, C, D, E, block_hashes, names
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
 pytestmark = pytest.mark.fast
@@ -103,6 +103,19 @@ def test_ghosts_are_as_many_as_main_is_meant_to_hold(twin: ModuleType) -> None:
     policy = s3fifo(twin, [A, B, C, D, E])
     assert evict(policy, 4) == "ABCD"
     assert names(policy.ghosts) == "CD"
+
+
+def test_the_ghosts_of_an_eviction_push_out_no_ghost_that_is_asked_for(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4, "s3fifo?small=0.5")  # two ghosts
+    for blocks in ([A, B, C, D], [E], [F]):
+        request(manager, blocks)
+    ghosts = list(manager.policy.ghosts)
+    assert names(ghosts) == "DC"
+    assert names(request(manager, [D, G]).block_hashes_evicted) == "BA"
+    assert queues(manager.policy) == ("EFG", "D", "BA")  # C is the one that is forgotten
+    assert request(manager, [A, H]) is not None
+    assert names(manager.policy.main) == "DA"
+    check_invariants(manager)
 
 
 def test_a_pending_block_moves_to_the_newest_end_and_counts_nothing(twin: ModuleType) -> None:

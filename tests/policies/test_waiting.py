@@ -1,4 +1,4 @@
-"""Idle blocks that wait for those behind them, under policies with queues of their own order."""
+"""Idle blocks that wait for those behind them in S3-FIFO, the policy that keeps chains."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.policies._queue_policy_py import QueueSearch
+from kvoffload.policies._s3fifo_py import _Search
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store
 from tests.observation import observe
 from tests.policies.steps import request
 
-NAMES = ("sieve", "s3fifo")
-queue_policies = pytest.mark.parametrize("name", NAMES)
 
-
-def full_of_chains(twin: ModuleType, name: str, num_chains: int, length: int = 2) -> Any:
+def full_of_chains(twin: ModuleType, num_chains: int, length: int = 2, name: str = "s3fifo") -> Any:
     """Return a manager full of chains whose last blocks are being loaded."""
     manager = twin.CPUOffloadingManager(16, num_chains * length, name)
     for number in range(num_chains):
@@ -30,16 +27,8 @@ def full_of_chains(twin: ModuleType, name: str, num_chains: int, length: int = 2
     return manager
 
 
-def resident(manager: Any) -> list[str]:
-    """Return the blocks of each queue, oldest first, and verify the invariants."""
-    check_invariants(manager)
-    queues = ("blocks",) if hasattr(manager.policy, "blocks") else ("small", "main")
-    return [names(getattr(manager.policy, queue)) for queue in queues]
-
-
-@queue_policies
-def test_the_deepest_leave_first_and_then_as_the_queues_stand(twin: ModuleType, name: str) -> None:
-    manager = twin.CPUOffloadingManager(16, 8, name)
+def test_the_deepest_leave_first_and_then_as_the_queues_stand(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 8, "s3fifo")
     for chain in ([A, B], [C, D, E], [F, G, H]):
         request(manager, chain)
         manager.prepare_load(chain[-1:])
@@ -54,9 +43,8 @@ def test_the_deepest_leave_first_and_then_as_the_queues_stand(twin: ModuleType, 
     assert manager.prepare_store([b"z"]) is None
 
 
-@queue_policies
-def test_a_block_that_waited_leaves_when_those_behind_it_have(twin: ModuleType, name: str) -> None:
-    manager = full_of_chains(twin, name, 3)
+def test_a_block_that_waited_leaves_when_those_behind_it_have(twin: ModuleType) -> None:
+    manager = full_of_chains(twin, 3)
     assert names(manager.prepare_store([b"x"]).block_hashes_evicted) == "A"
     manager.complete_load([F])
     assert names(store(manager, [b"y"]).block_hashes_evicted) in ("C", "F")
@@ -67,9 +55,8 @@ def test_a_block_that_waited_leaves_when_those_behind_it_have(twin: ModuleType, 
     assert set(output.block_hashes_evicted) == {*left, b"y"}
 
 
-@queue_policies
-def test_a_block_that_waits_is_no_victim_after_it_was_pinned(twin: ModuleType, name: str) -> None:
-    manager = full_of_chains(twin, name, 2)
+def test_a_block_that_waits_is_no_victim_after_it_was_pinned(twin: ModuleType) -> None:
+    manager = full_of_chains(twin, 2)
     assert names(manager.prepare_store([b"x"]).block_hashes_evicted) == "A"
     manager.prepare_load([C])
     check_invariants(manager)
@@ -79,23 +66,8 @@ def test_a_block_that_waits_is_no_victim_after_it_was_pinned(twin: ModuleType, n
     check_invariants(manager)
 
 
-def test_a_block_that_waits_is_visited_and_unmarked_in_its_turn(twin: ModuleType) -> None:
-    manager = full_of_chains(twin, "sieve", 2)
-    manager.complete_load([B])
-    # The marks of the first touches are taken on the way.
-    assert names(store(manager, [E]).block_hashes_evicted) == "B"
-    assert names(store(manager, [F]).block_hashes_evicted) == "A"
-    manager.touch([C])
-    manager.complete_load([D])
-    assert names(store(manager, [G]).block_hashes_evicted) == "D"
-    assert resident(manager) == ["CEFG"]
-    assert names(store(manager, [H]).block_hashes_evicted) == "E"  # C had its mark until now
-    assert names(manager.prepare_store([A, B]).block_hashes_evicted) == "FG"
-
-
-@queue_policies
-def test_a_refused_store_changes_nothing_while_blocks_wait(twin: ModuleType, name: str) -> None:
-    manager, same = (full_of_chains(twin, name, 8, 3) for _ in range(2))
+def test_a_refused_store_changes_nothing_while_blocks_wait(twin: ModuleType) -> None:
+    manager, same = (full_of_chains(twin, 8, 3) for _ in range(2))
     new = block_hashes(*range(100, 130))
     for one in (manager, same):
         one.prepare_store(new[:3])
@@ -117,15 +89,14 @@ def resident_numbers(manager: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.refused_allocations
-@queue_policies
 def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
-    twins: tuple[ModuleType, ModuleType], name: str
+    twins: tuple[ModuleType, ModuleType],
 ) -> None:
     """Blocks are parked, taken from the heap and put back into it; each step may lack memory."""
     _, compiled = twins
     failures = 0
     for allocations in count():
-        manager, same = (full_of_chains(compiled, name, 150, 3) for _ in range(2))
+        manager, same = (full_of_chains(compiled, 150, 3) for _ in range(2))
         for one in (manager, same):
             one.touch(block_hashes(*range(0, 450, 9)))
             one.complete_load(block_hashes(*range(2, 450, 90)))
@@ -149,21 +120,20 @@ def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
     assert failures > 4
 
 
-@queue_policies
 def test_a_search_in_python_looks_once_at_what_waits(
-    monkeypatch: pytest.MonkeyPatch, twins: tuple[ModuleType, ModuleType], name: str
+    monkeypatch: pytest.MonkeyPatch, twins: tuple[ModuleType, ModuleType]
 ) -> None:
     looks = 0
-    may_leave = QueueSearch.may_leave
+    may_leave = _Search.may_leave
 
-    def counting(search: QueueSearch, block: Any) -> bool:
+    def counting(search: _Search, block: Any) -> bool:
         nonlocal looks
         looks += 1
         return may_leave(search, block)
 
-    monkeypatch.setattr(QueueSearch, "may_leave", counting)
+    monkeypatch.setattr(_Search, "may_leave", counting)
     for num_chains in (20, 200):
-        manager = full_of_chains(twins[0], name, num_chains)
+        manager = full_of_chains(twins[0], num_chains)
         store(manager, [b"first"])  # meets all of them
         for number in range(5):
             looks = 0
@@ -172,11 +142,31 @@ def test_a_search_in_python_looks_once_at_what_waits(
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+def test_a_released_block_leaves_once_however_a_search_meets_it_again(
+    twin: ModuleType, name: str
+) -> None:
+    """Released blocks are chosen first; a scan, a heap or a list then holds them as well."""
+    manager = full_of_chains(twin, 4, name=name)
+    manager.prepare_store([b"x"])  # meets the other idle blocks
+    left = [block for block in (A, C, E, G) if block in manager]
+    manager.release(left[:1])
+    output = manager.prepare_store(block_hashes(*range(100, 100 + len(left))))
+    assert output.block_hashes_evicted[:1] == left[:1]
+    assert len(set(output.block_hashes_evicted)) == len(output.block_hashes_evicted)
+    check_invariants(manager)
+    manager.complete_store(output.block_hashes_to_store)
+    for number in range(4):
+        manager.complete_load(block_hashes(2 * number + 1))
+    store(manager, block_hashes(*range(200, 202)))
+    check_invariants(manager)
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
 def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
     twin: ModuleType, name: str
 ) -> None:
     """A value written through the status of a waiting block is wrong for that block alone."""
-    manager = full_of_chains(twin, name, 6)
+    manager = full_of_chains(twin, 6, name=name)
     manager.prepare_store([b"x"])
     for number in range(2, 12, 2):
         status = manager.policy.get(block_hash(number))
