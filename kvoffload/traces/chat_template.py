@@ -1,274 +1,49 @@
-"""A Hugging Face chat template, rendered in a sandbox and within bounds.
+"""A Hugging Face chat template, rendered in Jinja's sandbox by a process with limits.
 
-A template is a program that comes with a model. Jinja's sandbox keeps it from Python's internals,
-but bounds neither its time nor its memory. So each turn of a loop, each call of a macro and each
-text that it makes is charged to a budget that grows with the request, and only the filters and
-methods that chat templates use are available. Loops, comparisons and concatenations are rewritten
-before the template is compiled, so that it cannot avoid the charge.
+A template is a program that comes with a model, from strangers. `_template_child` is the process:
+one for all requests, with an empty environment and bounds on memory and time. A template that
+exceeds them ends that process only.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
+import importlib.util
 import json
-import re
-from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
-from types import GeneratorType
-from typing import Any
+import os
+import selectors
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any, cast
 
-import jinja2
-from jinja2 import nodes, pass_context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from kvoffload._printable import printable
 
+from ._template_child import MOST_BYTES
 from .errors import BadLineError, TraceError
 
 __all__ = ["ChatTemplate"]
 
-BUDGET = 2**19  # of steps and characters per request; some 2 s at most
-BUDGET_PER_CHARACTER = 16  # of the request, in addition
-MOST_BITS = 256  # of a product
-MOST_INDENT = 16
+SECONDS = 3.0  # of time on the wall, per request
+START_SECONDS = 60.0  # until the process is ready: a busy machine starts one slowly
+LEAST_OUTPUT = 2**20  # characters of the longest text, however short the request
+OUTPUT_PER_CHARACTER = 16  # of the request, in addition
+MOST_ENDED = 3  # processes that templates may end before no other is started
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-FILTERS = _names(
-    "abs count d default first float int items last length list map reject rejectattr reverse safe "
-    "select selectattr"
+_BOUNDS = (
+    f"the chat template must stay within its bounds of {SECONDS:.0f} s and {MOST_BYTES >> 20} MiB"
 )
-DEEP_FILTERS = _names(
-    "capitalize dictsort e escape forceescape groupby lower max min sort string sum title trim "
-    "unique upper"
+_UNBOUNDED = (
+    "a chat template needs a system that bounds the memory of a process, as Linux does: give the "
+    "tokenizer.json instead of its folder"
 )
-"""Filters that compare the contents of a value, or make a text of them."""
-DEEP_TESTS = _names("eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >= in lower upper")
-METHODS: dict[type, frozenset[str]] = {
-    str: _names(
-        "capitalize count endswith find index isalnum isalpha isdigit islower isspace isupper "
-        "join lower lstrip partition removeprefix removesuffix replace rfind rpartition rsplit "
-        "rstrip split splitlines startswith strip title upper"
-    ),
-    dict: _names("get items keys values"),
-    list: frozenset(),
-    tuple: frozenset(),
-}
-
-_OF_JINJA = ("_loop_vars", "_block_vars")  # arguments that the compiled template adds
-
-# Templates for training mark the answer; for rendering, the mark means nothing.
-_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-_TIME_FORMAT = re.compile(r"(?:%-?[A-Za-z%]|[\w \-/:,.]){0,64}", re.ASCII)
-
-
-class _ExceededError(Exception):
-    """The budget of a request is used up."""
-
-
-class _RefusedError(Exception):
-    """The template refuses the messages."""
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a budget."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,
-            finalize=_charged_output,
-            extensions=["jinja2.ext.loopcontrols"],
-        )
-        self.left = self.most = 0
-        shallow = {name: self._charged(self.filters[name], self.charged) for name in FILTERS}
-        deep = {name: self._charged(self.filters[name], self.sized) for name in DEEP_FILTERS}
-        self.filters = {**shallow, **deep}
-        tests: dict[str, Any] = {**self.tests}
-        compared = {name: self._charged(tests[name], self.sized) for name in DEEP_TESTS}
-        self.tests = {**tests, **compared}
-        self.filters["tojson"] = self._tojson
-        self.filters["join"] = self._join
-        self.filters["replace"] = self._replace
-        self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
-
-    def step(self, cost: int) -> bool:
-        """Charge a step; return True, for conditions."""
-        self.left -= cost
-        if self.left < 0:
-            raise _ExceededError
-        return True
-
-    def charged(self, value: Any) -> Any:
-        """Return a value whose own size has been charged."""
-        if type(value) in (str, list, tuple, dict):
-            self.step(1 + (len(value) >> (6 if type(value) is str else 3)))
-        return value
-
-    def sized(self, value: Any) -> Any:
-        """Return a value whose size, with its contents, has been charged; a generator as a list."""
-        if isinstance(value, GeneratorType):
-            value = list(value)
-        if type(value) in (str, list, tuple, dict):
-            found = [value]
-            while found:
-                each = found.pop()
-                if isinstance(each, str):
-                    self.step(1 + (len(each) >> 6))
-                elif isinstance(each, dict):
-                    self.step(1 + len(each))
-                    found += each.values()
-                elif isinstance(each, list | tuple):
-                    self.step(1 + len(each))
-                    found += each
-        return value
-
-    def concatenated(self, *values: Any) -> str:
-        """Concatenate as ``~`` does."""
-        return self._text("".join, [str(self.sized(value)) for value in values])
-
-    def _text(self, make: Callable[[list[str]], str], parts: list[str], extra: int = 0) -> str:
-        length = sum(map(len, parts)) + extra
-        self._check_length(length)
-        return make(parts)
-
-    def _check_length(self, length: int) -> None:
-        if length > self.most:
-            raise _ExceededError
-        self.step(1 + (length >> 6))
-
-    def _charged(
-        self, function: Callable[..., Any], charge: Callable[[Any], Any]
-    ) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def charging(*args: Any, **kwargs: Any) -> Any:
-            named = {name: charge(value) for name, value in kwargs.items()}
-            return function(*map(charge, args), **named)
-
-        return charging
-
-    def _tojson(self, value: Any, indent: int | None = None, **options: Any) -> str:
-        known = {"ensure_ascii", "separators", "sort_keys"}
-        if not known.issuperset(options) or not (indent is None or 0 <= indent <= MOST_INDENT):
-            raise jinja2.TemplateRuntimeError("tojson has other options")
-        options.setdefault("ensure_ascii", False)
-        return json.dumps(self.sized(value), indent=indent, **options)
-
-    def _join(self, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
-        values = list(value)
-        if attribute is not None:
-            values = [self.getitem(each, attribute) for each in values]
-        texts = [str(self.sized(each)) for each in values]
-        return self._text(str(d).join, texts, len(str(d)) * len(texts))
-
-    def _replace(self, s: str, old: str, new: str, count: int | None = None) -> str:
-        text, old, new = str(self.sized(s)), str(old), str(new)
-        self._check_length(len(text) + (text.count(old)) * len(new))
-        return text.replace(old, new, -1 if count is None else count)
-
-    def wrap_str_format(self, value: Any) -> None:  # noqa: ARG002 - as it is called
-        """Return None: strings cannot be formatted."""
-        return
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may use an attribute."""
-        methods = METHODS.get(type(obj))
-        if methods is not None:
-            return attr in methods
-        return super().is_safe_attribute(obj, attr, value)
-
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function that a template may call."""
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if owner is self:  # a function that the library put into the template
-            return function(*args)
-        given = {key: value for key, value in kwargs.items() if key not in _OF_JINJA}
-        if type(owner) is str and name in ("replace", "join"):
-            return (self._replace if name == "replace" else self._joined_by)(owner, *args, **given)
-        for value in (owner, *args, *given.values()):
-            self.charged(value)
-        return super().call(context, function, *args, **kwargs)
-
-    def _joined_by(self, separator: str, values: Iterable[Any]) -> str:
-        return self._join(values, separator)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator whose result may become large."""
-        sequences = [each for each in (left, right) if isinstance(each, str | list | tuple)]
-        if operator == "+" and len(sequences) == 2:
-            self._check_length(len(left) + len(right))
-        elif operator == "*" and sequences:
-            times = right if sequences[0] is left else left
-            self._check_length(len(sequences[0]) * max(0, times))
-        elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length()
-            bits = bits * max(1, right) if operator == "**" else bits + right.bit_length()
-            if bits > MOST_BITS:
-                raise _ExceededError
-        elif operator == "%" and sequences:
-            raise jinja2.TemplateRuntimeError("strings cannot be formatted")
-        return super().call_binop(context, operator, left, right)
-
-
-@pass_context
-def _charged_output(context: Any, value: Any) -> Any:
-    """Charge the output of an expression."""
-    environment: _Environment = context.environment
-    text = value if isinstance(value, str) else str(environment.sized(value))
-    environment.step(1 + len(text))
-    return value if isinstance(value, str) else text
-
-
-class _Charging(NodeTransformer):
-    """A rewriter of templates that charges for their work."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        """Charge each turn, including those that the condition skips."""
-        self._charge(node)
-        if node.test is not None:
-            node.test = nodes.And(_call("step", nodes.Const(1)), node.test)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        """Charge each call."""
-        self._charge(node)
-        return node
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        """Charge each call."""
-        self._charge(node)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """Charge the text."""
-        self.generic_visit(node)
-        return _call("concatenated", *node.nodes)
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Charge both values: they may hold the same list many times."""
-        self.generic_visit(node)
-        node.expr = _call("sized", node.expr)
-        return node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        """Replace a tuple, which could be a key and hold itself many times, with a list."""
-        self.generic_visit(node)
-        return nodes.List(node.items) if node.ctx == "load" else node
-
-    def _charge(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> None:
-        size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("step", nodes.Const(1 + (size >> 3)))))
-
-
-def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    """Return the call of a method of the environment, which no variable of a template hides."""
-    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+_CHILD = Path(__file__).with_name("_template_child.py")
+_NEEDED = ("jinja2", "markupsafe")
+_ESCAPED = 6  # bytes of a character in JSON of ASCII; a pair of surrogates has two of them
+_MORE_BYTES = 2**10  # of an answer besides its text
+_PIECE = 2**16
 
 
 class ChatTemplate:
@@ -288,78 +63,151 @@ class ChatTemplate:
     Raises
     ------
     TraceError
-        If it is not a Jinja template.
+        If it is not a Jinja template, exceeds its bounds when compiled, or this system cannot bound
+        the memory of a process.
     """
 
     def __init__(
         self, origin: str, source: str, tool_source: str | None, variables: dict[str, str]
     ) -> None:
-        self._environment = _Environment()
-        self._variables = variables
-        self._template = self._compiled(origin, source)
-        self._tool_template = self._template
-        if tool_source is not None:
-            self._tool_template = self._compiled(origin, tool_source)
-
-    def _compiled(self, origin: str, source: str) -> jinja2.Template:
-        environment = self._environment
-        try:
-            tree = environment.parse(_GENERATION.sub(_without_meaning, source))
-            for node in _Charging().visit(tree).find_all(nodes.Node):
-                node.set_environment(environment)
-            tree.set_lineno(1)
-            code = environment.compile(tree)
-        except jinja2.TemplateSyntaxError as error:
-            rule = f"must be a Jinja chat template, got an error in line {error.lineno}"
-            raise TraceError(origin, None, rule) from None
-        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
-            kind = type(error).__name__
-            rule = f"must be a Jinja chat template, got {kind}"
-            raise TraceError(origin, None, rule) from None
-        return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        self._origin = origin
+        self._setup = {"source": source, "tool_source": tool_source, "variables": variables}
+        self._ended = 0
+        self._child: _Child | None = self._started()
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
         """Return the text of messages, up to the start of the answer.
 
         `unix` is the Unix time of the request, seconds, which a template may mention. BadLineError,
-        without any text of the request, if the template fails or does too much.
+        without any text of the request, if the template fails or exceeds its bounds; TraceError if
+        it has exceeded them `MOST_ENDED` times.
         """
-        environment = self._environment
-        size = len(str(messages)) + len(str(tools))
-        environment.left = environment.most = BUDGET + BUDGET_PER_CHARACTER * size
-        template = self._tool_template if tools else self._template
+        if self._child is None:
+            self._child = self._started()
+        request = {"messages": messages, "tools": tools, "unix": unix}
         try:
-            text: str = template.render(
-                {
-                    **self._variables,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    "add_generation_prompt": True,
-                    "raise_exception": _raise,
-                    "strftime_now": functools.partial(_strftime, unix),
-                }
-            )
-        except _ExceededError:
-            raise BadLineError("the chat template must stay within its bounds, got more") from None
-        except _RefusedError:
-            rule = "the chat template must accept the messages, got a refusal"
-            raise BadLineError(rule) from None
-        except Exception as error:  # noqa: BLE001 - a template is foreign code
+            answer = self._child.answer(request, SECONDS)
+        except (RecursionError, ValueError) as error:  # nested too deeply, or a very long integer
             kind = type(error).__name__
             raise BadLineError(f"the chat template must render messages, got {kind}") from None
-        return text
+        except _EndedError:
+            self._child = None
+            self._ended += 1
+            if self._ended < MOST_ENDED:
+                raise BadLineError(f"{_BOUNDS}, got more: {printable(self._origin)}") from None
+            raise TraceError(self._origin, None, f"{_BOUNDS}, got more again") from None
+        if "text" in answer:
+            return str(answer["text"])
+        if "refused" in answer:
+            raise BadLineError("the chat template must accept the messages, got a refusal")
+        raise BadLineError(f"the chat template must render messages, got {_kind(answer)}")
+
+    def _started(self) -> _Child:
+        """Start a process and give it the template."""
+        if importlib.util.find_spec("resource") is None:
+            raise TraceError(self._origin, None, _UNBOUNDED)
+        try:
+            child = _Child()
+        except (_EndedError, OSError):
+            rule = "a chat template needs a process of Python, which did not start"
+            raise TraceError(self._origin, None, rule) from None
+        if not child.is_bounded:
+            raise TraceError(self._origin, None, _UNBOUNDED)
+        try:
+            answer = child.answer(self._setup, SECONDS)
+        except _EndedError:
+            raise TraceError(self._origin, None, f"{_BOUNDS}, got more") from None
+        if "text" not in answer:
+            found = f"an error in line {answer['line']}" if "line" in answer else _kind(answer)
+            raise TraceError(self._origin, None, f"must be a Jinja chat template, got {found}")
+        return child
 
 
-def _without_meaning(match: re.Match[str]) -> str:
-    return match[1] + ("endif" if match[2] else "if true") + match[3]
+class _EndedError(Exception):
+    """The process has ended, or has been ended, without a whole answer."""
 
 
-def _raise(_message: object) -> None:
-    raise _RefusedError
+class _Child:
+    """A process that renders templates; it ends with this object.
+
+    Attributes
+    ----------
+    is_bounded : bool
+        Whether the system bounds it.
+    """
+
+    def __init__(self) -> None:
+        modules = [importlib.import_module(name) for name in ("jinja2", "markupsafe")]
+        places = {str(Path(module.__file__ or "").absolute().parents[1]) for module in modules}
+        self._process = subprocess.Popen(  # noqa: S603 - its arguments are ours
+            [sys.executable, "-I", "-S", "-B", str(_CHILD), *sorted(places)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd=os.sep,
+            env={},
+            start_new_session=True,
+        )
+        self._end = weakref.finalize(self, _end, self._process)
+        stdin, stdout = cast("IO[bytes]", self._process.stdin), self._process.stdout
+        self._stdin, self._stdout = stdin.fileno(), cast("IO[bytes]", stdout).fileno()
+        os.set_blocking(self._stdin, False)
+        self.is_bounded = self._exchanged(b"", _MORE_BYTES, START_SECONDS).get("ready") is True
+
+    def answer(self, given: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to an object; _EndedError if there is none within that time."""
+        data = json.dumps(given).encode()
+        most = LEAST_OUTPUT + OUTPUT_PER_CHARACTER * len(data)
+        return self._exchanged(b"%d %b\n" % (most, data), _ESCAPED * most + _MORE_BYTES, seconds)
+
+    def _exchanged(self, line: bytes, most: int, seconds: float) -> dict[str, Any]:
+        """Send a line, if it is not empty, and return the answer of at most that many bytes."""
+        try:
+            answer = json.loads(self._received(memoryview(line), most, seconds))
+        except (OSError, ValueError, RecursionError):
+            answer = None
+        except BaseException:  # an interrupt: what has been sent and received is not known
+            self._end()
+            raise
+        if not isinstance(answer, dict):
+            self._end()
+            raise _EndedError
+        return answer
+
+    def _received(self, unsent: memoryview, most: int, seconds: float) -> bytes:
+        """Send and receive; what is received is no whole line if the process ends or is late."""
+        stdin, stdout = self._stdin, self._stdout
+        until = time.monotonic() + seconds
+        received = bytearray()
+        with selectors.DefaultSelector() as ready:
+            ready.register(stdout, selectors.EVENT_READ)
+            if unsent:
+                ready.register(stdin, selectors.EVENT_WRITE)
+            while not received.endswith(b"\n") and len(received) <= most:
+                found = ready.select(max(0.0, until - time.monotonic()))
+                if not found:
+                    return b""
+                for key, _ in found:
+                    if key.fd == stdout:
+                        piece = os.read(stdout, _PIECE)
+                        received += piece
+                        if not piece:
+                            return b""
+                    else:
+                        unsent = unsent[os.write(stdin, unsent[:_PIECE]) :]
+                        if not unsent:
+                            ready.unregister(stdin)
+        return bytes(received)
 
 
-def _strftime(unix: float, form: Any) -> str:
-    if not isinstance(form, str) or not _TIME_FORMAT.fullmatch(form):
-        raise jinja2.TemplateRuntimeError
-    return datetime.fromtimestamp(unix, timezone.utc).strftime(form)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and wait for it."""
+    with process:
+        process.kill()
+
+
+def _kind(answer: dict[str, Any]) -> str:
+    """Return the name of the exception in an answer."""
+    name = answer.get("failed")
+    return name if isinstance(name, str) and name.isidentifier() else "another error"
