@@ -8,7 +8,7 @@ import click
 
 from kvoffload.replay import Selection
 from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey
-from kvoffload.traces.formats import NAMED_FORMATS, PROMPT_FORMATS
+from kvoffload.traces.formats import PROMPT_FORMATS
 from kvoffload.traces.formats.comma_separated import COMMA_SEPARATED
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.formats.mooncake_delta import MOONCAKE_DELTA
@@ -27,7 +27,12 @@ from ._terminal import note, note_bad_lines
 MOST_SECONDS = 10**9
 WRITERS = {MOONCAKE.name: write_requests, ORACLE_GENERAL: write_oracle_general}
 MOST_TOKENS = 2**31 - 1  # per block
-FULL_BLOCKS = ("lmcache", WEKA.name, *NAMED_FORMATS)  # whose requests have full blocks only
+FULL_BLOCKS = (
+    "lmcache",
+    WEKA.name,
+    MOONCAKE_DELTA.name,
+    *PROMPT_FORMATS,
+)  # whose requests have full blocks only
 COLUMNS_FORM = "time=COLUMN,prompt=COLUMN"
 
 
@@ -99,7 +104,7 @@ def read_salt(text: str) -> str:
     "--block-tokens",
     type=click.IntRange(1, MOST_TOKENS),
     help="Tokens per block: a multiple of the sessions' own (weka); any number, 16 by default "
-    "(openai, csv); the tokens of an id (mooncake-delta).",
+    "(openai, csv); the tokens of an id, inferred by default (mooncake-delta).",
 )
 @click.option(
     "--shared-prompts",
@@ -132,7 +137,7 @@ def read_salt(text: str) -> str:
     help="The columns of a table (csv): time=COLUMN,prompt=COLUMN and optionally model=COLUMN, "
     "output=COLUMN (tokens of the answer), session=COLUMN.",
 )
-@reading_options_of((*FORMAT_NAMES, *NAMED_FORMATS))
+@reading_options_of((*FORMAT_NAMES, *PROMPT_FORMATS))
 def convert(
     traces: tuple[str, ...],
     *,
@@ -156,8 +161,8 @@ def convert(
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
     traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's
     oracleGeneral, or plain text with a request's hexadecimal hashes on each line. Several files,
-    folders or patterns are merged by time. With --format mooncake-delta, each row holds only the
-    new blocks of a session. With --format openai, TRACE is a log of chat requests, and with
+    folders or patterns are merged by time. Rows that list only what is new in their session are
+    put together. With --format openai, TRACE is a log of chat requests, and with
     --format csv a table of prompts; only keyed hashes of their text are written.
     """
     has_prompts = reading.format in PROMPT_FORMATS
@@ -170,9 +175,6 @@ def convert(
             "--columns": columns,
         },
     )
-    has_deltas = reading.format == MOONCAKE_DELTA.name
-    if has_deltas and block_tokens is None:
-        raise click.UsageError(f"--format {reading.format} needs --block-tokens, got none")
     check_output_option(traces, output, to)
     sessions = SessionOptions(
         starts_s=starts_s or 0.0,
@@ -193,7 +195,7 @@ def convert(
         "--starts": starts_s,
         "--seed": seed,
         "--until": until_s,
-        "--block-tokens": None if has_deltas else sessions.block_tokens,
+        "--block-tokens": sessions.block_tokens,
         "--shared-prompts": shared_prompts or None,
     }
     option = next((name for name, value in given.items() if value is not None), None)
@@ -230,8 +232,9 @@ def _of_sessions(
     requests: Iterable[Request], source: MergedTrace, option: str
 ) -> Iterator[Request]:
     """Yield requests; refuse an option of sessions if the trace has none."""
+    formats = (WEKA.name, MOONCAKE_DELTA.name) if option == "--block-tokens" else (WEKA.name,)
     for request in requests:
-        if source.format != WEKA.name:
+        if source.format not in formats:
             raise click.UsageError(f"{option} must go with sessions (weka), got {source.format}")
         yield request
 

@@ -54,7 +54,7 @@ def main() -> None:
     environment.globals = {name: environment.globals[name] for name in _GLOBALS}
     environment.filters["tojson"] = _tojson
     with contextlib.suppress(jinja2.UndefinedError):
-        request = {"messages": [], "tools": None, "unix": 0}
+        request: dict[str, Any] = {"messages": [], "tools": None, "unix": 0}
         _rendered(environment.from_string(_FIRST), request, 2**10)
     try:
         _limit()
@@ -154,6 +154,7 @@ def _strftime(unix: float, form: str) -> str:
 
 def _tojson(
     value: Any,
+    *,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

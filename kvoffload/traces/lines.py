@@ -2,7 +2,9 @@
 
 Compression is recognised by the first bytes, not by the name, so that it works on standard input.
 For an untrusted file this module holds at most one line of `MAX_LINE_BYTES` and the state of the
-decompressor (at most 128 MiB, the default limit of zstandard's window).
+decompressor, at most 128 MiB. A small compressed file takes less: a line may have
+`PACKED_LINE_BYTES`, and `MOST_RATIO` more per byte of the file that has been read, and zstandard's
+window may not exceed by much what a file of this size unpacks to.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import errno
 import gzip
 import io
 import os
+import stat
 import sys
 import zlib
 from types import TracebackType
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 # A prompt of a million tokens in 16-token blocks is 62,500 ids, below 1.4 MB with the longest of
 # them; decoded, a line of the greatest length takes some 20 times its size.
 MAX_LINE_BYTES = 16 * 2**20
+
+PACKED_LINE_BYTES = 2**19
+MOST_RATIO = 32  # of text and hashes by gzip and zstandard, 3 to 20 are usual
+MIN_WINDOW, MAX_WINDOW = 23, 27  # log2 bytes: what all levels but `--ultra` use; zstandard's own
 
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
@@ -74,6 +81,8 @@ class Bytes:
     def __init__(self, path: str) -> None:
         self.name = "<stdin>" if path == STDIN else path  # in messages
         self.is_recording = False  # the first bytes are those of a `TraceRecorder`
+        self.is_packed = False
+        self._file: _Resumed | None = None
         self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
         with contextlib.ExitStack() as opened:
             try:
@@ -91,15 +100,19 @@ class Bytes:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
         start = _start(file)
-        raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))
+        self._file = _Resumed(start, file)
+        raw = opened.enter_context(io.BufferedReader(self._file, _READ_BYTES))
         self.is_recording = start.startswith(tuple(RECORDING.values()))
         # Binary data may start with the two bytes; text does not.
         if start.startswith(_GZIP if self._is_text else _DEFLATE):
+            self.is_packed = True
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
         if start.startswith((_ZSTD, RECORDING[".zst"])):
             zstd = require(zstd_module(), "a zstandard trace")
             self._faults = (*self._faults, zstd.ZstdError)
-            return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw)))
+            self.is_packed = True
+            most = {zstd.DecompressionParameter.window_log_max: _window(file)}
+            return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw, options=most)))
         for other, (name, advice) in _OTHERS.items():
             if self._is_text and start.startswith(other):
                 rule = f"must be text, plain or in gzip or zstandard, got {name}: {advice}"
@@ -109,6 +122,11 @@ class Bytes:
                 rule = f"must be {form} as its name says, got a file that starts with {start[:4]!r}"
                 raise TraceError(self.name, None, rule)
         return cast("BinaryIO", raw)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file itself, compressed or not, that have been read."""
+        return 0 if self._file is None else self._file.bytes_read
 
     def __enter__(self) -> Self:
         return self
@@ -180,23 +198,37 @@ class Lines(Bytes):
         if self._is_within_line:
             self._pass_over()
         line = self._read()
+        while line and not line.endswith(b"\n") and len(line) <= self.most_bytes:
+            more = self._read(self.most_bytes + 1 - len(line))  # it has become more by reading
+            if not more:
+                break
+            line += more
         if not line:
             return b""
         self.count += 1
-        if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
+        if len(line) > self.most_bytes and not line.endswith(b"\n"):
             self._is_within_line = True  # reported at once: the line may have no end
-            rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
-            raise BadLineError(rule)
+            rule = f"a line must be at most {self.most_bytes} bytes long"
+            if self.most_bytes < self._max_line_bytes:
+                rule += " this early in a compressed file (a file that is not may have longer ones)"
+            raise BadLineError(f"{rule}, got a longer one")
         if self.count == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
         return line or b"\n"
 
-    def _read(self) -> bytes:
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the longest line that is accepted here."""
+        if not self.is_packed:
+            return self._max_line_bytes
+        return min(self._max_line_bytes, PACKED_LINE_BYTES + MOST_RATIO * self.bytes_read)
+
+    def _read(self, most: int | None = None) -> bytes:
         """Return the next piece of at most one line, empty at the end of the file."""
         if self._stream is None:
             return b""
         try:
-            return self._stream.readline(self._max_line_bytes + 1)
+            return self._stream.readline(most or self.most_bytes + 1)
         except self._faults as error:
             return self._end_by(error)
 
@@ -237,6 +269,7 @@ class _Resumed(io.RawIOBase):
     def __init__(self, start: bytes, file: io.FileIO) -> None:
         self._start = start
         self._file = file
+        self.bytes_read = 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -245,10 +278,12 @@ class _Resumed(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int | None:
         """Read into a buffer; return how many bytes, 0 at the end."""
         if not self._start:
-            return self._file.readinto(buffer)
-        view = memoryview(buffer)
-        size = min(len(view), len(self._start))
-        view[:size], self._start = self._start[:size], self._start[size:]
+            size = self._file.readinto(buffer)
+        else:
+            view = memoryview(buffer)
+            size = min(len(view), len(self._start))
+            view[:size], self._start = self._start[:size], self._start[size:]
+        self.bytes_read += size or 0
         return size
 
 
@@ -261,6 +296,15 @@ def _start(file: io.FileIO) -> bytes:
             break
         start += piece
     return start
+
+
+def _window(file: io.FileIO) -> int:
+    """Return log2 of the largest window with which a file is decompressed."""
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        return MAX_WINDOW
+    unpacked = 2 * MOST_RATIO * status.st_size
+    return min(MAX_WINDOW, max(MIN_WINDOW, unpacked.bit_length()))
 
 
 def _is_cut_off(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .errors import BadLineError, TraceError
 from .formats import recognise
+from .formats.base import bounded_name
 from .formats.weka import WEKA
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .oracle_general import is_named_oracle_general
@@ -235,7 +236,7 @@ def _apart(requests: Iterator[Request], index: int, files: int) -> Iterator[Requ
             hash_id * files + index if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
             for hash_id in request.hash_ids
         ]
-        session = None if request.session is None else f"{index}:{request.session}"
+        session = None if request.session is None else bounded_name(f"{index}:{request.session}")
         yield replace(request, hash_ids=tuple(ids), session=session)
 
 

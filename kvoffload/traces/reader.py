@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from .ahead import Ahead
 from .errors import BadLineError, TraceError
-from .formats import (
-    FORMATS,
-    MODEL_FORMATS,
-    NAMED_FORMATS,
-    PROMPT_FORMATS,
-    Format,
-    Parser,
-    recognise,
-)
+from .formats import FORMATS, MODEL_FORMATS, PROMPT_FORMATS, Format, Parser, recognise
 from .formats.comma_separated import COMMA_SEPARATED, Rows
+from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MooncakeDeltaParser
 from .formats.openai import OpenAIParser
 from .formats.weka import WEKA, WekaParser
@@ -26,9 +20,13 @@ from .prompt_blocks import PromptOptions
 from .request import Request
 from .scratch import scratch_file
 from .sessions import SessionOptions, SessionRows
+from .survey import BlockLengths
 
 FORMAT_NAMES = (*FORMATS, ORACLE_GENERAL)
 """The formats that a trace may be in: those of lines, and the one of records."""
+
+SESSION_ID = b'"session_id"'
+AHEAD_BYTES = 2**22  # of lines that are looked at to see whether rows list only new blocks
 
 
 class Trace:
@@ -44,12 +42,13 @@ class Trace:
     path : str or os.PathLike
         The file; ``-`` is standard input.
     format : str, optional
-        ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"dynamo"``, ``"hex"`` or
-        ``"oracle-general"``; by default the last for a file with the name of libCacheSim's traces,
-        such as ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"``
-        are sorted by time. Three formats are read only if named: ``"mooncake-delta"``, rows with
-        only the new part of a session, and the logs of prompts ``"openai"`` and ``"csv"``, whose
-        times are Unix times in milliseconds.
+        ``"mooncake"``, ``"mooncake-delta"``, ``"lmcache"``, ``"bailian"``, ``"weka"``,
+        ``"dynamo"``, ``"hex"`` or ``"oracle-general"``; by default the last for a file with the
+        name of libCacheSim's traces, such as ``w.oracleGeneral.zst``, else the one of its first
+        good line. Rows with a `session_id` are ``"mooncake-delta"``, with only the new part of a
+        session, if sessions have later rows and none of these repeats its session's first id.
+        Requests of ``"weka"`` are sorted by time. Two formats are read only if named, the logs of
+        prompts ``"openai"`` and ``"csv"``, whose times are Unix times in milliseconds.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is still an error.
@@ -59,7 +58,8 @@ class Trace:
         Longest line that is accepted, bytes.
     sessions : SessionOptions, optional
         Options for ``"weka"``, sessions that were published without their starts. For
-        ``"mooncake-delta"`` only `block_tokens` counts, the tokens that an id stands for.
+        ``"mooncake-delta"`` only `block_tokens` counts, the tokens that an id stands for; by
+        default they are inferred from the lengths of the first rows.
     prompts : PromptOptions, optional
         How to make blocks of prompts, for ``"openai"`` and ``"csv"``, which needs its columns.
 
@@ -69,9 +69,6 @@ class Trace:
         Name of the trace in messages.
     bad_lines : int
         Bad lines skipped by the latest iteration.
-    remarks : list of str
-        Contents of the latest iteration's requests that could not be followed as they are, such as
-        a field that is not read, each with the number of requests.
     format : str or None
         The format that was given, or that the latest iteration recognised.
     block_tokens : int or None
@@ -89,8 +86,7 @@ class Trace:
     Raises
     ------
     ValueError
-        If there is no format of that name, or columns are not given for ``"csv"``, or tokens of a
-        block for ``"mooncake-delta"``.
+        If there is no format of that name, or columns are not given for ``"csv"``.
     TraceError
         During iteration: the file cannot be opened or read to its end, a line breaks a rule
         (without `skip_bad`), or the trace holds no request.
@@ -118,7 +114,8 @@ class Trace:
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
-        self.remarks: list[str] = []
+        self._parser: Parser | None = None  # of the latest iteration
+        self._id_tokens: int | None = None  # of mooncake-delta, as far as they are known
         self.format = format
         self.block_tokens: int | None = None
         self.block_bytes: int | None = None
@@ -126,52 +123,74 @@ class Trace:
         self.has_hashes = False
         self._model_name = model_name
         self._given_format = format
+        if format is None and is_named_oracle_general(self.path):
+            self._given_format = ORACLE_GENERAL
         self._max_line_bytes = max_line_bytes
-        known = (*FORMAT_NAMES, *NAMED_FORMATS)
+        known = (*FORMAT_NAMES, *PROMPT_FORMATS)
         if format is not None and format not in known:
             raise ValueError(f"format must be one of {', '.join(known)}, got {format!r}")
         if format == COMMA_SEPARATED.name and self._prompts.columns is None:
             raise ValueError("prompts must name the columns of csv, got none")
-        if format == MOONCAKE_DELTA.name and self._sessions.block_tokens is None:
-            raise ValueError(f"sessions must give the block_tokens of {format}, got none")
+
+    @property
+    def remarks(self) -> list[str]:
+        """Contents of the latest iteration's requests that could not be followed, in words."""
+        found = [] if self._parser is None else self._parser.remarks
+        if self._given_format is None and isinstance(self._parser, MooncakeParser):
+            is_delta = isinstance(self._parser, MooncakeDeltaParser)
+            if is_delta:
+                size = self._parser.block_tokens
+                found.append(
+                    "no row repeats its session's first id, so rows are read as listing only what "
+                    f"is new, {size:,} tokens per id (mooncake-delta); --format mooncake takes "
+                    "them as whole prompts"
+                )
+            elif self._parser.lists_additions:
+                found.append(
+                    "no row repeats its session's first id: if rows list only what is new in "
+                    "their session, name --format mooncake-delta"
+                )
+        return found
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
-        self.remarks = []
+        self._parser = None
         self.block_tokens = self.block_bytes = self.start = None
         self.has_hashes = False
+        self._id_tokens = None
         self.format = self._given_format
-        if self.format is None and is_named_oracle_general(self.path):
-            self.format = ORACLE_GENERAL
         if self.format == ORACLE_GENERAL:
             yield from self._object_requests()
             return
-        found_format = {**FORMATS, **NAMED_FORMATS}[self.format or next(iter(FORMATS))]
-        parse = self._new_parser(found_format)
+        found_format = {**FORMATS, **PROMPT_FORMATS}[self.format or next(iter(FORMATS))]
         requests = 0
         is_settled = False  # whether a good line has shown the format
         with Lines(self.path, self._max_line_bytes) as lines:
-            found = self._found_in(lines)
+            found = Ahead(self._found_in(lines), lines)
+            if found_format is MOONCAKE_DELTA:
+                self._id_tokens = self._sessions.block_tokens
+                if self._id_tokens is None:
+                    self._id_tokens = _Probe(found.look(AHEAD_BYTES)).id_tokens(self.name)
+            parse = self._parser = self._new_parser(found_format, lines)
             while True:
                 try:
                     line = next(found)
                     if not is_settled and self._given_format is None:
-                        found_format = recognise(line, self.path)
-                        self.format, parse = found_format.name, found_format.new_parser()
+                        found_format = self._recognised(line, found)
+                        parse = self._parser = self._new_parser(found_format, lines)
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
                         parse.model_name = self._model_name
                     if found_format is WEKA:
-                        yield from self._session_requests(line, lines)
+                        yield from self._session_requests(chain((line,), found), found)
                         return
                     request = parse(line)
+                    if self._given_format is None and isinstance(parse, MooncakeDeltaParser):
+                        self._check_additions(parse, found)
                 except StopIteration:
-                    self.remarks = parse.remarks
                     break
                 except BadLineError as error:
-                    if not self.skip_bad:
-                        raise TraceError(self.name, lines.count, str(error)) from None
-                    self.bad_lines += 1
+                    self._pass_over(error, found)
                     continue
                 is_settled = True
                 if not parse.is_wanted:
@@ -183,14 +202,23 @@ class Trace:
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
                 yield request
             if requests == 0:
-                count, kind = self.bad_lines or lines.count, "bad" if self.bad_lines else "blank"
-                got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
-                wanted = ""
-                if self._model_name is not None:
-                    wanted = f" to model {self._model_name!r}"
-                    got = parse.models_text or got
-                rule = f"a trace must hold at least one request{wanted}, got {got}"
-                raise TraceError(self.name, max(1, lines.count), rule)
+                raise TraceError(self.name, max(1, lines.count), self._nothing(lines, parse))
+
+    def _pass_over(self, error: BadLineError, where: Lines | Ahead) -> None:
+        """Count a bad line, or raise TraceError if they are not to be skipped."""
+        if not self.skip_bad:
+            raise TraceError(where.name, where.count, str(error)) from None
+        self.bad_lines += 1
+
+    def _nothing(self, lines: Lines, parse: Parser) -> str:
+        """Return the rule that a trace without requests breaks."""
+        count, kind = self.bad_lines or lines.count, "bad" if self.bad_lines else "blank"
+        got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
+        wanted = ""
+        if self._model_name is not None:
+            wanted = f" to model {self._model_name!r}"
+            got = parse.models_text or got
+        return f"a trace must hold at least one request{wanted}, got {got}"
 
     def _object_requests(self) -> Iterator[Request]:
         """Yield the requests of a trace of objects."""
@@ -214,21 +242,41 @@ class Trace:
             return Rows(lines, self._prompts.columns or {}, self._max_line_bytes)
         return lines
 
-    def _new_parser(self, format: Format) -> Parser:
+    def _recognised(self, line: bytes, found: Ahead) -> Format:
+        """Return the format of a line, by those that follow it if it does not show it."""
+        format = recognise(line, self.path)
+        if format is MOONCAKE and SESSION_ID in line and not found.has_looked:
+            probe = _Probe(chain((line,), found.look(AHEAD_BYTES)))
+            self._id_tokens = probe.additions(self._sessions.block_tokens)
+        if format is MOONCAKE and self._id_tokens is not None:
+            format = MOONCAKE_DELTA
+        self.format = format.name
+        return format
+
+    def _check_additions(self, parse: MooncakeDeltaParser, found: Ahead) -> None:
+        """Refuse a row that contradicts those by which the format was recognised."""
+        if parse.has_repeats:
+            rule = (
+                "no row before repeats its session's first id, but this one does: whether rows "
+                "list only what is new has to be named, --format mooncake-delta or mooncake"
+            )
+            raise TraceError(self.name, found.count, rule)
+
+    def _new_parser(self, format: Format, lines: Lines) -> Parser:
         if format.name in PROMPT_FORMATS:
             return OpenAIParser(self._prompts)
         if format is MOONCAKE_DELTA:
-            return MooncakeDeltaParser(self._sessions.block_tokens)
+            return MooncakeDeltaParser(self._id_tokens, lambda: lines.bytes_read)
         return format.new_parser()
 
-    def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:
-        """Yield the requests of sessions; `first` is the first session's line."""
+    def _session_requests(self, first: Iterator[bytes], ahead: Ahead) -> Iterator[Request]:
+        """Yield the requests of sessions; `first` are the lines of the first file."""
         parser = WekaParser(
             self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
         )
         with scratch_file() as (stream, spooled):
             rows = SessionRows(self._sessions, stream, spooled)
-            self._add_sessions(chain((first,), lines), lines, parser, rows)
+            self._add_sessions(first, ahead, parser, rows)
             for path in self.more_paths:
                 with Lines(path, self._max_line_bytes) as more:
                     self._add_sessions(more, more, parser, rows)
@@ -242,7 +290,7 @@ class Trace:
             raise TraceError(self.name, None, rule)
 
     def _add_sessions(
-        self, found: Iterator[bytes], lines: Lines, parser: WekaParser, rows: SessionRows
+        self, found: Iterator[bytes], lines: Lines | Ahead, parser: WekaParser, rows: SessionRows
     ) -> None:
         while True:
             try:
@@ -251,9 +299,7 @@ class Trace:
                     return
                 rows.add(parser.session(line))
             except BadLineError as error:  # noqa: PERF203
-                if not self.skip_bad:
-                    raise TraceError(lines.name, lines.count, str(error)) from None
-                self.bad_lines += 1
+                self._pass_over(error, lines)
 
     def _check_that_models_are_named(self) -> None:
         if self.format not in MODEL_FORMATS:
@@ -262,3 +308,36 @@ class Trace:
                 f"one of them to be chosen, got {self.format}"
             )
             raise BadLineError(rule)
+
+
+class _Probe:
+    """Rows of Mooncake's form, read to see what they list; bad ones are passed over."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._parser = MooncakeParser()
+        self._lengths = BlockLengths()
+        self._rows = 0
+        for line in lines:
+            try:
+                request = self._parser(line)
+            except BadLineError:
+                continue
+            self._rows += 1
+            self._lengths.add(request.input_length, len(request.hash_ids))
+
+    def additions(self, block_tokens: int | None) -> int | None:
+        """Return the tokens of an id if rows list only what is new in their session, else None."""
+        size = block_tokens or self._lengths.best()
+        fits = size is not None and self._lengths.with_partial.holds(size)
+        return size if fits and self._parser.lists_additions else None
+
+    def id_tokens(self, name: str) -> int:
+        """Return the tokens of an id; TraceError if they do not follow from the lengths."""
+        size = self._lengths.best() or 1
+        if self._rows and not self._lengths.with_partial.holds(size):
+            rule = (
+                "rows must have an id for each N tokens, the same N in all, or it must be given "
+                "(--block-tokens), got others"
+            )
+            raise TraceError(name, None, rule)
+        return size

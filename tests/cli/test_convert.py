@@ -334,10 +334,6 @@ def test_a_log_of_chats_names_the_command_that_converts_it(kvoffload, chats, com
             "Invalid value for '--salt': must not be empty, got an empty text",
         ),
         (
-            ["--format", "mooncake-delta"],
-            "--format mooncake-delta needs --block-tokens, got none",
-        ),
-        (
             ["--format", "openai", "--starts", "3"],
             "--starts must go with sessions (weka), got openai",
         ),

@@ -1,7 +1,6 @@
 """Other formats of traces: recognised, read by their rules, refused with the same messages."""
 
 import contextlib
-import gzip
 import json
 import subprocess
 import sys
@@ -61,6 +60,10 @@ DYNAMO = {
 }
 WEKA_REQUEST = {"t": 0.5, "model": "m", "in": 128, "out": 3, "hash_ids": [1, 2], "api_time": 1.5}
 WEKA = {"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": [WEKA_REQUEST]}
+DELTAS = [
+    {"session_id": "s", "input_length": 20, "hash_ids": [1, 2]},
+    {"session_id": "s", "input_length": 16, "hash_ids": [3]},
+]
 LINES = {
     "mooncake": json.dumps(MOONCAKE),
     "bailian": json.dumps(BAILIAN),
@@ -68,6 +71,7 @@ LINES = {
     "weka": json.dumps(WEKA),
     "hex": HEX,
     "dynamo": json.dumps(DYNAMO),
+    "mooncake-delta": "\n".join(json.dumps(MOONCAKE | more) for more in DELTAS),
 }
 
 
@@ -91,7 +95,7 @@ def test_every_format_is_recognised_and_can_be_named(tmp_path, format):
     named, trace = read(tmp_path, LINES[format], format=format)
     assert trace.format == format
     assert recognised == named
-    assert len(named) == 1
+    assert len(named) == len(LINES[format].splitlines())
 
 
 def test_an_unknown_format_is_refused():
@@ -147,11 +151,11 @@ def test_bailian_remembers_a_bounded_number_of_chats(monkeypatch):
 
 @pytest.mark.thorough
 def test_bailian_takes_bounded_memory_however_long_the_names_of_chats_are(tmp_path):
-    """30 chats with names of 5 MB, 150 MB in all, in a process that may hold a fraction of it."""
+    """20 chats with names of 5 MB, 100 MB in all, in a process that may hold a fraction of it."""
     pytest.importorskip("resource")
-    path = tmp_path / "trace.gz"
-    with gzip.open(path, "wt", compresslevel=1) as file:
-        for chat in range(30):
+    path = tmp_path / "trace"
+    with path.open("w") as file:
+        for chat in range(20):
             name = f"{chat}{'x' * 5_000_000}"
             file.write(json.dumps(BAILIAN | {"chat_id": name, "parent_chat_id": -1}) + "\n")
     code = (
@@ -166,12 +170,12 @@ def test_bailian_takes_bounded_memory_however_long_the_names_of_chats_are(tmp_pa
         [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
     )
     sessions, grown = done.stdout.splitlines()
-    assert sessions == "28 32"
+    assert sessions == "18 32"
     assert int(grown) < 60, "MiB"
 
 
 def test_bailian_chats_with_long_names_are_sessions_too(tmp_path):
-    first, other = "x" * 64, "y" * 65
+    first, other = "x" * 256, "y" * 257
     rows = [
         BAILIAN | {"chat_id": first},
         BAILIAN | {"chat_id": 2, "parent_chat_id": first},
@@ -196,7 +200,6 @@ def test_lmcache_hashes_a_long_model_name_once_a_line(tmp_path, monkeypatch):
         return blake2b(data, **options)
 
     monkeypatch.setattr("kvoffload.traces.formats.base.blake2b", counted)
-    monkeypatch.setattr("kvoffload.traces.formats.lmcache.blake2b", counted)
     name = "m" * 100_000
     rows = [LMCACHE | {"model_name": name + end, "chunk_hashes": ["0xab"] * 999} for end in "ab"]
     first, second = read(tmp_path, *rows)[0]
@@ -265,7 +268,7 @@ def test_refuses_bad_hexadecimal_text(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "mooncake-delta"])
 @given(data=st.binary() | st.text().map(str.encode), row=st.dictionaries(
     st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE, *WEKA})),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),

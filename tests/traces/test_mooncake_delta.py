@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 
@@ -20,9 +21,14 @@ def row(session, tokens, answer, ids, **fields):
     return {**lengths, "hash_ids": ids, "session_id": session, **fields}
 
 
-def read(tmp_path, *rows, skip_bad=False):
+def written(tmp_path, *rows):
     path = tmp_path / "deltas.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def read(tmp_path, *rows, skip_bad=False):
+    path = written(tmp_path, *rows)
     options = SessionOptions(block_tokens=BLOCK)
     trace = Trace(path, format="mooncake-delta", sessions=options, skip_bad=skip_bad)
     requests = list(trace)
@@ -88,7 +94,7 @@ def test_a_prompt_is_bounded_before_anything_is_kept(tmp_path):
     most = BLOCK * mooncake_delta.MOST_BLOCKS
     rows = [row("a", 4, most, [1]), row("a", 4, 0, [2]), row("b", 4, 0, [1])]
     with pytest.raises(
-        TraceError, match=r":2: a prompt must have at most 524288 blocks, got 524290"
+        TraceError, match=r":2: a prompt must have at most 131072 blocks, got 131074"
     ):
         read(tmp_path, *rows)
     first, other = read(tmp_path, *rows, skip_bad=True)
@@ -106,6 +112,80 @@ def test_sessions_are_bounded_together_and_leave_when_they_end(tmp_path, monkeyp
         read(tmp_path, *rows, row("b", 4, 0, [3]))
 
 
-def test_tokens_of_an_id_must_be_given(tmp_path):
-    with pytest.raises(ValueError, match="sessions must give the block_tokens of mooncake-delta"):
-        Trace(tmp_path / "deltas.jsonl", format="mooncake-delta")
+SESSIONS = [
+    *(row(name, 9, 2, [1, 2, 100 + place]) for place, name in enumerate("ab")),
+    *(row(name, 8, 2, [10 * place + 3, 10 * place + 4]) for place, name in enumerate("ab")),
+]
+
+
+def test_rows_without_repeats_are_recognised_and_put_together(tmp_path):
+    path = written(tmp_path, *SESSIONS)
+    named = list(Trace(path, format="mooncake-delta", sessions=SessionOptions(block_tokens=4)))
+    trace = Trace(path)
+    assert list(trace) == named
+    assert (trace.format, trace.block_tokens) == ("mooncake-delta", 4)
+    (remark,) = trace.remarks
+    assert "read as listing only what is new, 4 tokens per id (mooncake-delta)" in remark
+    assert list(Trace(path, format="mooncake-delta")) == named, "the size follows from the lengths"
+    assert Trace(path, format="mooncake-delta").remarks == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*SESSIONS, row("b", 8, 2, [1, 2])],
+        [row("a", 9, 2, [1, 2, 3]), row("b", 8, 2, [4, 5])],
+        [row(None, 9, 2, [1, 2, 3]), row(None, 8, 2, [4, 5])],
+        [{**one, "session": one["session_id"]} for one in SESSIONS],
+    ],
+    ids=["a repeat", "one row each", "no session", "rows of our own"],
+)
+def test_other_rows_are_whole_prompts(tmp_path, rows):
+    trace = Trace(written(tmp_path, *rows))
+    assert [list(one.hash_ids) for one in trace] == [one["hash_ids"] for one in rows]
+    assert (trace.format, trace.remarks) == ("mooncake", [])
+
+
+def test_rows_that_a_user_calls_whole_are_whole_and_get_no_remark(tmp_path):
+    trace = Trace(written(tmp_path, *SESSIONS), format="mooncake")
+    assert [list(one.hash_ids) for one in trace] == [one["hash_ids"] for one in SESSIONS]
+    assert trace.remarks == []
+
+
+def test_rows_whose_lengths_do_not_fit_get_a_remark(tmp_path):
+    rows = [row("a", 0, 0, [1, 2]), row("a", 7, 0, [3, 4])]
+    trace = Trace(written(tmp_path, *rows))
+    assert len(list(trace)[1].hash_ids) == 2
+    (remark,) = trace.remarks
+    assert remark.endswith("list only what is new in their session, name --format mooncake-delta")
+    with pytest.raises(TraceError, match=r"rows must have an id for each N tokens"):
+        list(Trace(written(tmp_path, *rows), format="mooncake-delta"))
+
+
+def test_a_row_that_contradicts_the_recognition_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvoffload.traces.reader.AHEAD_BYTES", 450)
+    path = written(tmp_path, *SESSIONS, row("a", 8, 0, [1, 2]))
+    with pytest.raises(TraceError, match=r":5: no row before repeats its session's first id"):
+        list(Trace(path))
+
+
+def test_recognition_passes_over_bad_lines_that_stay_errors_in_their_place(tmp_path):
+    path = tmp_path / "deltas.jsonl"
+    lines = [json.dumps(one) for one in SESSIONS]
+    path.write_text("\n".join([lines[0], "bad", *lines[1:], "x" * 900]))
+    with pytest.raises(TraceError, match=r":2: must be a JSON object"):
+        list(Trace(path, max_line_bytes=500))
+    skipping = Trace(path, max_line_bytes=500, skip_bad=True)
+    assert list(skipping) == list(Trace(written(tmp_path, *SESSIONS)))
+    assert skipping.bad_lines == 2
+
+
+def test_prompts_are_bounded_together_by_the_bytes_of_the_file(tmp_path):
+    most = mooncake_delta.FREE_BLOCKS
+    rows = [row("a", 4, BLOCK * 10**5, [1]), *(row("a", 4, 0, [n]) for n in range(2, 100))]
+    path = tmp_path / "deltas.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in rows).encode()))
+    with pytest.raises(TraceError, match="the prompts of a file of this size must have at most"):
+        list(Trace(path))
+    made = sum(len(request.hash_ids) for request in Trace(path, skip_bad=True))
+    assert 0 < made <= most + mooncake_delta.MADE_PER_BYTE * path.stat().st_size

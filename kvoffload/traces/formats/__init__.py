@@ -21,7 +21,6 @@ from .weka import WEKA
 __all__ = [
     "FORMATS",
     "MODEL_FORMATS",
-    "NAMED_FORMATS",
     "PROMPT_FORMATS",
     "Format",
     "Parser",
@@ -29,14 +28,12 @@ __all__ = [
 ]
 
 FORMATS: dict[str, Format] = {
-    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO)
+    found.name: found
+    for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO, MOONCAKE_DELTA)
 }
 
 PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COMMA_SEPARATED)}
-"""Formats that hold prompts instead of ids."""
-
-NAMED_FORMATS: dict[str, Format] = {MOONCAKE_DELTA.name: MOONCAKE_DELTA, **PROMPT_FORMATS}
-"""Formats that are read only if they are named."""
+"""Formats that hold prompts instead of ids; they are read only if they are named."""
 
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""

@@ -14,11 +14,20 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Format, Parser, field, integer, integer_ids, json_object, number
+from .base import (
+    MAX_SECONDS,
+    Format,
+    Parser,
+    bounded_name,
+    field,
+    integer,
+    integer_ids,
+    json_object,
+    number,
+)
 
 BLOCK_TOKENS = 16
 NO_PARENT = (None, -1)
-MAX_NAME = 64  # characters of a session's name that are kept as they are
 
 
 class BailianParser(Parser):
@@ -49,7 +58,7 @@ class BailianParser(Parser):
             first = _chat(parent, "parent_chat_id")
             session = self._sessions.get(self._digest(first))
         if session is None:
-            session = _short(first)
+            session = bounded_name(first)
         if len(self._sessions) >= self.REMEMBERED:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[self._digest(chat)] = session
@@ -59,13 +68,6 @@ class BailianParser(Parser):
 
     def _digest(self, chat: str) -> bytes:
         return blake2b(chat.encode(), digest_size=16, key=self._key).digest()
-
-
-def _short(chat: str) -> str:
-    """Return the name of a session: that of its first chat, or 32 hexadecimal digits for it."""
-    if len(chat) <= MAX_NAME:
-        return chat
-    return blake2b(chat.encode(), digest_size=16).hexdigest()
 
 
 def _chat(value: object, name: str) -> str:

@@ -12,6 +12,7 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
+MAX_NAME_BYTES = 256
 MAX_SECONDS = 2**53  # larger floats cannot resolve milliseconds, and larger integers have no use
 
 
@@ -90,6 +91,20 @@ def number(value: object, name: str, largest: int) -> int | float:
     return value
 
 
+def bounded_name(name: str) -> str:
+    """Return a name of a session, a model or the like: itself, or 32 digits for a long one.
+
+    A row repeats the names of others, so a name without a bound would multiply the input. A name
+    that is no Unicode text is replaced too.
+    """
+    if len(name) <= MAX_NAME_BYTES and name.isascii():
+        return name
+    data = name.encode("utf-8", "surrogatepass")
+    if len(data) <= MAX_NAME_BYTES and data.decode("utf-8", "ignore") == name:
+        return name
+    return blake2b(data, digest_size=16).hexdigest()
+
+
 def integer_ids(row: dict[str, Any]) -> tuple[int, ...]:
     """Return the field `hash_ids`, which must be a list of integers in [0, 2**64)."""
     ids = field(row, "hash_ids")
@@ -107,7 +122,7 @@ def hexadecimal_id(text: str, name: str, namespace: bytes = b"") -> int:
     same in every file and fits a signed integer; among n blocks two share an id with a chance of
     about n² / 2⁶⁴.
     """
-    digits = text.removeprefix("-").removeprefix("0x").lower()
+    digits = text.lower().removeprefix("-").removeprefix("0x")
     if not digits or not set(digits) <= _HEXADECIMAL:
         raise BadLineError(f"{name} must be a hexadecimal number, got {describe(text)}")
     if text.startswith("-"):  # a signed 64-bit hash, as Python's hex() writes it

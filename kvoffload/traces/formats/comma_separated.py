@@ -109,9 +109,9 @@ class _Texts:
         if not line:
             raise StopIteration
         self.size += len(line)
-        if self.size > self._max_row_bytes:
-            rule = f"a row must be at most {self._max_row_bytes} bytes long, got a longer one"
-            raise BadLineError(rule)
+        most = min(self._max_row_bytes, self._lines.most_bytes)
+        if self.size > most:
+            raise BadLineError(f"a row must be at most {most} bytes long, got a longer one")
         try:
             return line.decode()
         except UnicodeDecodeError:

@@ -16,7 +16,7 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
-from .base import Format, Parser, field, integer, json_object, number
+from .base import Format, Parser, bounded_name, field, integer, json_object, number
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
@@ -104,7 +104,7 @@ def _name(context: dict[str, Any], name: str) -> str | None:
     value = context.get(name)
     if value is not None and type(value) is not str:
         raise BadLineError(f"{name} must be a string, got {describe(value)}")
-    return value
+    return None if value is None else bounded_name(value)
 
 
 DYNAMO = Format(

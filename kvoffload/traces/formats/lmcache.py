@@ -10,14 +10,23 @@ chunks, so the hash of a chunk counts together with `model_name`.
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 from typing import Any
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Format, Parser, field, hexadecimal_id, integer, json_object, number
+from .base import (
+    MAX_SECONDS,
+    Format,
+    Parser,
+    bounded_name,
+    field,
+    hexadecimal_id,
+    integer,
+    json_object,
+    number,
+)
 
 MOST_MODELS = 5  # that a message names
 MOST_TENSORS = 256  # of a chunk, and dimensions of one
@@ -33,8 +42,6 @@ _ELEMENT_BYTES = {
     "uint8": 1,
     "int8": 1,
 }
-
-MAX_NAMESPACE = 64  # bytes of a model's name that are kept as they are
 
 
 class LMCacheParser(Parser):
@@ -67,9 +74,7 @@ class LMCacheParser(Parser):
         self.is_wanted = self.model_name in (None, model)
         if not self.is_wanted:
             return Request(0, 0, 0, ())
-        namespace = model.encode()
-        if len(namespace) > MAX_NAMESPACE:  # it is hashed again with every chunk
-            namespace = blake2b(namespace).digest()
+        namespace = bounded_name(model).encode()  # it is hashed again with every chunk
         hash_ids = tuple(
             hexadecimal_id(value, f"chunk_hashes[{position}]", namespace)
             for position, value in enumerate(hashes)

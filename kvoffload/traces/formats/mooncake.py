@@ -23,7 +23,16 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
-from .base import Format, Parser, field, integer, integer_ids, json_object, number
+from .base import (
+    Format,
+    Parser,
+    bounded_name,
+    field,
+    integer,
+    integer_ids,
+    json_object,
+    number,
+)
 
 ANSWER_MS = 20  # per token, if it is not recorded when a request ended
 ALIASES = {
@@ -33,20 +42,28 @@ ALIASES = {
 }
 UNHEEDED = ("branches", "prefix_reset", "tool_events")
 MAX_WAIT_MS = 2**53  # of a wait or an end: the sum of two is still a valid time
-REMEMBERED = 2**18  # ends of sessions and of requests, each
+REMEMBERED = 2**18  # ends of sessions and of requests, and first ids of sessions, each
 
 
 class MooncakeParser(Parser):
     """A parser of lines in this format: a typed decoder, and a slow check that finds the error.
 
     A 16-byte digest and the end are remembered per session and per request that others may wait
-    for. The digest is keyed per parser, so that collisions cannot be constructed.
+    for, and the first id of a `session_id`. The digest is keyed per parser, so that collisions
+    cannot be constructed.
+
+    Attributes
+    ----------
+    has_returns, has_repeats : bool
+        Whether a later row of a `session_id` has ids, and whether one repeats its session's first.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
         self._session_ends: dict[bytes, tuple[float, bool]] = {}  # ms; whether it is estimated
         self._request_ends: dict[bytes, tuple[float, bool]] = {}
+        self._first_ids: dict[bytes, int] = {}
+        self.has_returns = self.has_repeats = False
         self._unheeded = dict.fromkeys(UNHEEDED, 0)
         self._without_time = self._estimated = self._waiting_in_vain = 0
         msgspec = require("msgspec", "reading a trace")
@@ -63,8 +80,7 @@ class MooncakeParser(Parser):
             return self._parse_more(line)
         if row.timestamp > MAX_MILLISECONDS or (row.hash_ids and max(row.hash_ids) > MAX_HASH_ID):
             return _checked(line)
-        session = None if row.session is None else str(row.session)
-        return _request(row, row.timestamp, session, row.think)
+        return _request(row, row.timestamp, _name(row.session), row.think)
 
     def _parse_more(self, line: bytes) -> Request:
         """Parse a line with fields of other programs."""
@@ -79,8 +95,7 @@ class MooncakeParser(Parser):
             return _checked(line)
         if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
             return _checked(line)
-        session = row.session_id if row.session is None else row.session
-        session = None if session is None else str(session)
+        session = _name(row.session_id if row.session is None else row.session)
         think, timestamp = row.think, row.timestamp
         delay = row.delay if row.delay_ms is None else row.delay_ms
         if think is None and (delay is not None or row.tool_wait_ms is not None):
@@ -93,9 +108,16 @@ class MooncakeParser(Parser):
             return _checked(line)
         if row.session_id is not None or row.request_id is not None:
             self._remember(row, session, timestamp)
+        if row.session_id is not None and row.session is None and row.hash_ids:
+            self._compare(session, row.hash_ids)
         for name in UNHEEDED:
             self._unheeded[name] += getattr(row, name) is not None
         return _request(row, timestamp, session, think)
+
+    @property
+    def lists_additions(self) -> bool:
+        """Whether sessions return and no later row repeats its session's first id."""
+        return self.has_returns and not self.has_repeats
 
     @property
     def remarks(self) -> list[str]:
@@ -142,6 +164,16 @@ class MooncakeParser(Parser):
                     del ends[next(iter(ends))]
                 ends[self._digest(name)] = end
 
+    def _compare(self, session: str | None, hash_ids: tuple[int, ...]) -> None:
+        """Note whether a row repeats the first id of its session."""
+        digest = self._digest(session)
+        first = self._first_ids.get(digest)
+        if first is not None:
+            self.has_returns = True
+            self.has_repeats |= first in hash_ids
+        elif len(self._first_ids) < REMEMBERED:
+            self._first_ids[digest] = hash_ids[0]
+
     def _digest(self, name: object) -> bytes:
         return blake2b(str(name).encode(), digest_size=16, key=self._key).digest()
 
@@ -153,13 +185,18 @@ def _request(row: Any, timestamp: float, session: str | None, think: float | Non
         row.output_length,
         row.hash_ids,
         session,
-        parent=None if row.parent is None else str(row.parent),
+        parent=_name(row.parent),
         think=think,
         service=row.service,
-        stop=row.stop,
+        stop=_name(row.stop),
         ends=bool(row.ends),
         expect=row.expect,
     )
+
+
+def _name(value: int | str | None) -> str | None:
+    """Return a name of bounded length; None without one."""
+    return None if value is None else bounded_name(str(value))
 
 
 def _row_types(msgspec: Any) -> tuple[Any, Any]:
@@ -225,8 +262,7 @@ def _checked(line: bytes) -> Request:
             rule = "wait_for must be a string, an integer or a list of them"
             raise BadLineError(f"{rule}, got {describe(waits)}")
     session = row.get("session", row.get("session_id"))
-    session = None if session is None else str(session)
-    return Request(timestamp, input_length, output_length, hash_ids, session)
+    return Request(timestamp, input_length, output_length, hash_ids, _name(session))
 
 
 def _name_given(row: dict[str, Any], name: str) -> str:

@@ -1,19 +1,24 @@
 """Mooncake's rows that hold only the addition to the session's previous row.
 
 Source: NVIDIA Dynamo 1.4, DynoSim's trace format ``mooncake-delta``, whose prompts are those that
-AIPerf 0.13 makes of Mooncake's rows with sessions. A row does not show that it is one, so the
-format has to be named. A row without a session is a whole prompt. Else the prompt is that of the
-session's previous row, its answer of `output_length` tokens, and the row's own tokens. An id stands
-for a block's tokens, the last one perhaps for fewer.
+AIPerf 0.13 makes of Mooncake's rows with sessions. A row does not show that it is one; sessions do
+whose later rows never repeat their first id. A row without a session is a whole prompt. Else the
+prompt is that of the session's previous row, its answer of `output_length` tokens, and the row's
+own tokens. An id stands for a block's tokens, the last one perhaps for fewer.
 
 Answers fill blocks only in part, so ids cannot be concatenated as they are: blocks are cut anew,
 and the id of one is a hash of its contents and of the block before. Every answer is unique. Only
 full blocks have an id.
+
+A session of n rows makes n prompts, each with all before it, and a long answer needs few bytes. So
+all prompts together, and the sessions that are held, are bounded by the bytes of the file.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -25,9 +30,12 @@ from kvoffload.traces.request import Request
 from .base import Format
 from .mooncake import MooncakeParser
 
-MOST_BLOCKS = 2**19  # of a session's prompt
+MOST_BLOCKS = 2**17  # of a session's prompt
 MOST_HELD = 2**24  # of all sessions, each counted as SESSION_BLOCKS more: some 128 MiB
 SESSION_BLOCKS = 128
+FREE_BLOCKS = 2**20  # of all prompts and of all sessions, however small the file is
+HELD_PER_BYTE = 64  # of the file, in addition
+MADE_PER_BYTE = 512
 
 _ID_BYTES = 8
 _SESSION_BYTES = 16
@@ -47,15 +55,22 @@ class _Prompt:
 
 
 class MooncakeDeltaParser(MooncakeParser):
-    """A parser of lines in this format: `block_tokens` is the number of tokens of an id."""
+    """A parser of lines in this format.
 
-    def __init__(self, block_tokens: int | None = None) -> None:
+    `block_tokens` is the number of tokens of an id; `bytes_read` returns the bytes of the file that
+    have been read so far.
+    """
+
+    def __init__(
+        self, block_tokens: int | None = None, bytes_read: Callable[[], int] = lambda: sys.maxsize
+    ) -> None:
         super().__init__()
+        self._bytes_read = bytes_read
         if block_tokens is None:
             raise ValueError("block_tokens must be given for mooncake-delta, got None")
         self.block_tokens: int = check_int("block_tokens", block_tokens, 1, 2**31 - 1)
         self._prompts: dict[bytes, _Prompt] = {}
-        self._held = 0
+        self._held = self._made = 0
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
@@ -77,9 +92,15 @@ class MooncakeDeltaParser(MooncakeParser):
             rule = f"a prompt must have at most {MOST_BLOCKS} blocks"
             raise BadLineError(f"{rule}, got {blocks} in session {describe(request.session)}")
         held = self._held + blocks - len(prompt.ids) + (0 if prompt.turns else SESSION_BLOCKS)
-        if request.session is not None and held > MOST_HELD:
-            rule = f"sessions without a row that `ends` must hold at most {MOST_HELD} blocks"
+        most = min(MOST_HELD, FREE_BLOCKS + HELD_PER_BYTE * self._bytes_read())
+        if request.session is not None and held > most:
+            rule = f"sessions without a row that `ends` must hold at most {most} blocks"
             raise BadLineError(f"{rule}, got {held}")
+        most = FREE_BLOCKS + MADE_PER_BYTE * self._bytes_read()
+        if self._made + blocks > most:
+            rule = f"the prompts of a file of this size must have at most {most} blocks together"
+            raise BadLineError(f"{rule}, got {self._made + blocks}")
+        self._made += blocks
         self._add(prompt, _ANSWER | prompt.turns, prompt.answer)
         for start, hash_id in zip(
             range(0, request.input_length, size), request.hash_ids, strict=True

@@ -21,7 +21,7 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, Request
 
-from .base import MAX_SECONDS, Format, Parser, integer, json_object, number
+from .base import MAX_SECONDS, Format, Parser, bounded_name, integer, json_object, number
 from .base import field as field_of
 
 MOST_NESTED = 32  # subagents of subagents
@@ -149,7 +149,7 @@ class _SessionReader:
         agent = _text(field_of(row, "agent_id"), "agent_id")
         if stream.depth >= MOST_NESTED:
             raise BadLineError(f"subagents must be at most {MOST_NESTED} deep, got another")
-        name = f"{stream.name}/{agent}"
+        name = bounded_name(f"{stream.name}/{agent}")
         return _Stream(name, stream.name, stream.marker + seconds, stream.depth + 1)
 
     def _request(
@@ -207,10 +207,10 @@ class _SessionReader:
 
 
 def _text(value: object, name: str) -> str:
-    """Return a value that must be a string."""
+    """Return a name that must be a string, of bounded length."""
     if type(value) is not str:
         raise BadLineError(f"{name} must be a string, got {describe(value)}")
-    return value
+    return bounded_name(value)
 
 
 def _digest(*parts: object) -> int:
