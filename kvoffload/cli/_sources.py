@@ -22,12 +22,16 @@ from kvoffload.traces import (
     Workload,
     write_requests,
 )
+from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
 from kvoffload.traces.scratch import scratch_file
 
 from ._terminal import note
+
+MOST_RATE = 10**6
+"""Prompt tokens per second that no recorded engine had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +167,18 @@ def open_or_generate(
 
 
 def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
-    """Note ignored fields, ids that are not chained, and timestamps that run backwards."""
+    """Note ignored fields, ids that are not chained, and timestamps that are hardly right."""
     for remark in () if source.trace is None else source.trace.remarks:
         note(remark, quiet=quiet)
     if ORACLE_GENERAL in (source.format or ""):
         note(f"{ORACLE_GENERAL}: each object is one block, whatever its size", quiet=quiet)
+    rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
+    if rate > MOST_RATE and MOONCAKE.name in (source.format or ""):
+        note(
+            f"{rate:,.0f} prompt tokens per second: timestamps count as milliseconds, and these "
+            "seem to be seconds",
+            quiet=quiet,
+        )
     if survey.chaining.is_suspect:
         note(_unchained_text(survey, source), quiet=quiet)
     if survey.backwards:

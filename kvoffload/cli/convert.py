@@ -14,7 +14,7 @@ from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.formats.mooncake_delta import MOONCAKE_DELTA
 from kvoffload.traces.formats.weka import WEKA
 from kvoffload.traces.oracle_general import ORACLE_GENERAL, write_oracle_general
-from kvoffload.traces.prompt_blocks import COLUMNS, MAX_BYTES_PER_TOKEN
+from kvoffload.traces.prompt_blocks import COLUMNS, MAX_BYTES_PER_TOKEN, MAX_TOKENS_PER_IMAGE
 from kvoffload.traces.reader import FORMAT_NAMES
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 from kvoffload.traces.writer import write_requests
@@ -124,6 +124,13 @@ def read_salt(text: str) -> str:
     help="Bytes of text that count as a token without a tokenizer, 4 by default (openai, csv).",
 )
 @click.option(
+    "--tokens-per-image",
+    metavar="N",
+    type=click.IntRange(1, MAX_TOKENS_PER_IMAGE),
+    help="Tokens that a part of a message without text counts as, such as a picture or a file; "
+    "1,000 by default (openai).",
+)
+@click.option(
     "--salt",
     metavar="TEXT",
     callback=value_of(read_salt),
@@ -151,6 +158,7 @@ def convert(
     shared_prompts: bool,
     tokenizer: str | None,
     bytes_per_token: int | None,
+    tokens_per_image: int | None,
     salt: str | None,
     columns: dict[str, str] | None,
     reading: Reading,
@@ -171,6 +179,7 @@ def convert(
         {
             "--tokenizer": tokenizer,
             "--bytes-per-token": bytes_per_token,
+            "--tokens-per-image": tokens_per_image,
             "--salt": salt,
             "--columns": columns,
         },
@@ -186,6 +195,7 @@ def convert(
     prompts = PromptOptions(
         tokenizer=tokenizer,
         bytes_per_token=bytes_per_token or 4,
+        tokens_per_image=tokens_per_image or 1000,
         block_tokens=block_tokens or 16,
         salt=salt,
         columns=columns,
@@ -264,6 +274,13 @@ def _note_prompts(prompts: PromptOptions, *, quiet: bool) -> None:
         note(
             f"tokens are approximated, {prompts.bytes_per_token} bytes each: --tokenizer counts "
             "them",
+            quiet=quiet,
+        )
+    if found.parts:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in found.parts.items())
+        note(
+            f"parts of messages without text count as {prompts.tokens_per_image:,} tokens each: "
+            f"{counts}; --tokens-per-image sets that",
             quiet=quiet,
         )
     if found.is_untimed:

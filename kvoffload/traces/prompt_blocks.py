@@ -9,10 +9,12 @@ have equal ids within one conversion or under one salt.
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b, pbkdf2_hmac
+from hashlib import blake2b, pbkdf2_hmac, shake_128
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,14 @@ COLUMNS = ("time", "prompt", "model", "output", "session")
 """Contents of the columns of a CSV file; the first two are required."""
 
 MAX_BYTES_PER_TOKEN = 64
+MAX_TOKENS_PER_IMAGE = 2**16
+WHOLE_PART = 32  # bytes from which on a part without text counts in full
+PART_KINDS = (
+    *("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url"),
+    *("file", "input_file", "document", "redacted_thinking"),
+)
+"""Types of parts without text."""
+_MARK = re.compile(r"(<[0-9a-f]{32}>)")
 _ROUNDS = 100_000  # of the derivation of a key: a guess at a salt takes some 40 ms
 _ID_BYTES = 8
 _TOKEN = np.dtype("<u4")
@@ -46,6 +56,8 @@ class PromptOptions:
         used then; None: tokens are approximated by bytes.
     bytes_per_token : int
         Bytes of UTF-8 that count as a token without a tokenizer, 1 ... 64.
+    tokens_per_image : int
+        Tokens that a part of a message without text counts as, such as a picture or a file.
     block_tokens : int
         Tokens per block. Only full blocks have an id.
     salt : str or None
@@ -58,6 +70,7 @@ class PromptOptions:
 
     tokenizer: str | os.PathLike[str] | None = None
     bytes_per_token: int = 4
+    tokens_per_image: int = 1000
     block_tokens: int = 16
     salt: str | None = field(default=None, repr=False)
     columns: Mapping[str, str] | None = None
@@ -65,6 +78,7 @@ class PromptOptions:
 
     def __post_init__(self) -> None:
         check_int("bytes_per_token", self.bytes_per_token, 1, MAX_BYTES_PER_TOKEN)
+        check_int("tokens_per_image", self.tokens_per_image, 1, MAX_TOKENS_PER_IMAGE)
         check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
         if self.salt is not None and not self.salt:
             raise ValueError("salt must be a non-empty text, got an empty one")
@@ -102,12 +116,16 @@ class PromptBlocks:
         Whether tokens of a prompt were approximated by bytes.
     is_untimed : bool
         Whether there were requests without a time.
+    parts : Counter of str
+        Parts of messages without text, by their type.
     """
 
     def __init__(self, options: PromptOptions) -> None:
         self.block_tokens = options.block_tokens
         self.is_approximate = False
         self.is_untimed = False
+        self.parts: Counter[str] = Counter()
+        self._tokens_per_image = options.tokens_per_image
         self._bytes_per_token = options.bytes_per_token
         self._tokenizer = None if options.tokenizer is None else Tokenizer(options.tokenizer)
         if options.salt is None:
@@ -127,17 +145,38 @@ class PromptBlocks:
             raise ValueError("tokenizer must have a chat template, got none")
         return self._tokenizer.template.render(messages, tools, unix)
 
-    def of_text(self, text: str, model: str, *, special: bool) -> tuple[int, tuple[int, ...]]:
+    def part_tokens(self, kind: object, size: int) -> int:
+        """Count a part without text and return its tokens: fewer if it has hardly any bytes."""
+        self.parts[str(kind) if kind in PART_KINDS else "other"] += 1
+        return self._tokens_per_image * min(size, WHOLE_PART) // WHOLE_PART
+
+    def of_text(
+        self, text: str, model: str, *, special: bool, marks: Mapping[str, int] | None = None
+    ) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a text and the ids of its full blocks.
 
-        `special`: whether the tokenizer adds the tokens with which a text begins.
+        `special`: whether the tokenizer adds the tokens with which a text begins. `marks`: texts
+        from `digest` in angle brackets that stand for so many tokens.
         """
-        data = text.encode("utf-8", "replace")
+        pieces = _MARK.split(text) if marks else [text]
+        counts = [(marks or {}).get(piece) for piece in pieces]
         if self._tokenizer is not None:
-            tokens = self._tokenizer.tokens(data.decode(), special=special)
+            tokens: list[int] = []
+            for index, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
+                if count is None:
+                    plain = piece.encode("utf-8", "replace").decode()
+                    tokens += self._tokenizer.tokens(plain, special=special and not index)
+                else:
+                    tokens += np.frombuffer(_filling(piece, 4 * count), dtype=_TOKEN).tolist()
             return self.of_tokens(tokens, model)
         self.is_approximate = True
         size = self._bytes_per_token
+        data = b"".join(
+            piece.encode("utf-8", "surrogatepass")
+            if count is None
+            else _filling(piece, size * count)
+            for piece, count in zip(pieces, counts, strict=True)
+        )
         return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
 
     def of_tokens(self, tokens: Sequence[int], model: str) -> tuple[int, tuple[int, ...]]:
@@ -166,6 +205,11 @@ class PromptBlocks:
             parent = blake2b(block, digest_size=_ID_BYTES, key=key).digest()
             ids.append(int.from_bytes(parent, "big") >> 1)
         return tuple(ids)
+
+
+def _filling(mark: str, size: int) -> bytes:
+    """Return bytes that stand for those of a part."""
+    return shake_128(mark.encode()).digest(size)
 
 
 def check_tokens(tokens: list[Any], name: str) -> list[int]:

@@ -262,6 +262,28 @@ def test_refuses_a_bad_row(tmp_path, row, message):
     assert rule(tmp_path, row).startswith(message)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "generation_id,created_at,model_permaslug,tokens_prompt,tokens_completion",
+        {"TIMESTAMP": "now", "ContextTokens": 4000},
+        {"timestamp": 0, "input_length": 3, "output_length": 4},
+        {"prompt_tokens": 3},
+    ],
+)
+def test_a_table_of_counts_is_refused_for_showing_no_sharing(tmp_path, line):
+    assert "counts of tokens do not show what prompts share, got ['" in rule(tmp_path, line)
+
+
+def test_case_and_prefix_of_hexadecimal_hashes_do_not_count(tmp_path):
+    lines = ["0xdeadbeef00 aabbccdd", "0XDEADBEEF00,AABBCCDD", "DeadBeef00 0xAaBbCcDd"]
+    requests, trace = read(tmp_path, *lines)
+    assert trace.format == "hex"
+    assert len({request.hash_ids for request in requests}) == 1
+
+
 def test_refuses_bad_hexadecimal_text(tmp_path):
     assert rule(tmp_path, HEX, "zz") == "hash 0 must be a hexadecimal number, got 'zz'"
     assert rule(tmp_path, HEX, "aa bé").startswith("must be hexadecimal hashes, got")

@@ -206,7 +206,166 @@ def test_parts_are_their_texts_and_others_count_by_what_they_are(tmp_path):
     assert one == same == bare
     assert first == again
     assert shared(first, other) == shared(first, one) == 3
-    assert first.input_length < one.input_length + 20, "an image is no text"
+    assert first.input_length == one.input_length + 1000, "and a line end"
+
+
+def lengths(folder, *contents, **options):
+    """Return the tokens of requests whose one message has these contents, less those of none."""
+    rows = [{"timestamp": 1, "messages": [message("user", content)]} for content in ("", *contents)]
+    nothing, *others = read(folder, *rows, bytes_per_token=1, block_tokens=1, **options)
+    return [one.input_length - nothing.input_length for one in others]
+
+
+def test_results_and_calls_of_tools_count_with_all_their_text(tmp_path):
+    words = "line of a file\n" * 90
+    parts = [
+        {"type": "tool_result", "tool_use_id": "t", "content": words},
+        {"type": "tool_result", "content": [{"type": "text", "text": words}]},
+        {"type": "document", "source": {"type": "text", "data": words}},
+        {"type": "document", "source": {"type": "content", "content": [words]}},
+        {"type": "thinking", "thinking": words, "signature": "s" * 500},
+        {"type": "refusal", "refusal": words},
+    ]
+    assert lengths(tmp_path, *([part] for part in parts)) == [len(words)] * len(parts)
+    (one,) = lengths(tmp_path, [{"type": "tool_use", "name": "f", "input": {"path": "w" * 500}}])
+    assert one > 500
+
+
+def test_parts_without_text_count_as_tokens_that_are_said(tmp_path):
+    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
+    result = [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "u" * 40}}]}]
+    assert lengths(tmp_path, [picture], result, [{"type": SECRET * 5}]) == [1000] * 3
+    assert lengths(tmp_path, [picture], tokens_per_image=7) == [7]
+    prompts = PromptOptions()
+    rows = [{"messages": [message("user", [picture, picture, {"type": SECRET}])]}]
+    list(Trace(written(tmp_path, *rows), format="openai", prompts=prompts))
+    assert prompts.blocks.parts == {"image_url": 2, "other": 1}
+
+
+def test_parts_of_hardly_any_bytes_do_not_multiply_the_input(tmp_path):
+    (tokens,) = lengths(tmp_path, [{}] * 100, tokens_per_image=1000)
+    assert tokens < 100 * 70
+
+
+def test_pictures_count_with_a_tokenizer_too(model, tmp_path):
+    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
+    text = {"type": "text", "text": "one two"}
+    rows = [{"messages": [message("user", parts)]} for parts in ([text], [picture, text])]
+    one, other = read(tmp_path, *rows, tokenizer=model, tokens_per_image=500)
+    assert other.input_length == one.input_length + 500
+
+
+def test_a_system_prompt_beside_the_messages_is_read(tmp_path):
+    for system in (LONG, [{"type": "text", "text": LONG, "cache_control": {}}]):
+        row = chat("x", system=None)
+        row = {**row, "messages": row["messages"][1:], "system": system}
+        assert read(tmp_path, row, salt="s") == read(tmp_path, chat("x"), salt="s")
+
+
+LITELLM = {
+    "call_type": "acompletion",
+    "trace_id": "t",
+    "startTime": UNIX,
+    "endTime": UNIX + 3,
+    "completion_tokens": 7,
+    "model": "m",
+    "response": {"choices": [{"message": {"content": LONG}}]},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": LONG}}]
+
+
+def test_rows_of_litellm_have_their_time_session_answer_and_tools(tmp_path):
+    plain = chat("x", session_id="t", tools=TOOLS, usage={"completion_tokens": 7})
+    messages = plain["messages"]
+    body = {"messages": messages, "tools": TOOLS}
+    rows = [
+        plain,
+        {**LITELLM, "messages": messages, "model_parameters": {"tools": TOOLS, "n": 1}},
+        {**LITELLM, "messages": json.dumps(messages), "user": ""}
+        | {"proxy_server_request": json.dumps({"tools": TOOLS}), "metadata": "{}"},
+        {**LITELLM, "messages": "{}", "proxy_server_request": json.dumps({"body": body})},
+        {**LITELLM, "messages": {}, "proxy_server_request": body, "trace_id": "u"}
+        | {"session_id": "t", "end_user": "v"},
+    ]
+    trace = trace_of(tmp_path, *rows)
+    found = list(trace)
+    assert found == [found[0]] * len(rows)
+    assert found[0].output_length == 7
+    assert trace.remarks == []
+
+
+def test_metadata_names_a_session(tmp_path):
+    rows = [chat("x", metadata={"user_id": "a", "user": {"any": 1}}), chat("x", user="a")]
+    first, second = read(tmp_path, *rows)
+    assert first.session == second.session is not None
+
+
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        ({"system_prompt": "a", "note": LONG, "usage": {"x": LONG}}, ["system_prompt", "note"]),
+        ({"metadata": {"a": {"template": LONG}, "b": "short"}}, ["metadata.a.template"]),
+        ({"input": [{"content": "x"}], "prompt": "x", "tokens": 5}, ["input", "prompt"]),
+        ({"a b\n": LONG}, ["…"]),
+        ({"documents": [], "instructions": None, "input": 3}, []),
+        ({"messages": [message("user", "x", thinking=LONG)]}, ["messages[].thinking"]),
+        (
+            {"messages": [message("user", [{"type": "text", "text": "x", "more": LONG}])]},
+            ["messages[].content[].more"],
+        ),
+    ],
+)
+def test_fields_with_text_that_is_not_read_are_named_with_their_rows(tmp_path, row, fields):
+    whole = {"messages": [message("user", "x")]} | row
+    trace = trace_of(tmp_path, whole, whole)
+    list(trace)
+    assert trace.remarks == [f"2 rows have text in `{name}` that is not read" for name in fields]
+    wrapped = trace_of(tmp_path, {"request": whole, "response": LONG})
+    list(wrapped)
+    assert wrapped.remarks == [f"1 row has text in `{name}` that is not read" for name in fields]
+
+
+def test_fields_beside_a_completion_are_named_too(tmp_path):
+    trace = trace_of(tmp_path, {"prompt": "x", "system": "s", "suffix": "end"})
+    list(trace)
+    assert [remark.split("`")[1] for remark in trace.remarks] == ["system", "suffix"]
+
+
+def test_half_a_pair_of_surrogates_is_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    texts = [rb"\ud83d" + b"a" * 300, rb"\ud83d" + b"a" * 300, rb"\ud83e" + b"a" * 300]
+    path.write_bytes(b"\n".join(b'{"prompt":"%b","tools":["%b"]}' % (t, t) for t in texts))
+    first, same, other = Trace(path, format="openai")
+    assert first == same
+    assert shared(first, other) == 0
+    path.write_bytes(
+        b"\n".join(
+            b'{"messages":[{"role":"user","content":[{"type":"%b"}],"name":"%b"}]}' % (t, t)
+            for t in texts[:1]
+        )
+    )
+    assert len(list(Trace(path, format="openai"))) == 1
+
+
+def test_numbers_and_nesting_without_bounds_are_bad_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    deep = b"[" * 5000 + b"]" * 5000
+    part = b'{"type":"tool_result","content":['
+    parts = part * 200 + b"]}" * 200
+    for line in (
+        b'{"prompt":"x","time":1e400}',
+        b'{"prompt":"x","time":1%b}' % (b"0" * 400),
+        b'{"prompt":"\\ud83d","time":NaN}',
+        b'{"prompt":"\\ud83d","time":Infinity}',
+        b'{"prompt":"\\ud83d","usage":{"completion_tokens":1e400}}',
+        b'{"prompt":"x","other":%b}' % deep,
+        b'{"messages":%b}' % deep,
+    ):
+        path.write_bytes(line)
+        with pytest.raises(TraceError):
+            list(Trace(path, format="openai"))
+    path.write_bytes(b'{"messages":[{"role":"user","content":[%b]}]}' % parts)
+    assert len(list(Trace(path, format="openai"))) == 1
 
 
 def test_tool_calls_belong_to_the_prompt(tmp_path):
@@ -405,6 +564,16 @@ def test_a_row_of_csv_that_never_ends_is_bounded_and_the_limit_of_others_stays(t
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         PromptOptions(**options)
+
+
+@pytest.mark.parametrize("rows", [3, 60])
+def test_a_table_of_counts_is_refused(tmp_path, rows):
+    path = table(tmp_path, ["text", "when"], *([str(4000 + n), UNIX] for n in range(rows)))
+    for skip_bad in (False, True):
+        with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
+            list(csv_of(path, skip_bad=skip_bad))
+    path = table(tmp_path, ["text", "when"], ["42", UNIX], ["What is 42?", UNIX], ["43", UNIX])
+    assert len(list(csv_of(path))) == 3
 
 
 def test_csv_needs_columns(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 
 from .bailian import BAILIAN
@@ -38,8 +39,14 @@ PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COM
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""
 
+NO_SHARING = (
+    "a trace must have the ids of blocks, or prompts: counts of tokens do not show what prompts "
+    "share"
+)
+_COUNT = re.compile(r"tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
+_TEXT = re.compile(r"prompt|messages?|text|content|body|input|hash", re.IGNORECASE)
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
-_HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
+_HASHES = re.compile(rb"(?:(?:0[xX])?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
 def recognise(line: bytes, path: str = "LOG") -> Format:
@@ -67,7 +74,14 @@ def recognise(line: bytes, path: str = "LOG") -> Format:
         command = f"kvoffload convert --format {OPENAI.name} {shlex.quote(path)}"
         rule = "must have the ids of blocks, got a request with its prompt"
         raise BadLineError(f"{rule}: {command} --output trace.jsonl.zst makes a trace of it")
+    counts = [name for name, value in row.items() if _COUNT.search(name) and _is_number(value)]
+    if counts and "hash_ids" not in row:
+        raise BadLineError(f"{NO_SHARING}, got {describe(counts)}")
     return BAILIAN if "chat_id" in row else MOONCAKE
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
 
 
 def _advice(line: bytes) -> str | None:
@@ -79,6 +93,10 @@ def _advice(line: bytes) -> str | None:
     if b"\0" in line:
         return "--format oracle-general reads libCacheSim's binary traces"
     if b"," in line and b"{" not in line:
+        names = line.decode("utf-8", "replace").split(",")
+        counts = [name for name in names if _COUNT.search(name)]
+        if counts and not any(_TEXT.search(name) for name in names if name not in counts):
+            return f"{NO_SHARING}, got {describe(counts)}"
         return (
             "for CSV, write each row as an object of timestamp, input_length, output_length and "
             "hash_ids; kvoffload convert --format csv reads prompts"

@@ -22,6 +22,8 @@ from .openai import OpenAIParser
 __all__ = ["COMMA_SEPARATED", "Rows"]
 
 _NAMES = {"time": "time", "prompt": "prompt", "model": "model", "session": "session_id"}
+MANY_NUMBERS = 10
+_NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _TOKENS = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -39,6 +41,8 @@ class Rows:
         self._max_row_bytes = max_row_bytes
         self._positions: dict[str, int] | None = None  # by the contents of the columns
         self._width = 0
+        self._numbers = 0  # rows so far whose prompt is a number
+        self._has_text = False  # a row's prompt is not
         self._encode = require("msgspec", "reading a trace").json.encode
 
     def __iter__(self) -> Rows:
@@ -47,10 +51,18 @@ class Rows:
     def __next__(self) -> bytes:
         if self._positions is None:
             self._positions = self._header()
-        row = self._row()
+        try:
+            row = self._row()
+        except StopIteration:
+            self._check_texts(at_end=True)
+            raise
         if len(row) != self._width:
             raise BadLineError(f"a row must have {self._width} fields, got {len(row)}")
         cells = {role: row[position] for role, position in self._positions.items()}
+        if not self._has_text:
+            self._has_text = _NUMBER.fullmatch(cells["prompt"]) is None
+            self._numbers += not self._has_text
+            self._check_texts(at_end=False)
         given: dict[str, Any] = {
             name: cells[role]
             for role, name in _NAMES.items()
@@ -63,6 +75,15 @@ class Rows:
             given["usage"] = {"completion_tokens": int(output)}
         line: bytes = self._encode(given)
         return line
+
+    def _check_texts(self, *, at_end: bool) -> None:
+        """Refuse a column of prompts in which all rows, or many, are numbers so far."""
+        if not self._has_text and self._numbers >= (1 if at_end else MANY_NUMBERS):
+            rule = (
+                f"the column {describe(self._columns['prompt'])} must have the texts of prompts: "
+                f"counts of tokens do not show what prompts share, got {self._numbers} numbers"
+            )
+            raise TraceError(self._lines.name, self._lines.count, rule)
 
     def _header(self) -> dict[str, int]:
         """Read the names of the columns and return the positions of those asked for."""
