@@ -176,6 +176,7 @@ class Lines(Bytes):
         super().__init__(path)
         self.count = 0  # of lines read: the number of the line read last
         self._max_line_bytes = max_line_bytes
+        self._piece_bytes = self.most_bytes + 1
         self._is_within_line = False
 
     def __iter__(self) -> Lines:
@@ -199,14 +200,14 @@ class Lines(Bytes):
             self._pass_over()
         line = self._read()
         while line and not line.endswith(b"\n") and len(line) <= self.most_bytes:
-            more = self._read(self.most_bytes + 1 - len(line))  # it has become more by reading
+            more = self._read(self.most_bytes + 1 - len(line))  # may be more than before reading
             if not more:
                 break
             line += more
         if not line:
             return b""
         self.count += 1
-        if len(line) > self.most_bytes and not line.endswith(b"\n"):
+        if not line.endswith(b"\n") and len(line) > self.most_bytes:
             self._is_within_line = True  # reported at once: the line may have no end
             rule = f"a line must be at most {self.most_bytes} bytes long"
             if self.most_bytes < self._max_line_bytes:
@@ -228,7 +229,7 @@ class Lines(Bytes):
         if self._stream is None:
             return b""
         try:
-            return self._stream.readline(most or self.most_bytes + 1)
+            return self._stream.readline(most or self._piece_bytes)
         except self._faults as error:
             return self._end_by(error)
 

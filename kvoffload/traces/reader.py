@@ -11,7 +11,7 @@ from .errors import BadLineError, TraceError
 from .formats import FORMATS, MODEL_FORMATS, PROMPT_FORMATS, Format, Parser, recognise
 from .formats.comma_separated import COMMA_SEPARATED, Rows
 from .formats.mooncake import MOONCAKE, MooncakeParser
-from .formats.mooncake_delta import MOONCAKE_DELTA, MooncakeDeltaParser
+from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
 from .formats.openai import OpenAIParser
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
@@ -328,16 +328,20 @@ class _Probe:
     def additions(self, block_tokens: int | None) -> int | None:
         """Return the tokens of an id if rows list only what is new in their session, else None."""
         size = block_tokens or self._lengths.best()
-        fits = size is not None and self._lengths.with_partial.holds(size)
-        return size if fits and self._parser.lists_additions else None
+        return size if self._fits(size) and self._parser.lists_additions else None
 
     def id_tokens(self, name: str) -> int:
         """Return the tokens of an id; TraceError if they do not follow from the lengths."""
         size = self._lengths.best() or 1
-        if self._rows and not self._lengths.with_partial.holds(size):
+        if self._rows and not self._fits(size):
             rule = (
                 "rows must have an id for each N tokens, the same N in all, or it must be given "
                 "(--block-tokens), got others"
             )
             raise TraceError(name, None, rule)
         return size
+
+    def _fits(self, size: int | None) -> bool:
+        return (
+            size is not None and size <= MOST_ID_TOKENS and self._lengths.with_partial.holds(size)
+        )

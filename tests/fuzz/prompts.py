@@ -38,6 +38,7 @@ def run_prompts(data: bytes) -> int:
                 prompts=PromptOptions(
                     block_tokens=2,
                     bytes_per_token=1,
+                    tokens_per_image=20,
                     salt="fuzz",
                     columns=COLUMNS if format == "csv" else None,
                 ),

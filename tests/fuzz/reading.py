@@ -19,6 +19,7 @@ from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError, write_trace
+from kvoffload.traces.formats.base import MAX_NAME_BYTES
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.reader import FORMAT_NAMES
 
@@ -49,9 +50,10 @@ def check_request(request: Request) -> None:
     ids = type(request.hash_ids) is tuple and all(
         type(hash_id) is int and 0 <= hash_id < 2**64 for hash_id in request.hash_ids
     )
-    session = request.session is None or type(request.session) is str
-    if type(request.session) is str and len(request.session) > MAX_LINE_BYTES:
-        raise AssertionError(f"a session of {len(request.session)} characters")
+    names = [name for name in (request.session, request.parent, request.stop) if name is not None]
+    session = all(type(name) is str for name in names)
+    if session and any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise AssertionError(f"names without a bound: {names}")
     if not (times and lengths and ids and session):
         raise AssertionError(f"no valid request: {request!r}")
 
@@ -63,6 +65,8 @@ def read(trace: MergedTrace | Trace) -> tuple[list[Request], str | None]:
         for request in trace:
             check_request(request)
             found.append(request)
+        if not all(remark.isprintable() and len(remark) < 300 for remark in trace.remarks):
+            raise AssertionError(f"no remarks of one line: {trace.remarks!r}")
     except TraceError as error:
         message = str(error)
         if not message.isprintable() or len(error.rule) > 300:

@@ -121,17 +121,20 @@ class _Texts:
         self._lines = lines
         self._max_row_bytes = max_row_bytes
         self.size = 0  # of the row so far, bytes
+        self._most = self._most_bytes()  # so far
 
     def __iter__(self) -> Iterator[str]:
         return self
+
+    def _most_bytes(self) -> int:
+        return min(self._max_row_bytes, self._lines.most_bytes)
 
     def __next__(self) -> str:
         line = self._lines.whole_line()
         if not line:
             raise StopIteration
         self.size += len(line)
-        most = min(self._max_row_bytes, self._lines.most_bytes)
-        if self.size > most:
+        if self.size > self._most and self.size > (most := self._most_bytes()):
             raise BadLineError(f"a row must be at most {most} bytes long, got a longer one")
         try:
             return line.decode()

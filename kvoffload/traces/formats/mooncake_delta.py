@@ -30,12 +30,13 @@ from kvoffload.traces.request import Request
 from .base import Format
 from .mooncake import MooncakeParser
 
+MOST_ID_TOKENS = 2**31 - 1
 MOST_BLOCKS = 2**17  # of a session's prompt
 MOST_HELD = 2**24  # of all sessions, each counted as SESSION_BLOCKS more: some 128 MiB
 SESSION_BLOCKS = 128
 FREE_BLOCKS = 2**20  # of all prompts and of all sessions, however small the file is
 HELD_PER_BYTE = 64  # of the file, in addition
-MADE_PER_BYTE = 512
+MADE_PER_BYTE = 256
 
 _ID_BYTES = 8
 _SESSION_BYTES = 16
@@ -68,7 +69,7 @@ class MooncakeDeltaParser(MooncakeParser):
         self._bytes_read = bytes_read
         if block_tokens is None:
             raise ValueError("block_tokens must be given for mooncake-delta, got None")
-        self.block_tokens: int = check_int("block_tokens", block_tokens, 1, 2**31 - 1)
+        self.block_tokens: int = check_int("block_tokens", block_tokens, 1, MOST_ID_TOKENS)
         self._prompts: dict[bytes, _Prompt] = {}
         self._held = self._made = 0
 
