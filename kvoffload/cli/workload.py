@@ -75,9 +75,12 @@ def workload(
         requests = source.requests
         if full_blocks:
             requests = Selection(requests, full_block_tokens=known.count, cut_length=True)
-        if output == STDOUT:
-            write_prompts(requests, sys.stdout.buffer, known.count)
-            sys.stdout.buffer.flush()
-        else:
-            with open_output(output) as file:
-                write_prompts(requests, file, known.count)
+        try:
+            if output == STDOUT:
+                write_prompts(requests, sys.stdout.buffer, known.count)
+                sys.stdout.buffer.flush()
+            else:
+                with open_output(output) as file:
+                    write_prompts(requests, file, known.count)
+        except OverflowError as error:
+            raise click.UsageError(str(error)) from None

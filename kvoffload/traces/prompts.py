@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from hashlib import shake_128
 from typing import BinaryIO
 
+from kvoffload.errors import describe
+
 from .request import Request
 
 __all__ = ["WORDS", "prompt_of", "write_prompts"]
@@ -36,12 +38,19 @@ WORDS = tuple(_WORDS_TEXT.split())
 """Words that tokenizers of English encode as one token each."""
 
 
+MOST_WORDS = 2**24  # of a prompt, some 100 MB
+
+
 def prompt_of(request: Request, block_tokens: int) -> str:
     """Return the prompt of a request: a word for each of its tokens.
 
     Its length tells how many words the last block has; without a length all blocks are full.
+    OverflowError if it would have more than `MOST_WORDS`.
     """
     length = request.input_length or len(request.hash_ids) * block_tokens
+    if length > MOST_WORDS:
+        rule = f"input_length must be at most {MOST_WORDS} for a prompt of words"
+        raise OverflowError(f"{rule}, got {describe(length)}")
     words: list[str] = []
     for hash_id in request.hash_ids:
         wanted = min(block_tokens, length - len(words))
@@ -75,6 +84,11 @@ def write_prompts(requests: Iterable[Request], stream: BinaryIO, block_tokens: i
     -------
     int
         How many were written.
+
+    Raises
+    ------
+    OverflowError
+        If a prompt would have more than 16,777,216 words.
     """
     written = 0
     for request in requests:

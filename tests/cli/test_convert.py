@@ -369,3 +369,89 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path, kvoffload, chats):
     done = kvoffload("convert", "--format", "openai", chats, "--block-tokens", 2**31)
     assert done.code == 2
     assert "2147483648 is not in the range 1<=x<=2147483647" in done.error
+
+
+@pytest.fixture
+def deltas(tmp_path):
+    """Sessions of seven rows that list only what is new, as AIPerf writes them."""
+    rows, fresh = [], iter(range(3, 10**6))
+    for session in range(20):
+        base = {"session_id": f"s{session}", "output_length": 20}
+        first = {"input_length": 64 * 5, "hash_ids": [0, 1, 2, next(fresh), next(fresh)]}
+        rows.append(base | first | {"timestamp": 1000 * session})
+        for _ in range(6):
+            more = {"input_length": 64 * 2 + 50, "hash_ids": [next(fresh) for _ in range(3)]}
+            rows.append(base | more | {"delay": 500.5})
+    path = tmp_path / "deltas.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_delta_rows_are_put_together_in_every_command_and_a_note_says_so(
+    kvoffload, deltas, tmp_path, stdin
+):
+    whole = tmp_path / "whole.jsonl"
+    options = ("--format", "mooncake-delta", "--block-tokens", 64, "--quiet")
+    assert kvoffload("convert", deltas, *options, "--output", whole).code == 0
+    source, data = ("-", deltas.read_bytes()) if stdin else (deltas, b"")
+    ratios = []
+    for trace, given in ((whole, b""), (source, data)):
+        found = json.loads(kvoffload("info", trace, "--json", stdin=given).out)
+        ratios.append((found["ideal_hit_ratio"], found["block_tokens"], found["requests"]))
+    assert ratios[0] == ratios[1]
+    assert ratios[0][0] > 0.7
+    grid = ("--capacity", "50", "--policy", "lru")
+    advise = ("advise", "--capacity", "50", "--kv-bytes-per-token", "1KiB")
+    commands = [("info",), ("replay", *grid), ("sweep", *grid), advise]
+    commands += [("fleet", *grid, "--engines", "2"), ("workload",), ("convert",)]
+    for command, *arguments in commands:
+        done = kvoffload(command, source, *arguments, stdin=data)
+        assert done.code == 0, done.err
+        assert "read as listing only what is new, 64 tokens per id (mooncake-delta)" in done.err
+    named = kvoffload("replay", source, *grid, "--format", "mooncake-delta", stdin=data)
+    assert (named.code, "(mooncake-delta)" in named.err) == (0, False)
+    done = kvoffload("info", source, "--json", "--format", "mooncake", stdin=data)
+    assert json.loads(done.out)["ideal_hit_ratio"] < 0.2
+
+
+@pytest.mark.parametrize("command", ["info", "convert"])
+def test_times_in_seconds_get_a_note(kvoffload, tmp_path, command):
+    path = tmp_path / "trace"
+    for factor, wanted in ((0.001, True), (1, False)):
+        rows = (Request(500 * n * factor, 1536, 200, (0, 1, n + 2)) for n in range(99))
+        write_trace(rows, path)
+        done = kvoffload(command, path)
+        assert ("timestamps count as milliseconds, and these seem to be" in done.err) == wanted
+
+
+def test_what_is_assumed_of_chats_or_not_read_is_said(kvoffload, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
+    messages = [{"role": "user", "content": [picture, picture, {"type": "note"}]}]
+    row = {"created": 5, "messages": messages, "system_prompt": "secret", "secret\n": "x" * 300}
+    path.write_text(json.dumps(row))
+    done = kvoffload("convert", "--format", "openai", path, "--tokens-per-image", 16)
+    assert json.loads(done.out)["input_length"] == 33 + 8
+    lines = done.err.splitlines()
+    assert lines[:2] == [
+        "note: 1 row has text in `system_prompt` that is not read",
+        "note: 1 row has text in `…` that is not read",
+    ]
+    assert (
+        "note: parts of messages without text count as 16 tokens each: 2 image_url, 1 other; "
+        "--tokens-per-image sets that"
+    ) in lines
+    assert "secret" not in done.out + done.err
+
+
+def test_a_table_of_counts_is_refused(kvoffload, tmp_path):
+    path = tmp_path / "counts.csv"
+    path.write_text("TIMESTAMP,ContextTokens\n" + "2023-11-16 18:17:01,4000\n" * 20)
+    columns = ("--format", "csv", "--columns", "time=TIMESTAMP,prompt=ContextTokens")
+    out = tmp_path / "out.jsonl"
+    for command in (("info",), ("convert", *columns, "--output", out)):
+        done = kvoffload(*command, path)
+        assert done.code == 1
+        assert "counts of tokens do not show what prompts share" in done.error
+    assert not out.exists()

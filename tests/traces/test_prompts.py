@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 
+import pytest
+
 from kvoffload.traces import Request, Workload, write_prompts
 from kvoffload.traces.prompts import WORDS, prompt_of
 
@@ -49,3 +51,8 @@ def test_each_line_is_a_prompt_and_the_length_of_its_answer():
     assert [row["output_tokens"] for row in rows] == [7, 1]
     assert rows[0]["prompt"].startswith(rows[1]["prompt"])
     assert set(rows[0]) == {"prompt", "output_tokens"}
+
+
+def test_a_length_without_bounds_makes_no_prompt():
+    with pytest.raises(OverflowError, match="input_length must be at most 16777216 for a prompt"):
+        prompt_of(Request(0, 10**12, 1, (1,)), 16)

@@ -34,7 +34,7 @@ MOST_ID_TOKENS = 2**31 - 1
 MOST_BLOCKS = 2**17  # of a session's prompt
 MOST_HELD = 2**24  # of all sessions, each counted as SESSION_BLOCKS more: some 128 MiB
 SESSION_BLOCKS = 128
-FREE_BLOCKS = 2**20  # of all prompts and of all sessions, however small the file is
+FREE_BLOCKS = 2**18  # of all prompts and of all sessions, however small the file is
 HELD_PER_BYTE = 64  # of the file, in addition
 MADE_PER_BYTE = 256
 
