@@ -172,8 +172,10 @@ def test_a_small_file_takes_little_memory_and_writes_little(tmp_path, format):
     zstd = require(zstd_module(), "compressing a bomb")
     sizes = {}
     for number, bomb in enumerate(BOMBS[format]):
+        small_rows = number > 0 and bomb[1].endswith(b"\n") and len(bomb[1]) < ONE_LINE // 100
+        size = 2 * ONE_LINE if small_rows else UNPACKED
         files = {
-            f"{number}.gz": packed_bomb(bomb, UNPACKED, gzip.compress),
+            f"{number}.gz": packed_bomb(bomb, size, gzip.compress),
             f"{number}-line.gz": packed_bomb(bomb, ONE_LINE, gzip.compress),
         }
         if number == 0:

@@ -381,3 +381,35 @@ def test_bad_hashes_of_a_dynamo_record_are_refused(tmp_path, name, value, text):
     replay = DYNAMO["request"]["replay"] | {name: value}
     row = DYNAMO | {"request": DYNAMO["request"] | {"replay": replay}}
     assert rule(tmp_path, row).startswith(text)
+
+
+LONG = "é" * 200
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        MOONCAKE | {"session": LONG, "parent": LONG, "stop": LONG},
+        MOONCAKE | {"session_id": LONG},
+        BAILIAN | {"chat_id": LONG},
+        DYNAMO | {"agent_context": {"session_id": LONG, "parent_session_id": LONG}},
+        WEKA | {"id": LONG, "requests": [WEKA_REQUEST | {"stop": LONG}]},
+        WEKA
+        | {
+            "requests": [
+                {"type": "subagent", "t": 0, "agent_id": LONG, "requests": [WEKA_REQUEST]},
+            ]
+        },
+    ],
+    ids=["mooncake", "session_id", "bailian", "dynamo", "weka", "subagent"],
+)
+def test_a_name_of_more_than_256_bytes_becomes_a_digest(tmp_path, row):
+    (request,), _ = read(tmp_path, row)
+    (again,), _ = read(tmp_path, json.loads(json.dumps(row).replace("\\u00e9" * 200, "x" * 256)))
+    (other,), _ = read(tmp_path, json.loads(json.dumps(row).replace("\\u00e9" * 200, "y" * 257)))
+    names = [name for name in (request.session, request.parent, request.stop) if name is not None]
+    assert all(len(name) <= len("s/") + 32 for name in names)
+    if "subagent" not in str(row):
+        assert again.session == "x" * 256
+    assert len({request.session, again.session, other.session}) == 3
+    assert request == read(tmp_path, row)[0][0], "in every run"

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -446,3 +447,16 @@ def test_a_time_too_far_off_to_count_with_is_refused(tmp_path, format, value):
         assert Survey.of(Trace(path, format=format)).seconds == 2**60 / 1000
         return
     assert fault(path, format=format).startswith("2: timestamp must be a number <= 9")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_a_line_of_a_small_compressed_file_may_not_unpack_to_much(tmp_path, pack):
+    line = row(other="x" * 2**20)
+    assert list(Trace(write(tmp_path, line))) == [Request(0, 1, 1, (1,))]
+    path = write(tmp_path, pack(GOOD + b"\n" + line + b"\n" + GOOD))
+    assert "bytes long this early in a compressed file (a file that is not may have" in fault(path)
+    trace = Trace(path, skip_bad=True)
+    assert list(trace) == [REQUEST, REQUEST]
+    assert trace.bad_lines == 1
+    varied = row(other=random.Random(1).randbytes(2**19).hex())
+    assert list(Trace(write(tmp_path, pack(varied)))) == [Request(0, 1, 1, (1,))]
