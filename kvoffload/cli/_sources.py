@@ -32,6 +32,8 @@ from ._terminal import note
 
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
+ENOUGH = 10
+"""Requests whose rate means something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
     if ORACLE_GENERAL in (source.format or ""):
         note(f"{ORACLE_GENERAL}: each object is one block, whatever its size", quiet=quiet)
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
-    if rate > MOST_RATE and MOONCAKE.name in (source.format or ""):
+    if rate > MOST_RATE and survey.requests >= ENOUGH and MOONCAKE.name in (source.format or ""):
         note(
             f"{rate:,.0f} prompt tokens per second: timestamps count as milliseconds, and these "
             "seem to be seconds",

@@ -141,8 +141,8 @@ BOMBS = {
         (b'{"prompt":"', rb"\ud83d", b'"}\n'),
     ],
     "csv": [
-        (b"t,p\n", b"1,x\n", END),
-        (b't,p\n1,"', b"x\n", b'"\n'),
+        (b"t,p\n", b"1," + b"x" * 200 + b"\n", END),
+        (b't,p\n1,"', b"x" * 50 + b"\n", b'"\n'),
         (b"t,p\n", b"1" * 100 + b"," + b"x" * 2**18 + b"\n", END),
         (b"t,p,", b"n,", b"\n"),
     ],

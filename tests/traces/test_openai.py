@@ -245,6 +245,8 @@ def test_parts_without_text_count_as_tokens_that_are_said(tmp_path):
 def test_parts_of_hardly_any_bytes_do_not_multiply_the_input(tmp_path):
     (tokens,) = lengths(tmp_path, [{}] * 100, tokens_per_image=1000)
     assert tokens < 100 * 70
+    many = {"messages": [message("user", [{"type": SECRET * 4, "n": n} for n in range(1100)])]}
+    assert rule(tmp_path, many).startswith("parts without text must have at most 1048576 tokens")
 
 
 def test_pictures_count_with_a_tokenizer_too(model, tmp_path):

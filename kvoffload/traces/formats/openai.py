@@ -42,6 +42,7 @@ MOST_SECONDS = 10**11  # from here on a time is in milliseconds, and so on
 MOST_UNREAD = 200  # characters of a field that may be left out silently
 MOST_LEVELS = 2  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
+MOST_PART_TOKENS = 2**20  # of a request's parts without text
 MOST_DEEP = 8  # parts of messages within parts
 _MOST_TIME = 10**21  # any unit
 _UNITS = 3  # smaller ones: milliseconds, microseconds, nanoseconds
@@ -70,6 +71,7 @@ class OpenAIParser(Parser):
         self._is_timed: bool | None = None  # as the first line shows
         self._unread: Counter[str] = Counter()  # rows by field
         self._marks: dict[str, int] = {}  # of the row's parts without text: their tokens
+        self._part_tokens = 0
         self._row_unread: dict[str, None] = {}
         msgspec = require("msgspec", "reading a trace")
         self._decode = msgspec.json.Decoder().decode
@@ -93,7 +95,7 @@ class OpenAIParser(Parser):
         body = request_of(row)
         if body is None:
             raise BadLineError("must have the field messages or prompt, got neither")
-        self._marks, self._row_unread = {}, {}
+        self._marks, self._row_unread, self._part_tokens = {}, {}, 0
         holders = list(_holders(row, body))
         seconds = _seconds(holders)
         if self._is_timed is not None and self._is_timed != (seconds is not None):
@@ -282,7 +284,11 @@ class OpenAIParser(Parser):
         """Return the mark of a part without text, and note its tokens."""
         data = self._packed(part).encode("utf-8", "surrogatepass")
         mark = f"<{self._blocks.digest(data)}>"
-        self._marks[mark] = self._blocks.part_tokens(kind, len(data))
+        tokens = self._marks[mark] = self._blocks.part_tokens(kind, len(data))
+        self._part_tokens += tokens
+        if self._part_tokens > MOST_PART_TOKENS:
+            rule = f"parts without text must have at most {MOST_PART_TOKENS} tokens together"
+            raise BadLineError(f"{rule}, got more")
         return mark
 
     def _plain(self, message: dict[str, Any]) -> dict[str, Any]:
