@@ -2,11 +2,11 @@
 
     python .ci/make-pictures.py TRACE [FOLDER]
 
-A manager serves TRACE (`kvoffload demo`), and `kvoffload top --once` is run repeatedly; its screens
-are the frames of an animation, beside the report of `kvoffload advise` on the same trace with the
-same memory. The pictures are written to docs/_static, or to another folder. Needs the extras cli,
-watch, report and browser, and Debian's chromium and chromium-driver. The pages show Mooncake's
-conversation trace.
+A manager serves the full blocks of TRACE (`kvoffload demo`), which `kvoffload advise` counts, too,
+and `kvoffload top --once` is run repeatedly; its screens are the frames of an animation, beside the
+report of `kvoffload advise` on the same trace with the same memory. The pictures are written to
+docs/_static, or to another folder. Needs the extras cli, watch, report and browser, and Debian's
+chromium and chromium-driver. The pages show Mooncake's conversation trace.
 """
 
 import base64
@@ -28,10 +28,14 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from selenium import webdriver
 
+from kvoffload.replay import Selection
+from kvoffload.traces import Trace, write_trace
+
 ROOT = Path(__file__).parents[1]
 ADDRESS = "127.0.0.1:9400"
 """Of `kvoffload demo`."""
 CAPACITY = "2%"
+BLOCK_TOKENS = 512
 MODEL = "llama-3.1-8b"
 RATE = 400  # requests per second: 12,031 take half a minute
 FRAMES = 14
@@ -189,7 +193,10 @@ def image(data: bytes, x: int, height: int, kind: str = "") -> str:
 
 def main(trace: Path, folder: Path) -> None:
     """Make the pictures."""
-    printed = screens(str(trace))
+    with tempfile.TemporaryDirectory() as made:
+        full = Path(made, trace.name)
+        write_trace(Selection(Trace(trace), full_block_tokens=BLOCK_TOKENS), full)
+        printed = screens(str(full))
     frames = [frame(each, index) for index, each in enumerate(printed)]
     rows = max(each.count("\n") for each in printed)
     moving, width, height = terminal(frames, rows)
