@@ -114,7 +114,7 @@ class DiskCell:
     counts : TierCounts
         Hits and blocks written; with groups tokens and slots.
     alone : float
-        Hit ratio of the same host memory without a disk, with groups replayed in the same way.
+        Hit ratio of the same host memory without a disk, replayed in the same way.
     bytes_per_day : float or None
         Bytes written to the disk per day, at the trace's rate; None if it has no times.
     writes_per_day : float or None
@@ -259,7 +259,7 @@ def _disk_cells(
     setup, seconds = advice.setup, advice.facts.seconds
     groups, block_bytes = setup.chunks, setup.block_bytes
     front_of: dict[str, Any] = {"device_slots": setup.device_blocks}
-    if groups.is_plain:
+    if groups.is_plain and groups.step_tokens is None:
         front_of = {"device_hits": front}
 
     def counts_of(host_policy: str, index: int, disk_policy: str, disk_capacity: int) -> TierCounts:

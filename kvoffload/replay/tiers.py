@@ -10,10 +10,11 @@ A request is one use of its blocks in both, before it reads; when its stores hav
 become the most recent of both again, last block first. Host memory receives the clients' hints at
 once, the disk when a request ends.
 
-With several groups, requests are served as by `GroupServer`, and a lookup finds the chunks of both
-tiers. As in vLLM, it fetches each chunk that only the disk has, even if the hit does not need it in
-the end; the request waits for them and looks up again. What it has fetched stays in host memory
-until it loads or stores. The disk counts one use of all its chunks when its stores have ended.
+With several groups or steps, requests are served as by `GroupServer`, and a lookup finds the chunks
+of both tiers. As in vLLM, it fetches each chunk that only the disk has, even if the hit does not
+need it in the end; the request waits for them and looks up again. What it has fetched stays in host
+memory until it loads or stores. The disk counts one use of all its chunks when its stores have
+ended.
 """
 
 from __future__ import annotations
@@ -96,19 +97,20 @@ def simulate_tiers(
         Blocks of host memory and of the disk, slots with several groups. Without a disk, 0, host
         memory declines what its policy declines.
     device_hits : (requests,) int64, optional
-        As in `simulate`, with one group; 0 by default.
+        As in `simulate`, with one group whose prompts are offered whole; 0 by default.
     pending : int
         Number of the latest stores that are in flight while a request is served; an offer that
         stores nothing does not count. The disk is offered a store's blocks when it completes.
     step_blocks : int, optional
         Blocks that are offered to host memory at a time, as an engine offers those of a scheduler
         step; a read without enough slots then takes as many blocks as fit. By default all blocks of
-        a request, as in a fleet. Has no effect with several groups, which have `step_tokens`.
+        a request, as in a fleet. Has no effect with several groups or the steps of `groups`.
     groups : GroupChunks, optional
-        The KV groups of the model; one full group by default.
+        The KV groups of the model, and how prompts are offered, as in `simulate`; by default one
+        full group, whose prompts are offered whole.
     device_slots : int
-        Capacity of the accelerator's own cache with several groups. It is replayed with the tiers,
-        since it keeps only what a request loads of a window.
+        Capacity of the accelerator's own cache with several groups or steps. It is replayed with
+        the tiers, since it keeps only what a request loads of a window.
 
     Returns
     -------
@@ -117,7 +119,7 @@ def simulate_tiers(
     Raises
     ------
     ValueError
-        If `device_hits` are given with several groups, or `device_slots` with one.
+        If `device_hits` are given with several groups or steps, or `device_slots` without.
     """
     host, disk = new_manager(policy, capacity), new_manager(disk_policy, disk_capacity)
     if disk_capacity:
@@ -126,17 +128,21 @@ def simulate_tiers(
     told: Iterator[Told | None] = itertools.repeat(None, trace.num_requests)
     if trace.hints is not None:
         told = trace.hints.of_each()
-    if groups is not None and not groups.is_plain:
+    if groups is not None and not (groups.is_plain and groups.step_tokens is None):
         if device_hits is not None:
-            raise ValueError("device_hits must go with one group, got several: give device_slots")
+            raise ValueError(
+                "device_hits must go with one group, got several or steps: give device_slots"
+            )
         server = TieredServer(groups, host, disk, ends_stores=not pending)
         device = DeviceCache(device_slots, groups)
         requests = zip(rows, trace.lengths.tolist(), told, strict=True)
-        asked, host_hits, disk_hits = _serve_all(server, device, requests, pending)
+        tokens = _serve_all(server, device, requests, pending)
+        asked, host_hits, disk_hits = (count // groups.hit_unit for count in tokens)
         return _counts(asked, host_hits, disk_hits, host, disk)
     if device_slots:
         raise ValueError(
-            f"device_slots must be 0 with one group, got {device_slots}: give device_hits"
+            f"device_slots must be 0 with one group without steps, got {device_slots}: give "
+            "device_hits"
         )
     if device_hits is None:
         device_hits = np.zeros(trace.num_requests, dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,12 +43,11 @@ SAVED = {
 
 
 def tiers(
-    trace: DecodedTrace, policy: str, capacity: int, disk_capacity: int, **options: int
+    trace: DecodedTrace, policy: str, capacity: int, disk_capacity: int, **options: Any
 ) -> TierCounts:
     return simulate_tiers(
         trace,
         trace.keys(),
-        device_hits=device_hits(trace, 0),
         policy=policy,
         capacity=capacity,
         disk_policy=policy,
@@ -64,6 +64,24 @@ def test_host_memory_hits_as_without_a_disk(policy: str) -> None:
     both = tiers(trace, policy, 482, 0)
     assert (both.host_hits, both.host_stored) == (alone.hit_blocks, alone.stored_slots)
     assert both.disk_hits == both.disk_stored == 0
+
+
+@pytest.mark.parametrize("device", [0, 100])
+@pytest.mark.parametrize("policy", ["lru", "hit-density", "arc"])
+def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: int) -> None:
+    """Steps of 16 blocks: a prompt can push out its own head."""
+    trace = decoded("lmcache_agents_64c")
+    in_front, groups = device_hits(trace, device), GroupChunks.of_blocks(16, step_tokens=256)
+    alone = simulate(trace, trace.keys(), policy, 482, device_hits=in_front, groups=groups)
+    whole = simulate(trace, trace.keys(), policy, 482, device_hits=in_front)
+    assert alone.hit_blocks != whole.hit_blocks
+    steps = {"groups": groups, "device_slots": device}
+    both = tiers(trace, policy, 482, 0, **steps)
+    assert (both.asked, both.disk_hits) == (alone.asked_blocks, 0)
+    assert (both.host_hits, both.host_stored) == (alone.hit_blocks, alone.stored_slots)
+    behind = tiers(trace, policy, 482, 4_820, **steps)
+    assert behind.asked == both.asked
+    assert behind.host_hits + behind.disk_hits > both.host_hits
 
 
 def test_host_memory_above_a_disk_declines_nothing() -> None:
@@ -262,5 +280,5 @@ def test_the_accelerators_cache_is_given_in_one_way() -> None:
     trace = DecodedTrace.of(WORKLOAD)
     with pytest.raises(ValueError, match="device_hits must go with one group, got several"):
         of_groups("window", "lru", 10, 10, device_hits=device_hits(trace, 5))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="device_slots must be 0 with one group, got 5"):
+    with pytest.raises(ValueError, match="device_slots must be 0 with one group without steps"):
         tiers(trace, "lru", 10, 10, device_slots=5)
