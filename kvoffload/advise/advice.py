@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload._former import former_attribute
-from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import INFINITE
@@ -20,9 +19,9 @@ from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request
 
-from .choice import Choice, choose
+from .choice import POLICIES, Choice, choose
 from .economy import Engine, balance_of
-from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
+from .grid import Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
 __all__ = [
@@ -48,7 +47,7 @@ VLLM_DEFAULT = "lru"
 """The policy of vLLM if none is named."""
 
 LEAST_REQUESTS = 200
-"""Fewest requests of a trace for a recommendation: twenty per part."""
+"""Fewest requests of a trace for a recommendation: forty per part from which errors come."""
 
 LEAST_SECONDS = 1e-6
 """Shortest trace, or part of one, with rates: below, they would show rounding errors."""
@@ -95,7 +94,7 @@ class Setup:
     device_memory: int = 0
     _: KW_ONLY
     full_blocks: bool = False
-    policies: tuple[str, ...] = registry.names()
+    policies: tuple[str, ...] = POLICIES
     others: tuple[int, ...] = ()
     engine: Engine | None = None
     device_is_assumed: bool = False
@@ -569,12 +568,7 @@ def _objections(
             f"the trace is too short: {facts.requests:,} requests, and at least "
             f"{LEAST_REQUESTS} are needed"
         )
-    evicted = (
-        part.evicted_slots
-        for policy in setup.policies
-        for part in grid.outcomes[policy, capacity].parts[: PARTS // 2]
-    )
-    if not any(evicted):
+    if not any(grid.outcomes[policy, capacity].evicts_early for policy in setup.policies):
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "

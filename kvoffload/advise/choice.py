@@ -1,32 +1,50 @@
-"""The choice of a policy: the simplest that is within noise of the best.
+"""The choice of a policy: hit density, or LRU where it hits as much.
 
-*Noise.* The trace is one sample of the traffic to come. It is divided into ten parts of equally
-many requests (the cache is kept between them), and the best policy is compared with another part by
-part: another day's traffic may well reverse a difference of up to twice the standard error of the
-mean difference (batch means; Law, "Simulation Modeling and Analysis", chapter 9). A difference
-counts as noise up to that, but always up to `LEAST_NOISE`, which is too little to notice, and never
-above `MOST_NOISE`, which is too much to give away for simplicity.
+Of `POLICIES`, hit density is recommended, or LRU if it is at most `LEAST_NOISE` behind. Noise often
+decides which of many policies hits most on one trace: chosen by one half of a public trace, the
+best of all loses more on the other half than hit density does. So any other policy must be ahead of
+both by more than noise. Without either among the candidates, the one with the most hits is
+recommended.
 
-*Simplicity.* The registry ranks the policies by what explains an eviction: first the resident
-blocks, then the history of evicted blocks, last what was learned from all traffic so far. How well
-a policy does has no influence on the ranking; the trace measures that.
+*Noise.* The trace is one sample of the traffic to come. It is divided into five parts of equally
+many requests (the cache is kept between them), and two results are compared part by part. The error
+of their difference is half of its 98 % confidence interval by Student's t (batch means; Law,
+"Simulation Modeling and Analysis", chapter 9). Consecutive parts are not independent, so the
+interval holds the mean less often than that; a test requires nine cases of ten on generated
+traffic. A difference is noise up to its error, and always up to `LEAST_NOISE`, which is too little
+to notice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvoffload.policies import registry
 from kvoffload.replay import ReplayResult
+from kvoffload.replay.results import ERROR_PARTS
 
 from .grid import Outcome
 
-__all__ = ["LEAST_NOISE", "MOST_NOISE", "Choice", "choose", "difference_error", "noise"]
+__all__ = [
+    "LEAST_NOISE",
+    "POLICIES",
+    "Choice",
+    "choose",
+    "choose_policy",
+    "difference_error",
+    "half_width",
+    "noise",
+]
+
+POLICIES = ("lru", "hit-density")
+"""The policies that are compared if none is named."""
 
 LEAST_NOISE = 0.002
-MOST_NOISE = 0.01
+"""Difference of two hit ratios that is too small to notice."""
+
+STUDENT_T = 3.747
+"""Student's t for a 98 % interval of the mean of `ERROR_PARTS` values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +54,14 @@ class Choice:
     Attributes
     ----------
     policy : str
-        The simplest candidate within noise of the best.
+        The recommended candidate.
     best : str
         The candidate with the most hits.
     behind : dict of str to float
         By policy, how much lower its hit ratio is than the best one's; below 0 for one that hits
         more and is no candidate.
     noise : dict of str to float
-        By policy, the greatest difference that is noise.
+        By policy, the greatest difference to the best that is noise.
     candidates : tuple of str
         The policies that were chosen from.
     """
@@ -55,60 +73,85 @@ class Choice:
     candidates: tuple[str, ...]
 
     def within_noise(self) -> list[str]:
-        """Return the candidates that are within noise of the best, the simplest first."""
-        return by_simplicity([p for p in self.candidates if self.behind[p] <= self.noise[p]])
+        """Return the candidates that are within noise of the best."""
+        return [p for p in self.candidates if self.behind[p] <= self.noise[p]]
 
 
-def by_simplicity(policies: Sequence[str]) -> list[str]:
-    """Return policies, the simplest first; the user's own come last."""
-
-    def rank(policy: str) -> float:
-        name = policy.partition("?")[0]
-        known = name in registry.names()
-        return registry.parse(policy).kind.simplicity if known else math.inf
-
-    return sorted(policies, key=rank)
+def noise(one: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
+    """Return the greatest difference of two hit ratios that is noise, from their parts."""
+    return max(LEAST_NOISE, difference_error(one, other))
 
 
-def noise(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
-    """Return the greatest difference of two hit ratios that is noise, from their parts.
+def difference_error(one: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
+    """Return the error of the difference of two hit ratios, from parts of the trace.
 
-    Its `difference_error`, at least `LEAST_NOISE` and at most `MOST_NOISE`.
+    It is half of the 98 % confidence interval of the ratio of summed differences to summed tokens
+    asked for. `ERROR_PARTS` divides the number of parts; the error is infinite if nothing is asked
+    for.
     """
-    return min(MOST_NOISE, max(LEAST_NOISE, difference_error(best, other)))
-
-
-def difference_error(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
-    """Return twice the standard error of the difference of two hit ratios, from their parts.
-
-    It is that of the ratio of summed differences to summed tokens asked for; infinite where there
-    are too few parts, or nothing is asked for.
-    """
-    asked_of_parts = [part.asked_tokens or 0 for part in best]
-    asked, count = sum(asked_of_parts), len(best)
-    if not asked or count < 2:
-        return math.inf
-    pairs = zip(best, other, strict=True)
-    differences = [(a.loaded_tokens or 0) - (b.loaded_tokens or 0) for a, b in pairs]
-    mean = sum(differences) / asked
-    squares = sum(
-        (difference - mean * of_part) ** 2
-        for difference, of_part in zip(differences, asked_of_parts, strict=True)
+    asked = _in_error_parts([part.asked_tokens or 0 for part in one])
+    pairs = zip(one, other, strict=True)
+    differences = _in_error_parts(
+        [(a.loaded_tokens or 0) - (b.loaded_tokens or 0) for a, b in pairs]
     )
-    return 2 * math.sqrt(squares * count / (count - 1)) / asked
+    whole = sum(asked)
+    if not whole:
+        return math.inf
+    mean = sum(differences) / whole
+    residues = [d - mean * count for d, count in zip(differences, asked, strict=True)]
+    return half_width(residues) * ERROR_PARTS / whole
+
+
+def _in_error_parts(counts: Sequence[int]) -> list[int]:
+    size = len(counts) // ERROR_PARTS
+    return [sum(counts[size * part : size * (part + 1)]) for part in range(ERROR_PARTS)]
+
+
+def half_width(residues: Sequence[float]) -> float:
+    """Return half of the 98 % confidence interval of a mean.
+
+    `residues` are the differences of its `ERROR_PARTS` values from it.
+    """
+    squares = sum(residue**2 for residue in residues)
+    return STUDENT_T * math.sqrt(squares / (ERROR_PARTS - 1) / ERROR_PARTS)
+
+
+def choose_policy(ratios: Mapping[str, float], noise_of: Callable[[str, str], float]) -> str:
+    """Choose a policy by hit ratios, or by other shares.
+
+    Parameters
+    ----------
+    ratios : mapping of str to float
+        By candidate, the share that it hits or saves; of equal others the first is taken.
+    noise_of : callable
+        Returns the greatest difference of two candidates that is noise.
+    """
+    usual = [policy for policy in POLICIES if policy in ratios]
+    others = [
+        policy
+        for policy in ratios
+        if policy not in usual
+        and all(ratios[policy] - ratios[one] > noise_of(policy, one) for one in usual)
+    ]
+    if others:
+        return max(others, key=ratios.__getitem__)
+    return usual[0] if ratios[usual[-1]] - ratios[usual[0]] <= LEAST_NOISE else usual[-1]
 
 
 def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:
-    """Choose a policy at one capacity, from all that were replayed or from `among`.
-
-    Of two that hit equally often the simpler one is the best.
-    """
-    hits = {outcome.policy: outcome.hit_tokens for outcome in outcomes}
+    """Choose a policy at one capacity, from all that were replayed or from `among`."""
+    ratios = {outcome.policy: outcome.hit_ratio for outcome in outcomes}
     parts = {outcome.policy: outcome.parts for outcome in outcomes}
-    asked = outcomes[0].asked_tokens
-    candidates = tuple(among) or tuple(hits)
-    best = max(by_simplicity(candidates), key=lambda policy: hits[policy])
-    behind = {p: (hits[best] - hits[p]) / asked if asked else 0.0 for p in hits}
-    limits = {p: noise(parts[best], parts[p]) for p in hits}
-    simplest = by_simplicity([p for p in candidates if behind[p] <= limits[p]])[0]
-    return Choice(simplest, best, behind, limits, candidates)
+    candidates = tuple(among) or tuple(ratios)
+
+    def noise_of(one: str, other: str) -> float:
+        return noise(parts[one], parts[other])
+
+    best = max(candidates, key=ratios.__getitem__)
+    return Choice(
+        policy=choose_policy({policy: ratios[policy] for policy in candidates}, noise_of),
+        best=best,
+        behind={policy: ratios[best] - ratios[policy] for policy in ratios},
+        noise={policy: noise_of(best, policy) for policy in ratios},
+        candidates=candidates,
+    )

@@ -37,6 +37,8 @@ class Engine:
         Their memory for KV blocks beside the weights, bytes; 0 if not known.
     prefill_given, link_given : bool
         Whether the rate was given; otherwise it is estimated.
+    workers_given : bool
+        Whether the number of accelerators was given; otherwise the fewest that hold the model.
     """
 
     prefill_rate: float
@@ -47,6 +49,7 @@ class Engine:
     _: KW_ONLY
     prefill_given: bool = False
     link_given: bool = False
+    workers_given: bool = False
 
     @property
     def name(self) -> str:
@@ -102,6 +105,7 @@ def engine_of(
         device_memory=device_memory,
         prefill_given=prefill_rate is not None,
         link_given=link_bandwidth is not None,
+        workers_given=workers is not None,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.traces.outputs import open_output
 
 from .fleet_subject import FleetSubject, Heat
-from .fleet_wording import tier_text
+from .fleet_wording import each_text, p95_text, tier_text
 from .fleets import saving
 from .report import rendered
 from .units import bytes_text, latency_text, percent_text
@@ -70,9 +70,9 @@ def fleet_report_html(subject: FleetSubject) -> str:
         headline=subject.headline(),
         first_findings=[finding for finding in found if finding.title in _FIRST],
         findings=[finding for finding in found if finding.title not in _FIRST],
-        memories=[bytes_text(memory) for memory in advice.setup.memories()],
+        memories=[bytes_text(one) if one else each_text(0) for one in advice.setup.memories()],
         saved=advice.setup.saved,
-        chosen_memory=bytes_text(advice.case.memory),
+        chosen_memory=each_text(advice.case.memory),
         chosen_router=advice.case.fleet.router,
         first_map=first,
         maps=others,
@@ -90,9 +90,7 @@ def _map(subject: FleetSubject, heat: Heat) -> _Map:
     for router, results in heat.rows.items():
         squares = []
         for memory, result in zip(advice.setup.memories(), results, strict=True):
-            fleet = advice.case.fleet
-            case = memory, heat.tier, heat.policy, router
-            chosen = case == (advice.case.memory, advice.case.tier, fleet.policy, fleet.router)
+            chosen = subject.is_enough(heat, router, memory)
             share = 0.0 if result is None else saving(result)
             text = "-" if result is None else percent_text(share)
             squares.append(_Square(text, round(SHADES * min(1.0, max(0.0, share))), chosen))
@@ -108,8 +106,10 @@ def _routers(subject: FleetSubject) -> tuple[list[str], list[tuple[str, list[_Ba
     known = {router: result for router, result in results.items() if result is not None}
     columns = {"tokens hit": [_Bar(percent_text(one.token_hit_ratio)) for one in known.values()]}
     if advice.setup.rate is not None:
-        columns["first token, median"] = _bars([one.ttft_p50 or 0.0 for one in known.values()])
-        columns["first token, 95 %"] = _bars([one.ttft_p95 or 0.0 for one in known.values()])
+        p50s = [one.ttft_p50 or 0.0 for one in known.values()]
+        columns["first token, median"] = _bars(p50s, map(latency_text, p50s))
+        p95s = [one.ttft_p95 or 0.0 for one in known.values()]
+        columns["first token, 95 %"] = _bars(p95s, map(p95_text, known.values()))
         columns["busy"] = [_Bar(percent_text(one.busy)) for one in known.values()]
     imbalances = [one.imbalance for one in known.values()]
     longest = max(imbalances)
@@ -120,6 +120,8 @@ def _routers(subject: FleetSubject) -> tuple[list[str], list[tuple[str, list[_Ba
     return list(columns), [(router, list(bars)) for router, bars in lines]
 
 
-def _bars(seconds: Sequence[float]) -> list[_Bar]:
+def _bars(seconds: Sequence[float], texts: Iterable[str]) -> list[_Bar]:
     longest = max(seconds) or 1.0
-    return [_Bar(latency_text(one), round(BAR * one / longest, 1)) for one in seconds]
+    return [
+        _Bar(text, round(BAR * one / longest, 1)) for one, text in zip(seconds, texts, strict=True)
+    ]

@@ -18,7 +18,7 @@ from .knee import Knee
 from .model_shape import ModelShape
 from .router_configs import RouterConfig, router_configs
 from .units import bytes_text, count_text, percent_text
-from .wording import Finding, context, rates_text, workers_text
+from .wording import Finding, assumed_workers_text, context, rates_text, workers_text
 
 __all__ = ["FleetSubject", "Heat"]
 
@@ -59,8 +59,19 @@ class FleetSubject:
 
     @property
     def is_recommended(self) -> bool:
-        """Whether the trace suffices for a recommendation."""
+        """Whether the trace suffices for a recommendation, be it not to offload."""
         return not self.advice.objections
+
+    @property
+    def offloads(self) -> bool:
+        """Whether offloading is recommended."""
+        return self.is_recommended and self.advice.case.offloads
+
+    def is_enough(self, heat: Heat, router: str, memory: int) -> bool:
+        """Return whether a cell of a heat map is the fleet that is enough."""
+        case = self.advice.case
+        same = not case.offloads or (heat.tier, heat.policy) == (case.tier, case.fleet.policy)
+        return same and (router, memory) == (case.fleet.router, case.memory)
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -68,16 +79,16 @@ class FleetSubject:
 
     def findings(self) -> list[Finding]:
         """Return the findings."""
-        engines = self.advice.setup.engines
-        return [*context(self.since, self.knee, engines), *fleet_findings(self.advice)]
+        setup = self.advice.setup
+        return [*context(self.since, self.knee, setup, setup.engines), *fleet_findings(self.advice)]
 
     def heats(self) -> Iterator[Heat]:
-        """Yield the savings by router and memory, first with the policy and tier that are enough.
+        """Yield the savings by router and memory, first with the policy and tier of `offloading`.
 
         The others follow, by tier, then policy.
         """
         advice, setup = self.advice, self.advice.setup
-        chosen = advice.case.tier, advice.case.fleet.policy
+        chosen = advice.offloading.tier, advice.offloading.fleet.policy
         pairs = [(tier, policy) for tier in setup.tiers for policy in setup.policies]
         for tier, policy in dict.fromkeys((chosen, *pairs)):
             rows = {
@@ -149,10 +160,10 @@ class FleetSubject:
             )
         elif setup.engine is not None and setup.engine.is_known:
             found.append(f"Each engine: {rates_text(setup.engine)}")
-        found.append(NOT_MODELLED)
-        if self.is_recommended and not is_own(self.advice.case.fleet.policy):
+        found += [*assumed_workers_text(setup.engine, self.model), NOT_MODELLED]
+        if self.offloads and not is_own(self.advice.case.fleet.policy):
             found.append(workers_text(setup.engine))
-        if self.is_recommended and self.advice.case.tier is not None:
+        if self.offloads and self.advice.case.tier is not None:
             found.append("This configuration does not include the tier; see the pages on tiers.")
         return found
 
@@ -160,7 +171,7 @@ class FleetSubject:
         """Return vLLM's configuration of each engine, if there is one."""
         setup, case = self.advice.setup, self.advice.case
         groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
-        return vllm_text(case.fleet.policy, case.memory, groups) if self.is_recommended else None
+        return vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
 
     def router_configs(self) -> list[RouterConfig]:
         """Return configurations of stacks that use the router that is enough."""

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from kvoffload.replay.fleet import FleetResult
 
-from .fleets import BUSY, ENOUGH, ROUND_ROBIN, SLOWER, FleetAdvice, FleetCase, FleetTier, saving
+from .fleets import (
+    BUSY,
+    ENOUGH,
+    ROUND_ROBIN,
+    SLOWER,
+    FleetAdvice,
+    FleetCase,
+    FleetTier,
+    p95_error,
+    saving,
+)
 from .units import bytes_text, latency_text, percent_text
 from .wording import Finding, points
 
-__all__ = ["NOT_MODELLED", "case_text", "fleet_findings", "fleet_headline", "tier_text"]
+__all__ = [
+    "NOT_MODELLED",
+    "case_text",
+    "each_text",
+    "fleet_findings",
+    "fleet_headline",
+    "p95_text",
+    "tier_text",
+]
 
 NOT_MODELLED = (
     "Simplifications: an engine computes one prompt at a time, without chunks, batches, preemption "
@@ -27,9 +45,21 @@ def tier_text(tier: FleetTier | None) -> str:
     return f"a tier of {bytes_text(tier.memory)} {kind}, {tier.policy}"
 
 
+def each_text(memory: int) -> str:
+    """Return the host memory of each engine in words."""
+    return f"{bytes_text(memory)} each" if memory else "no offloading"
+
+
+def p95_text(result: FleetResult) -> str:
+    """Return the 95th percentile of first tokens with its error."""
+    return f"{latency_text(result.ttft_p95 or 0)} ± {latency_text(p95_error(result))}"
+
+
 def case_text(case: FleetCase) -> str:
     """Return a fleet in words."""
-    text = f"{case.fleet.router}, {case.fleet.policy}, {bytes_text(case.memory)} each"
+    if not case.offloads:
+        return f"{case.fleet.router}, {each_text(0)}"
+    text = f"{case.fleet.router}, {case.fleet.policy}, {each_text(case.memory)}"
     return text if case.tier is None else f"{text}, {tier_text(case.tier)}"
 
 
@@ -38,17 +68,28 @@ def fleet_headline(advice: FleetAdvice) -> str:
     if advice.objections:
         return f"No recommendation: {'; '.join(advice.objections)}."
     case, setup = advice.case, advice.setup
-    behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
-    text = (
-        f"Take {case.fleet.router} in front of {setup.engines:,} engines with {case.fleet.policy} "
-        f"in {bytes_text(case.memory)} each{behind}: it saves "
-        f"{percent_text(saving(advice.result))} of the {setup.saved}"
-    )
+    engines = f"{case.fleet.router} in front of {setup.engines:,} engines"
+    saved = f"saves {percent_text(saving(advice.result))} of the {setup.saved}"
+    if case.offloads:
+        behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
+        each = f"{case.fleet.policy} in {each_text(case.memory)}{behind}"
+        text = f"Take {engines} with {each}: it {saved}"
+    else:
+        text = f"Offloading does not pay: without offloading {engines} {saved}"
     by_turns = advice.like(router=ROUND_ROBIN)
     if by_turns is not None and case.fleet.router != ROUND_ROBIN:
         text += f", {_more(saving(advice.result) - saving(by_turns))} than {ROUND_ROBIN}"
-    twice = advice.like(memory=_next_memory(advice))
-    if twice is not None:
+    if not case.offloads:
+        most = advice.results[advice.offloading.fleet]
+        text += (
+            f"; {case_text(advice.offloading)} would save "
+            f"{_more(saving(most) - saving(advice.result))}"
+        )
+        return f"{text}."
+    none, twice = advice.like(memory=0), advice.like(memory=_next_memory(advice))
+    if none is not None:
+        text += f", {_more(saving(advice.result) - saving(none))} than without offloading"
+    if twice is not None and case.memory != advice.setup.memories()[-1]:
         text += f"; twice the memory would save {_more(saving(twice) - saving(advice.result))}"
     return f"{text}."
 
@@ -58,21 +99,21 @@ def _more(difference: float) -> str:
 
 
 def _next_memory(advice: FleetAdvice) -> int:
-    """Return the next larger memory than the one that is enough; 0 above the largest."""
+    """Return the next larger memory than the one that is enough; the largest above it."""
     memories = advice.setup.memories()
-    above = memories.index(advice.case.memory) + 1
-    return memories[above] if above < len(memories) else 0
+    return memories[min(memories.index(advice.case.memory) + 1, len(memories) - 1)]
 
 
 def fleet_findings(advice: FleetAdvice) -> list[Finding]:
     """Return the findings, the most important first."""
+    setup, offloads = advice.setup, advice.case.offloads
     return [
         Finding("Enough", _enough(advice)),
         Finding("Router", _routers(advice)),
         Finding("Memory", _memory(advice)),
-        *([Finding("Tier", _tiers(advice))] if len(advice.setup.tiers) > 1 else []),
-        *([Finding("Policy", _policies(advice))] if len(advice.setup.policies) > 1 else []),
-        *([Finding("First token", _first_token(advice))] if advice.setup.rate else []),
+        *([Finding("Tier", _tiers(advice))] if offloads and len(setup.tiers) > 1 else []),
+        *([Finding("Policy", _policies(advice))] if offloads and len(setup.policies) > 1 else []),
+        *([Finding("First token", _first_token(advice))] if setup.rate else []),
         Finding("Balance", _balance(advice)),
         Finding("Ceiling", _ceiling(advice)),
     ]
@@ -86,7 +127,7 @@ def _enough(advice: FleetAdvice) -> str:
         else "lowest price"
     )
     times = (
-        f", with 95 % of its first tokens within {SLOWER:g} times the least time,"
+        f", with 95 % of its first tokens, error added, within {SLOWER:g} times the least time,"
         if advice.setup.rate
         else ""
     )
@@ -114,9 +155,10 @@ def _memory(advice: FleetAdvice) -> str:
     for memory in advice.setup.memories():
         result = advice.like(memory=memory)
         if result is not None:
-            texts.append(f"{bytes_text(memory)} {percent_text(saving(result))}")
+            size = bytes_text(memory) if memory else each_text(0)
+            texts.append(f"{size} {percent_text(saving(result))}")
     text = f"Per engine, behind the same router: {', '.join(texts)}."
-    if advice.case.memory == advice.setup.memories()[0]:
+    if advice.case.memory == advice.setup.memories()[1]:
         text += " The smallest memory compared is enough; a smaller --capacity may be, too."
     elif advice.may_need_more:
         text += " The largest memory compared is needed; a larger --capacity may save more."
@@ -143,8 +185,8 @@ def _policies(advice: FleetAdvice) -> str:
 
 def _first_token(advice: FleetAdvice) -> str:
     def within(found: FleetResult) -> str:
-        p50, p95 = latency_text(found.ttft_p50 or 0), latency_text(found.ttft_p95 or 0)
-        return f"{p50} (median) and {p95} (95th percentile)"
+        p50 = latency_text(found.ttft_p50 or 0)
+        return f"{p50} (median) and {p95_text(found)} (95th percentile)"
 
     result = advice.result
     text = f"The first token takes {within(result)} from arrival"

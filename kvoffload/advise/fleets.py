@@ -1,7 +1,8 @@
 """Advice on engines behind a router: which router, policy, memory and tier are enough.
 
 The cheapest fleet that saves about as much as the best is enough. Every router and policy is
-compared in half, once, twice and four times the memory asked for, with each tier.
+compared in half, once, twice and four times the memory asked for, with each tier, and every router
+without offloading, which is enough where host memory saves hardly more.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from kvoffload.policies import registry
 from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult, Tier, parse_router
 from kvoffload.replay.fleet.fleet import DECODE_NS, Loop
 from kvoffload.replay.fleet.grid import run_fleets
 from kvoffload.replay.offline import infinite_hits
-from kvoffload.replay.policies import is_own
 from kvoffload.replay.processes import Elsewhere
 
 from .advice import LEAST_REQUESTS, LEAST_REUSE, SIZES, RecordedTrace
+from .choice import POLICIES, choose_policy, half_width
 from .economy import Engine
 from .units import percent_text
 
@@ -34,10 +34,8 @@ __all__ = [
     "Prices",
     "advise_fleet",
     "choose_fleet",
+    "p95_error",
 ]
-
-FLEET_POLICIES = ("lru", "hit-density")
-"""Policies of host memory that are compared if none is named."""
 
 STACK_ROUTERS = tuple(name for name in ROUTERS if name not in ("random", "earliest"))
 """The routers that are compared if none is named: those of stacks, except ``random``."""
@@ -49,16 +47,22 @@ TIER_BANDWIDTH = 10 * 10**9
 """The same from a tier."""
 
 ENOUGH = 0.01
-"""Share of the prefill, or of the tokens, that a fleet may save less than the best."""
+"""Share of the prefill, or of the tokens, that a fleet may save less than the best.
+
+It is also the noise between routers, and between policies other than those of `POLICIES`.
+"""
 
 SLOWER = 1.25
-"""Factor by which 95 % of the first tokens may take longer than in the fastest fleet."""
+"""Factor by which 95 % of the first tokens may take longer than in the surest fleet."""
 
 BUSY = 0.9
 """Share of the engines' time in prefill from which on queues of an open loop only grow."""
 
 _GIB = 2**30
 ROUND_ROBIN = "round-robin"
+
+UNUSED = POLICIES[0]
+"""Policy in the fleets without host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,9 @@ def choose_fleet(
     """Choose the cheapest fleet that is enough.
 
     A fleet is enough if it saves within .01 of the best and, among those that do, gives 95 % of
-    the first tokens within 1.25 times the least time. Of equally cheap fleets, the one with the
-    simpler policy is chosen, then that with the router higher in the table.
+    the first tokens within 1.25 times the least time. To each of these times its error is added: a
+    router that is fast by chance does not win. Of equally cheap fleets, the policy is chosen as by
+    `choose_policy`, then the router that is higher in the table.
 
     Parameters
     ----------
@@ -130,10 +135,20 @@ def choose_fleet(
         return None
     best = max(results.values(), key=saving)
     enough = [fleet for fleet in results if saving(results[fleet]) >= saving(best) - ENOUGH]
-    least = min(results[fleet].ttft_p95 or 0.0 for fleet in enough)
-    enough = [fleet for fleet in enough if (results[fleet].ttft_p95 or 0.0) <= SLOWER * least]
-    chosen = min(enough, key=lambda fleet: (_cost(fleet, prices), *_simplicity(fleet)))
-
+    times = {
+        fleet: (results[fleet].ttft_p95 or 0.0) + p95_error(results[fleet]) for fleet in enough
+    }
+    enough = [fleet for fleet in enough if times[fleet] <= SLOWER * min(times.values())]
+    least = min(_cost(fleet, prices) for fleet in enough)
+    cheapest = [fleet for fleet in enough if _cost(fleet, prices) == least]
+    most: dict[str, float] = {}
+    for fleet in cheapest:
+        most[fleet.policy] = max(most.get(fleet.policy, 0.0), saving(results[fleet]))
+    policy = choose_policy(most, lambda *_: ENOUGH)
+    chosen = min(
+        (fleet for fleet in cheapest if fleet.policy == policy),
+        key=lambda fleet: list(ROUTERS).index(fleet.spec.name),
+    )
     return FleetChoice(
         chosen,
         results[chosen],
@@ -153,10 +168,14 @@ def _cost(fleet: Fleet, prices: Prices | None) -> tuple[float, float]:
     return (prices.host * host + prices.tier * tier) * fleet.block_bytes / _GIB, 0.0
 
 
-def _simplicity(fleet: Fleet) -> tuple[float, int]:
-    """Return the rank of a fleet's policy by simplicity, and of its router in the table."""
-    policy = float("inf") if is_own(fleet.policy) else registry.parse(fleet.policy).kind.simplicity
-    return policy, list(ROUTERS).index(fleet.spec.name)
+def p95_error(result: FleetResult) -> float:
+    """Return the error of the 95th percentile of first tokens, seconds; 0 without a rate.
+
+    It is half of the 98 % confidence interval of the mean over parts of the trace.
+    """
+    values = result.ttft_p95_of_parts
+    mean = sum(values) / (len(values) or 1)
+    return half_width([value - mean for value in values])
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +237,7 @@ class FleetSetup:
     block_bytes: int
     device_memory: int = 0
     device_is_assumed: bool = False
-    policies: tuple[str, ...] = FLEET_POLICIES
+    policies: tuple[str, ...] = POLICIES
     routers: tuple[str, ...] = STACK_ROUTERS
     tiers: tuple[FleetTier | None, ...] = (None,)
     engine: Engine | None = None
@@ -248,16 +267,21 @@ class FleetSetup:
         return "tokens" if self.rate is None else "prefill"
 
     def memories(self) -> list[int]:
-        """Return the host memories of each engine that are compared, bytes, ascending."""
-        return [int(self.memory * size) for size in SIZES]
+        """Return the host memories of each engine that are compared, bytes, ascending.
+
+        The first is 0: without offloading.
+        """
+        return [0, *(int(self.memory * size) for size in SIZES)]
 
     def cases(self, unique_blocks: int) -> list[FleetCase]:
         """Return the fleets to compare over a trace with that many distinct blocks.
 
-        A cache that holds all of them never evicts, so no larger one is compared.
+        The first are without offloading, one per router. A cache that holds all blocks never
+        evicts, so no larger one is compared.
         """
         routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
-        axes = self.memories(), self.tiers, dict.fromkeys(self.policies), routers
+        none, *memories = self.memories()
+        axes = memories, self.tiers, dict.fromkeys(self.policies), routers
 
         def blocks(memory: int) -> int:
             return min(memory // self.block_bytes, max(1, unique_blocks))
@@ -282,7 +306,9 @@ class FleetSetup:
 
         return [
             FleetCase(memory, tier, fleet(memory, tier, policy, router))
-            for memory, tier, policy, router in itertools.product(*axes)
+            for memory, tier, policy, router in itertools.chain(
+                itertools.product([none], [None], [UNUSED], routers), itertools.product(*axes)
+            )
             if tier is not None or not (_sees_tier(router) and any(self.tiers))
         ]
 
@@ -304,6 +330,11 @@ class FleetCase:
     tier: FleetTier | None
     fleet: Fleet
 
+    @property
+    def offloads(self) -> bool:
+        """Whether there is host memory."""
+        return self.memory > 0
+
 
 @dataclass(frozen=True, slots=True)
 class FleetAdvice:
@@ -321,6 +352,8 @@ class FleetAdvice:
         The result of each.
     case : FleetCase
         The one that is enough, whether or not the trace suffices.
+    offloading : FleetCase
+        The one that is enough of those with host memory.
     reuse : float
         The share of the blocks that a cache without bounds would hit.
     objections : tuple of str
@@ -335,6 +368,7 @@ class FleetAdvice:
     cases: tuple[FleetCase, ...]
     results: Mapping[Fleet, FleetResult] = field(repr=False)
     case: FleetCase
+    offloading: FleetCase
     reuse: float
     objections: tuple[str, ...]
 
@@ -342,6 +376,16 @@ class FleetAdvice:
     def result(self) -> FleetResult:
         """The result of the fleet that is enough."""
         return self.results[self.case.fleet]
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether offloading saves enough more than none to be recommended.
+
+        None if the trace does not suffice, or if offloading saves tokens and no rate is known.
+        """
+        if self.objections or (self.case.offloads and self.setup.rate is None):
+            return None
+        return self.case.offloads
 
     @property
     def best(self) -> FleetCase:
@@ -362,14 +406,20 @@ class FleetAdvice:
         policy: str | None = None,
         router: str | None = None,
     ) -> FleetResult | None:
-        """Return the result of the fleet that is enough with a change; None if not compared."""
-        fleet = self.case.fleet
+        """Return the result of the fleet that is enough with a change; None if not compared.
+
+        Without offloading, memory 0, tier and policy have no effect; if none is enough, other
+        memories are those of `offloading`.
+        """
+        same = self.case if self.case.offloads or memory is None else self.offloading
         wanted = (
-            self.case.memory if memory is None else memory,
-            self.case.tier if tier == "same" else tier,
-            fleet.policy if policy is None else policy,
-            fleet.router if router is None else router,
+            same.memory if memory is None else memory,
+            same.tier if tier == "same" else tier,
+            same.fleet.policy if policy is None else policy,
+            self.case.fleet.router if router is None else router,
         )
+        if not wanted[0]:
+            wanted = (0, None, UNUSED, wanted[3])
         for case in self.cases:
             if (case.memory, case.tier, case.fleet.policy, case.fleet.router) == wanted:
                 return self.results[case.fleet]
@@ -415,8 +465,12 @@ def advise_fleet(
         if progress is not None:
             progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
-    choice = choose_fleet(results, setup.prices)
-    chosen = fleets[0] if choice is None else choice.fleet
+    with_host = {fleet: result for fleet, result in results.items() if fleet.host_blocks}
+
+    def enough(some: Mapping[Fleet, FleetResult]) -> FleetCase:
+        choice = choose_fleet(some, setup.prices)
+        return next(case for case in cases if choice is None or case.fleet == choice.fleet)
+
     nothing = np.zeros(trace.num_requests, dtype=np.int64)
     reuse = infinite_hits(trace, nothing) / (trace.num_blocks or 1)
     return FleetAdvice(
@@ -427,7 +481,8 @@ def advise_fleet(
         unique_blocks=trace.unique_blocks,
         cases=tuple(cases),
         results=results,
-        case=next(case for case in cases if case.fleet == chosen),
+        case=enough(results),
+        offloading=enough(with_host),
         reuse=reuse,
         objections=tuple(_objections(trace.num_requests, reuse)),
     )

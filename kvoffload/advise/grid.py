@@ -15,7 +15,7 @@ from kvoffload.replay.processes import Elsewhere
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
 
 PARTS = 10
-"""Parts of a trace, of equally many requests, over which results are compared."""
+"""Parts of a trace, of equally many requests, that are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Outcome:
     def stored(self) -> int:
         """Slots stored."""
         return sum(part.stored_slots for part in self.parts)
+
+    @property
+    def evicts_early(self) -> bool:
+        """Whether anything is evicted in the first half of the trace."""
+        return any(part.evicted_slots for part in self.parts[: PARTS // 2])
 
     @property
     def hit_ratio(self) -> float:

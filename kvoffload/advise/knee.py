@@ -1,9 +1,10 @@
 """The knee of the hits over memory: the memory above which doubling it is hardly worth it.
 
 Each size of a ladder, 1, 1½, 2, 3, 4, 6, ... times a power of two, is replayed exactly. A doubling
-is worth it if it gains a point more than the error of that gain, as ``kvoffload top`` judges a
-running server. The knee is the least memory from which on no doubling is worth it. An error is
-twice the standard error over parts of the trace, as in `kvoffload.advise.choice`.
+is worth it if it gains a point. The knee is the least memory from which on no doubling is worth it;
+the errors of the gains, as in `kvoffload.advise.choice`, say between which sizes it may lie. A
+memory that is not full in the first half of the trace, for which advice is refused, is never
+chosen: then the trace does not show the knee.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.processes import Elsewhere
 
 from .advice import RecordedTrace, Setup
-from .choice import by_simplicity, difference_error
+from .choice import difference_error
 from .grid import PARTS, Outcome
 
 __all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
@@ -36,7 +37,7 @@ class Rung:
     memory : int
         Bytes.
     policy : str
-        Policy string; the simplest of several that hit equally often.
+        Policy string; the first of several that hit equally often.
     hit_ratio : float
         Share of the tokens asked for that it hits.
     gain : float
@@ -59,15 +60,20 @@ class Knee:
     Attributes
     ----------
     memory : int
-        The least memory from which on doubling is not worth it, bytes.
-    most : int
-        The least memory from which on that is certain within the errors, bytes.
+        The least memory from which on doubling is not worth it, bytes. If the trace does not show
+        the knee, the greatest memory of the curve that advice can be given on.
+    least, most : int
+        The least and the greatest memory at which the knee may lie within the errors, bytes.
+    is_shown : bool
+        Whether the trace is long enough to show the knee.
     curve : tuple of Rung
         All memories, ascending.
     """
 
     memory: int
+    least: int
     most: int
+    is_shown: bool
     curve: tuple[Rung, ...]
 
     @property
@@ -134,17 +140,25 @@ def find_knee(
         found[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
         if progress is not None:
             progress(done)
-    simplest_first = by_simplicity(setup.policies)
     best = {
-        memory: max((found[policy, slots] for policy in simplest_first), key=_hits)
+        memory: max((found[policy, slots] for policy in setup.policies), key=_hits)
         for memory, slots in capacity.items()
     }
     everything = best[max(capacity)]
     curve = [_rung(memory, best[memory], best.get(2 * memory, everything)) for memory in capacity]
+    knee = _from_which_on(curve, lambda rung: rung.gain < WORTH)
+    filled = [
+        memory
+        for memory, slots in capacity.items()
+        if any(found[policy, slots].evicts_early for policy in setup.policies)
+    ]
+    greatest = max(filled, default=curve[0].memory)
     return Knee(
-        _from_which_on(curve, lambda rung: rung.gain - rung.error < WORTH),
-        _from_which_on(curve, lambda rung: rung.gain + rung.error < WORTH),
-        tuple(curve),
+        memory=min(knee, greatest),
+        least=_from_which_on(curve, lambda rung: rung.gain - rung.error < WORTH),
+        most=_from_which_on(curve, lambda rung: rung.gain + rung.error < WORTH),
+        is_shown=knee <= greatest,
+        curve=tuple(curve),
     )
 
 

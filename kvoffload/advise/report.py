@@ -21,7 +21,6 @@ from kvoffload.traces.outputs import open_output
 
 from .advice import Advice
 from .chart import NAME_OFFSET, bars, chart, strip
-from .choice import by_simplicity
 from .configuration import python_text, vllm_text
 from .economy import balance
 from .subject import Subject
@@ -74,7 +73,6 @@ def report_html(subject: Subject) -> str:
         headline=subject.headline(),
         findings=[f for f in subject.findings() if f.title not in _FIRST],
         noise=noise_text(),
-        simplicity=", ".join(by_simplicity(setup.policies)),
         wide=chart(advice, **_WIDE),
         narrow=chart(advice, **_NARROW),
         name_offset=NAME_OFFSET,

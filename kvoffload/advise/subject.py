@@ -18,6 +18,7 @@ from .retention import RetentionCell, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text
 from .wording import (
     Finding,
+    assumed_workers_text,
     context,
     findings,
     headline,
@@ -63,7 +64,7 @@ class Subject:
     def findings(self) -> list[Finding]:
         """Return the findings."""
         found = findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
-        return [*context(self.since, self.knee), *found]
+        return [*context(self.since, self.knee, self.advice.setup), *found]
 
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
@@ -166,6 +167,7 @@ class Subject:
             )
         if self.engine is not None:
             found.append(rates_text(self.engine))
+        found += assumed_workers_text(setup.engine, self.model)
         found += [*self._counted_for_one_worker(), *group_remarks(setup.chunks)]
         if self.advice.policy is not None and not is_own(self.advice.policy):
             found.append(workers_text(setup.engine))

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvoffload.replay.results import ERROR_PARTS
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import VLLM_DEFAULT, Advice, Cell, Setup
-from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
+from .choice import LEAST_NOISE, POLICIES, Choice
 from .comparison import Comparison
 from .details import Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
-from .grid import PARTS
 from .knee import Knee
+from .model_shape import ModelShape
 from .retention import RetentionCell, or_none, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
 
+if TYPE_CHECKING:
+    from .fleets import FleetSetup
+
 __all__ = [
     "Finding",
+    "assumed_workers_text",
     "capacity_text",
     "context",
     "detail_findings",
@@ -95,7 +102,7 @@ def _saved_tokens(advice: Advice, cell: Cell) -> str:
 def _best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
     """Return the policy that saves most time, and its balance."""
     balances = {p: balance(advice, advice.cell(p), engine) for p in advice.setup.policies}
-    best = max(by_simplicity(list(balances)), key=lambda policy: balances[policy].net_seconds)
+    best = max(balances, key=lambda policy: balances[policy].net_seconds)
     return best, balances[best]
 
 
@@ -159,6 +166,15 @@ def workers_text(engine: Engine | None) -> str:
     )
 
 
+def assumed_workers_text(engine: Engine | None, model: ModelShape | None) -> list[str]:
+    """Return that a number of accelerators was chosen to hold the model, if it was."""
+    if engine is None or model is None or engine.workers == 1 or engine.workers_given:
+        return []
+    return [
+        f"{engine.name} per engine, to hold {model.name}; --tensor-parallel sets another number."
+    ]
+
+
 def side_by_side(advice: Advice, alone: Advice, shares: Sequence[Advice] = ()) -> str:
     """Return the answers with and without a cache on the accelerator, and what decides."""
     engine = advice.setup.rates
@@ -219,30 +235,50 @@ def _difference(advice: Advice, cell: Cell) -> str:
     return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
 
 
-def capacity_text(knee: Knee, engines: int = 1) -> str:
+def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
     """Return where the knee of the hits over memory lies, and how certain that is.
 
-    With several engines the curve is of one cache of all of them.
+    With several engines the curve is of one cache of all of them. `behind` says in words what is
+    assumed of the accelerator's own cache.
     """
     rung, memory = knee.rung, bytes_text(knee.memory)
+    if knee.is_shown:
+        text = (
+            f"{memory} is the knee of the hits over memory: from there on twice the memory gains "
+            "less than a point"
+        )
+    else:
+        text = (
+            "the trace does not show the knee of the hits over memory, because in its first half "
+            f"nothing is evicted from more than {memory}; record for longer, or give --capacity"
+        )
     text = (
-        f"--capacity auto: {memory} is the knee of the hits over memory: from there on twice the "
-        "memory gains less than a point beyond its error. There "
-        f"{rung.policy} hits {percent_text(rung.hit_ratio)}, and twice the memory would gain "
-        f"{rung.gain * 100:.1f} ± {rung.error * 100:.1f} points"
+        f"--capacity auto: {text}. There {rung.policy} hits {percent_text(rung.hit_ratio)}"
+        f"{behind}, and twice the memory would gain {rung.gain * 100:.1f} ± "
+        f"{rung.error * 100:.1f} points"
     )
-    if knee.most > knee.memory:
-        text += f"; within the curve's error the knee may lie as high as {bytes_text(knee.most)}"
+    if knee.least < knee.most:
+        low, high = bytes_text(knee.least), bytes_text(knee.most)
+        text += f"; within the curve's error the knee lies between {low} and {high}"
     if engines > 1:
         text += f". That is of one cache of all engines: {bytes_text(knee.memory / engines)} each"
     return f"{text}."
 
 
-def context(since: Comparison | None, knee: Knee | None, engines: int = 1) -> list[Finding]:
+def context(
+    since: Comparison | None, knee: Knee | None, setup: Setup | FleetSetup, engines: int = 1
+) -> list[Finding]:
     """Return what changed since an earlier advice, and where the knee is, as far as asked for."""
+    behind = ""
+    if setup.device_is_assumed:
+        behind = " without the accelerator's own cache, which was only assumed"
     return [
         *([] if since is None else [Finding("Changes", f"{since}")]),
-        *([] if knee is None else [Finding("Capacity", capacity_text(knee, engines))]),
+        *(
+            []
+            if knee is None
+            else [Finding("Capacity", capacity_text(knee, engines, behind=behind))]
+        ),
     ]
 
 
@@ -325,11 +361,13 @@ def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
 
 
 def noise_text() -> str:
-    """Return the definition of noise."""
+    """Return how a policy is chosen, with the definition of noise."""
+    lru, density = POLICIES
     return (
-        f"Noise: twice the standard error of the difference to the best policy over {PARTS} "
-        f"consecutive parts of the trace, at least {points(LEAST_NOISE)} and at most "
-        f"{points(MOST_NOISE)}."
+        f"{density} is recommended, or {lru} where it is at most {points(LEAST_NOISE)} behind; any "
+        "other policy must be ahead of both by more than noise. Noise: half of the 98 % confidence "
+        f"interval of a difference over {ERROR_PARTS} consecutive parts of the trace, at least "
+        f"{points(LEAST_NOISE)}."
     )
 
 
@@ -382,24 +420,33 @@ def _reason(advice: Advice, policy: str) -> str:
 
 def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:
     """Return why the policy was chosen from the candidates."""
-    within = choice.within_noise()
-    if policy != choice.best:
-        return (
-            f"{choice.best} hits most, {percent_text(advice.cell(choice.best).hit_ratio)}; "
-            f"{policy} is {points(choice.behind[policy])} behind, which is within noise "
-            f"({points(choice.noise[policy])}), and it is the simplest of the {len(within)} "
-            f"policies that are: {', '.join(within)}."
-        )
-    if len(within) > 1:
-        others = ", ".join(p for p in within if p != policy)
-        return f"It hits most, and it is simpler than those within noise of it: {others}."
-    if len(choice.behind) == 1:
+    if len(choice.candidates) == 1:
         return "It is the only policy that was compared."
-    second = [p for p in advice.ranking() if p in choice.candidates][1]
-    return (
-        f"It hits most. The next, {second}, is {points(choice.behind[second])} behind, which is "
-        f"more than noise ({points(choice.noise[second])})."
-    )
+    usual = [p for p in POLICIES if p in choice.candidates]
+    ahead = {p: choice.behind[p] - choice.behind[policy] for p in choice.candidates}
+    if policy not in usual:
+        if not usual:
+            return "It hits most."
+        leads = " and ".join(f"{points(ahead[p])} ahead of {p}" for p in usual)
+        return f"It is {leads}, which is more than noise."
+    found = []
+    if len(usual) > 1:
+        (other,) = (p for p in usual if p != policy)
+        by = points(abs(ahead[other]))
+        if policy != POLICIES[0]:
+            found.append(f"It hits more than {other}, which is {by} behind.")
+        elif ahead[other] < 0:
+            found.append(
+                f"It is {by} behind {other}, which is too little to notice, and the simpler."
+            )
+        else:
+            found.append(f"It hits at least as much as {other}.")
+    more = [p for p in advice.ranking() if p in choice.candidates and ahead[p] < 0]
+    more = [p for p in more if p not in usual]
+    if more:
+        leads = ", ".join(f"{p} {points(-ahead[p])}" for p in more)
+        found.append(f"Ahead of it, but not of both by more than noise: {leads}.")
+    return " ".join(found) or "No other policy is ahead of it by more than noise."
 
 
 def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
@@ -556,11 +603,12 @@ def _reuse(advice: Advice, found: Details) -> str:
     groups, what = advice.setup.chunks, "to hit them"
     if not groups.is_plain:
         what = f"for their chunks of {'the full groups' if groups.num_full else 'one group'}"
+    before = ", the accelerator's own cache left out" if advice.setup.device_memory else ""
     sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
     return (
-        f"{percent_text(reuse.reused)} of the uses repeat a block. Half of them come within "
-        f"{bytes_text(at[50])} of other blocks, and 90 % within {bytes_text(at[90])}{sample}; LRU "
-        f"needs that much memory {what}."
+        f"{percent_text(reuse.reused)} of the uses repeat a block{before}. Half of them come "
+        f"within {bytes_text(at[50])} of other blocks, and 90 % within {bytes_text(at[90])}"
+        f"{sample}; LRU needs that much memory {what}."
     )
 
 

@@ -146,7 +146,7 @@ def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
         "capacity": advice.capacities[index],
         "best_possible_hit_ratio": advice.ceilings[index],
         "best": choice.best,
-        "simplest_within_noise": choice.policy,
+        "choice": choice.policy,
         "policies": {
             policy: _cell(advice, policy, index)
             | _times(subject, advice, advice.cell(policy, index))

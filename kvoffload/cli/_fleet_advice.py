@@ -11,12 +11,12 @@ import click
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.fleet_subject import FleetSubject, Heat
-from kvoffload.advise.fleet_wording import tier_text
+from kvoffload.advise.fleet_wording import each_text, p95_text, tier_text
 from kvoffload.advise.fleets import FleetCase, saving
 from kvoffload.advise.units import bytes_text, latency_text, percent_text
 from kvoffload.replay.groups import GroupChunks
 
-from ._fleet_result import FleetCell, fleet_object
+from ._fleet_result import FleetCell, fleet_object, ttft_object
 from ._terminal import Column, print_prose, print_tables
 
 
@@ -51,12 +51,13 @@ def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
         "link_bandwidth": setup.link,
         "tier_bandwidth": setup.tier_bandwidth,
         "prices": None if setup.prices is None else asdict(setup.prices),
+        "pays": "unknown" if advice.pays is None else advice.pays,
         "recommendation": _case(subject, advice.case) if subject.is_recommended else None,
         "best": _case(subject, advice.best),
         "objections": list(advice.objections),
         "headline": subject.headline(),
         "findings": [asdict(finding) for finding in subject.findings()],
-        "configuration": {"vllm": arguments} if subject.is_recommended else None,
+        "configuration": {"vllm": arguments} if subject.offloads else None,
         "router_configs": [asdict(config) for config in subject.router_configs()],
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
@@ -75,13 +76,13 @@ def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
     result = subject.advice.results[case.fleet]
     return {
         "router": case.fleet.router,
-        "policy": case.fleet.policy,
+        "policy": case.fleet.policy if case.offloads else None,
         "memory": case.memory,
         "tier": None if case.tier is None else tier_text(case.tier),
         "tier_memory": None if case.tier is None else case.tier.memory,
         "token_hit_ratio": result.token_hit_ratio,
         "saved": result.saved,
-        "ttft": {"p50": result.ttft_p50, "p95": result.ttft_p95, "mean": result.ttft_mean},
+        "ttft": ttft_object(result),
         "imbalance": result.imbalance,
     }
 
@@ -119,17 +120,18 @@ def _print_heat(subject: FleetSubject, heat: Heat, title: list[str]) -> None:
     advice = subject.advice
     tiers = f", {tier_text(heat.tier)}" if len(advice.setup.tiers) > 1 else ""
     title.append(f"{advice.setup.saved} saved with {heat.policy}{tiers}, by memory of each engine")
-    enough = advice.case.memory, advice.case.tier, advice.case.fleet.policy
-    router = advice.case.fleet.router
 
     def text(name: str, index: int) -> str:
         result, memory = heat.rows[name][index], advice.setup.memories()[index]
-        is_enough = (memory, heat.tier, heat.policy) == enough and name == router
-        mark = " *" if is_enough and subject.is_recommended else ""
+        is_enough = subject.is_recommended and subject.is_enough(heat, name, memory)
+        mark = " *" if is_enough else ""
         return "-" if result is None else f"{percent_text(saving(result))}{mark}"
 
     columns = [
-        Column(bytes_text(memory), [text(name, index) for name in heat.rows])
+        Column(
+            bytes_text(memory) if memory else "no\noffloading",
+            [text(name, index) for name in heat.rows],
+        )
         for index, memory in enumerate(advice.setup.memories())
     ]
     print_tables(title, [Column("router", list(heat.rows), numeric=False)], [columns])
@@ -145,11 +147,13 @@ def _print_routers(subject: FleetSubject) -> None:
     if advice.setup.rate is not None:
         columns += [
             Column("first token\np50", [latency_text(one.ttft_p50 or 0) for one in results]),
-            Column("\np95", [latency_text(one.ttft_p95 or 0) for one in results]),
+            Column("\np95", [p95_text(one) for one in results]),
             Column("busy", [percent_text(one.busy) for one in results]),
         ]
     columns.append(Column("busiest\nengine/mean", [f"{one.imbalance:.2f}" for one in results]))
-    title = f"with {advice.case.fleet.policy} in {bytes_text(advice.case.memory)} each"
+    title = "without offloading"
+    if advice.case.offloads:
+        title = f"with {advice.case.fleet.policy} in {each_text(advice.case.memory)}"
     if advice.case.tier is not None:
         title += f" and {tier_text(advice.case.tier)}"
     print_tables([title], [Column("router", list(known), numeric=False)], [columns])

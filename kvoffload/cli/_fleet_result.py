@@ -12,7 +12,7 @@ import click
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.fleet_wording import NOT_MODELLED
-from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, saving
+from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, p95_error, saving
 from kvoffload.advise.router_configs import RouterConfig, router_configs
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import DecodedTrace, HintOptions, TraceHints
@@ -177,7 +177,8 @@ def _choice_text(grid: FleetGrid, choice: FleetChoice) -> str:
         if other is not None and other is not found:
             text += f", {name} {percent_text(saving(other))}"
     if found.ttft_p95 is not None:
-        text += f"; 95 % of the first tokens come within {duration_text(found.ttft_p95)} s"
+        time, error = duration_text(found.ttft_p95), duration_text(p95_error(found))
+        text += f"; 95 % of the first tokens come within {time} ± {error} s"
     return f"{text}."
 
 
@@ -252,6 +253,16 @@ def _print_totals(grid: FleetGrid) -> None:
     )
 
 
+def ttft_object(found: FleetResult) -> dict[str, float | None]:
+    """Return the times of first tokens, seconds, and the error of the 95th percentile."""
+    return {
+        "p50": found.ttft_p50,
+        "p95": found.ttft_p95,
+        "p95_error": None if found.ttft_p95 is None else p95_error(found),
+        "mean": found.ttft_mean,
+    }
+
+
 def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
     """Return a fleet and its result as ``--json`` prints them."""
     fleet, tier = cell.fleet, cell.fleet.tier
@@ -288,7 +299,7 @@ def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
             "tier_in": in_bytes(found.tier_stored),
             "tier_out": in_bytes(found.tier_hits),
         },
-        "ttft": {"p50": found.ttft_p50, "p95": found.ttft_p95, "mean": found.ttft_mean},
+        "ttft": ttft_object(found),
         "latency_mean": found.latency_mean,
         "busy": found.busy,
         "imbalance": found.imbalance,

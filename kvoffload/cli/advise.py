@@ -26,11 +26,11 @@ from kvoffload.advise import (
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.advice import DEVICE_SHARES
+from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.comparison import compared_advice, read_advice
 from kvoffload.advise.fleet_report import write_fleet_report
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import (
-    FLEET_POLICIES,
     STACK_ROUTERS,
     FleetAdvice,
     FleetSetup,
@@ -44,8 +44,7 @@ from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
-from kvoffload.policies import registry
-from kvoffload.replay import HintOptions, Selection
+from kvoffload.replay import GroupChunks, HintOptions, Selection
 from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -160,7 +159,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "comma-separated or repeated, the advice is on the first, and the others are compared. auto: "
     "the knee of the hits over memory. With --engines, the memory of each engine.",
 )
-@policy_option(",".join(registry.names()))
+@policy_option(",".join(POLICIES))
 @model_options
 @click.option(
     "--kv-bytes-per-token",
@@ -194,8 +193,9 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @click.option(
     "--disk",
     metavar="SIZE",
-    callback=value_of(read_size),
-    help="Size of a disk behind host memory, such as 2TB; its hits and writes are reported, too.",
+    callback=value_of(read_capacity),
+    help="Disk behind host memory: a size (2TB), blocks, or a share of the unique blocks; its hits "
+    "and writes are reported, too.",
 )
 @click.option(
     "--disk-policy",
@@ -211,7 +211,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     metavar="N",
     callback=value_of(read_engines),
     help=f"Advise on this many engines behind a router, 1 to {MOST_ENGINES}: which router, "
-    "policy, memory and tier are enough. Compares lru and hit-density unless --policy is given.",
+    "policy, memory and tier are enough, or that none offloads.",
 )
 @click.option(
     "--router",
@@ -259,7 +259,7 @@ def advise(
     accelerator: Accelerator | None,
     prefill_tokens_per_second: float | None,
     link_bandwidth: int | None,
-    disk: int | None,
+    disk: Capacity | None,
     disk_policies: tuple[str, ...],
     engines: int | None,
     routers: tuple[str, ...],
@@ -280,18 +280,19 @@ def advise(
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     such files, or a pattern; several are merged by time. - means standard input.
 
-    The trace is replayed through every policy in the given memory and in half, twice and four times
-    as much, or in each memory given. The simplest policy within noise of the best is recommended,
-    as a configuration to paste, and compared with vLLM's default and with no offloading. No policy
-    is recommended if the trace is too short or has no reuse, or if no policy saves more prefill
-    than moving blocks takes. With --model and without --device-memory, several answers stand side
-    by side: behind the prefix cache that the accelerator typically has, behind a half and a quarter
-    of it, and without one.
+    The trace is replayed through lru and hit-density, or the policies given, in the given memory
+    and in half, twice and four times as much, or in each memory given. hit-density is recommended,
+    or lru if it hits as much; another policy only if it hits more than both by more than noise. The
+    recommendation is a configuration to paste, compared with vLLM's default and with no offloading.
+    No policy is recommended if the trace is too short or has no reuse, or if no policy saves more
+    prefill than moving blocks takes. With --model and without --device-memory, several answers
+    stand side by side: behind the prefix cache that the accelerator typically has, behind a half
+    and a quarter of it, and without one.
 
     With --engines, engines behind a router are replayed instead, with every combination of memory,
-    router, policy and tier. The cheapest fleet that saves within a point of the best is
-    recommended. If requests record how long their clients waited, each request of a session follows
-    the answer to the previous one.
+    router, policy and tier, and without offloading. The cheapest fleet that saves within a point of
+    the best is recommended. If requests record how long their clients waited, each request of a
+    session follows the answer to the previous one.
     """
     engine = engine_of(
         model,
@@ -305,7 +306,7 @@ def advise(
     size.check()
     fleet = None
     if engines is not None:
-        fleet = _FleetOptions(engines, routers, shared, disk, disk_policies, price)
+        fleet = _FleetOptions(engines, routers, shared, disk_policies, price)
     _check(size, capacities, disk, disk_policies, fleet)
     if fleet is None:
         _check_none({"router": routers, "shared": shared, "price": price})
@@ -313,8 +314,6 @@ def advise(
     check_dask(dask, traces)
     if report is not None:
         require_report()
-    if engines is not None and is_default("policies"):
-        policies = FLEET_POLICIES
     with open_source(traces, reading) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
@@ -348,7 +347,8 @@ def advise(
         )
         behind = None
         if disk is not None:
-            behind = Disk(disk, disk_policies or ("lru", "hit-density"))
+            size_of_disk = _bytes_of(disk, "--disk", setup.chunks, recorded.trace.unique_blocks)
+            behind = Disk(size_of_disk, disk_policies or POLICIES)
         command = _Command(
             traces,
             setup,
@@ -391,7 +391,9 @@ def advise(
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
                 grows = None in capacities
-                advice = _fleet_advice(recorded, setup, fleet, typical, effort, grows=grows)
+                advice = _fleet_advice(
+                    recorded, setup, fleet, typical, effort, disk=behind, grows=grows
+                )
                 setup = replace(setup, memory=advice.setup.memory)
                 context["command"] = replace(command, setup=setup).text()
                 subject = FleetSubject(advice=advice, **context)
@@ -412,7 +414,7 @@ def advise(
 def _check(
     size: _TokenSize,
     capacities: tuple[Capacity | None, ...],
-    disk: int | None,
+    disk: Capacity | None,
     disk_policies: tuple[str, ...],
     fleet: _FleetOptions | None,
 ) -> None:
@@ -472,8 +474,6 @@ def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) 
     A cache that is only assumed is left out: it may serve all reuse, and running requests share it.
     """
     setup = replace(setup, device_memory=engines * setup.device_memory)
-    if is_default("policies"):
-        setup = replace(setup, policies=FLEET_POLICIES)
     total = knee_replays(recorded, setup)
     with progress_bar("finding the knee", total, quiet=effort.quiet, unit="replays") as progress:
         return find_knee(
@@ -488,6 +488,7 @@ def _fleet_advice(
     typical: int,
     effort: _Effort,
     *,
+    disk: Disk | None,
     grows: bool,
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
@@ -511,7 +512,7 @@ def _fleet_advice(
         device_is_assumed=not setup.device_memory and typical > 0,
         policies=setup.policies,
         routers=options.routers or STACK_ROUTERS,
-        tiers=options.tiers(setup.block_bytes, trace.unique_blocks),
+        tiers=options.tiers(disk, setup, trace.unique_blocks),
         engine=engine,
         loop=loop,
         prices=options.price,
@@ -520,7 +521,7 @@ def _fleet_advice(
         cases = question.cases(trace.unique_blocks)
     except ValueError as error:
         raise click.UsageError(f"--{error}") from None
-    memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases)}
+    memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases) if case.offloads}
     for policy in question.policies:
         manager_of(policy, min(fleet.host_blocks for fleet in memories), "block")
     note_limits(trace, memories, quiet=effort.quiet)
@@ -546,27 +547,23 @@ class _FleetOptions:
     engines: int
     routers: tuple[str, ...]
     shared: tuple[Shared, ...]
-    disk: int | None
     tier_policies: tuple[str, ...]
     price: Prices | None
 
-    def tiers(self, block_bytes: int, unique_blocks: int) -> tuple[FleetTier | None, ...]:
+    def tiers(
+        self, disk: Disk | None, setup: Setup, unique_blocks: int
+    ) -> tuple[FleetTier | None, ...]:
         """Return the tiers to compare, none first."""
         policies = self.tier_policies or ("lru",)
         found: list[FleetTier | None] = [None]
         for one in self.shared:
             if one.capacity is None:
                 continue
-            blocks = one.capacity.resolve(block_bytes, unique_blocks, "--shared")
-            memory = one.capacity.size or blocks * block_bytes
+            memory = _bytes_of(one.capacity, "--shared", setup.chunks, unique_blocks)
             given = policies if one.policy is None else (one.policy,)
             found += [FleetTier("shared", memory, policy) for policy in given]
-        if self.disk is not None:
-            if self.disk < block_bytes:
-                raise click.UsageError(
-                    f"--disk must hold a block of {block_bytes:,} bytes, got {self.disk:,}"
-                )
-            found += [FleetTier("private", self.disk, policy) for policy in policies]
+        if disk is not None:
+            found += [FleetTier("private", disk.size, policy) for policy in policies]
         return tuple(dict.fromkeys(found))
 
     def words(self) -> list[str]:
@@ -755,7 +752,7 @@ class _Command:
         setup, size = self.setup, self.size
         given = [setup.memory, *(other for other in setup.others if other != setup.memory)]
         words = ["--capacity", ",".join(map(_exact, given))]
-        if setup.policies != registry.names():
+        if setup.policies != POLICIES:
             words += ["--policy", ",".join(setup.policies)]
         cache = size.cache
         if cache.model is None:
@@ -804,6 +801,15 @@ def _exact(size: int) -> str:
     return f"{size}B"
 
 
+def _bytes_of(
+    asked: Capacity, option: str, groups: GroupChunks, unique_blocks: int, least: int = 1
+) -> int:
+    """Return a memory in bytes; refuse one that holds fewer than `least` blocks or slots."""
+    unique = unique_chunks(groups, unique_blocks)
+    blocks = asked.resolve(groups.slot_bytes, unique, option, least, unit=groups.slot_name)
+    return blocks * groups.slot_bytes if asked.size is None else asked.size
+
+
 def _setup(
     capacities: Iterable[Capacity],
     device_memory: Capacity | None,
@@ -820,19 +826,15 @@ def _setup(
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     groups = cache.groups(block_tokens, token_bytes)
-    block_bytes, unit = groups.slot_bytes, groups.slot_name
-    unique = unique_chunks(groups, unique_blocks)
-
-    def size(asked: Capacity, option: str, least: int) -> int:
-        blocks = asked.resolve(block_bytes, unique, option, least, unit=unit)
-        return blocks * block_bytes if asked.size is None else asked.size
-
-    memories = [size(asked, "--capacity", 1) for asked in capacities]
+    memories = [_bytes_of(asked, "--capacity", groups, unique_blocks) for asked in capacities]
+    device = 0
+    if device_memory is not None:
+        device = _bytes_of(device_memory, "--device-memory", groups, unique_blocks, least=0)
     setup = Setup(
         memory=memories[0],
         block_tokens=block_tokens,
         token_bytes=token_bytes,
-        device_memory=0 if device_memory is None else size(device_memory, "--device-memory", 0),
+        device_memory=device,
         full_blocks=full_blocks,
         policies=tuple(dict.fromkeys(policies)),
         others=tuple(memories[1:]),
@@ -842,7 +844,7 @@ def _setup(
     least, most = min(setup.memories()), max(setup.memories())
     if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:
         raise click.UsageError(
-            f"--capacity must be 2 ... {MAX_BLOCKS // 4} {setup.kept_in} of {block_bytes:,} bytes, "
-            f"got {setup.memory:,} bytes"
+            f"--capacity must be 2 ... {MAX_BLOCKS // 4} {setup.kept_in} of "
+            f"{setup.block_bytes:,} bytes, got {setup.memory:,} bytes"
         )
     return setup

@@ -72,7 +72,7 @@ class Entry:
         One line for help texts.
     simplicity : int
         Rank among the policies, 1 for the simplest: how much one must know to explain why a block
-        left. Of two policies with equal hits, the simpler one is recommended.
+        left.
     explained_by : str
         One sentence on what one must know for that. It does not depend on the policy's hits.
     options : tuple of Option

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .groups import GroupChunks
 
-__all__ = ["DurationHistogram", "LoopTimes", "ReplayResult"]
+__all__ = ["ERROR_PARTS", "DurationHistogram", "LoopTimes", "ReplayResult"]
+
+ERROR_PARTS = 5
+"""Parts of a trace, of equally many requests, from which the errors of results are estimated."""
 
 _STEP_BITS = 6
 

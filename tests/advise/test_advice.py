@@ -16,7 +16,9 @@ from kvoffload.traces import Request, Workload
 
 MIB = 2**20
 WORKLOAD = Workload(300, seed=3)
-SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)  # a block a mebibyte
+SETUP = Setup(  # a block a mebibyte
+    memory=200 * MIB, block_tokens=512, token_bytes=2048, policies=registry.names()
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
-"""Noise, and the simplest policy within it."""
+"""The choice of a policy, and noise."""
+
+import itertools
+import statistics
 
 import pytest
 
-from kvoffload.advise.choice import LEAST_NOISE, MOST_NOISE, by_simplicity, choose, noise
+from kvoffload.advise.choice import LEAST_NOISE, POLICIES, STUDENT_T, choose, noise
 from kvoffload.advise.grid import PARTS, Outcome
-from kvoffload.policies import registry
 from kvoffload.replay import ReplayResult
+from kvoffload.replay.results import ERROR_PARTS
 
 
 def outcome(policy, hits_of_parts, blocks=1_000):
@@ -13,55 +16,70 @@ def outcome(policy, hits_of_parts, blocks=1_000):
     return Outcome(policy, tuple(parts))
 
 
-def test_every_registered_policy_has_its_place_in_the_order_of_simplicity():
-    ranks = {registry.entry(name).simplicity for name in registry.names()}
-    assert min(ranks) == 1
-    assert by_simplicity(["own:Policy", "hit-density?guard=0", "arc", "lru"]) == [
-        "lru",
-        "arc",
-        "hit-density?guard=0",
-        "own:Policy",
-    ]
+def steady(**hits):
+    """Return outcomes by policy that hit this much of 1,000 in every part."""
+    return [outcome(name.replace("_", "-"), [count] * PARTS) for name, count in hits.items()]
 
 
-def test_a_steady_difference_is_no_noise():
-    best, other = outcome("arc", [300] * PARTS), outcome("lru", [295] * PARTS)
+@pytest.mark.parametrize(
+    ("lru", "hit_density", "chosen"),
+    [(300, 303, "hit-density"), (300, 301, "lru"), (300, 300, "lru"), (310, 300, "lru")],
+)
+def test_hit_density_is_taken_and_lru_where_it_hits_as_much(lru, hit_density, chosen):
+    choice = choose(steady(lru=lru, hit_density=hit_density))
+    assert choice.policy == chosen
+    assert choice.best == ("lru" if lru >= hit_density else "hit-density")
+
+
+def test_another_policy_is_taken_only_where_it_is_ahead_of_both_by_more_than_noise():
+    both = steady(lru=300, hit_density=320)
+    assert choose([*both, *steady(arc=323)]).policy == "arc"
+    assert choose([*both, *steady(arc=321)]).policy == "hit-density"
+    varies = outcome("arc", [400, 400, 300, 300] * 2 + [300, 300])
+    assert varies.hit_ratio == 0.34
+    choice = choose([*both, varies])
+    assert (choice.policy, choice.best) == ("hit-density", "arc")
+    assert choice.behind["hit-density"] == pytest.approx(0.02)
+    assert choice.noise["hit-density"] > 0.02
+    ahead_of_one = steady(lru=340, hit_density=330, arc=341)
+    assert choose(ahead_of_one).policy == "lru"
+
+
+def test_the_named_policies_are_the_ones_to_choose_from():
+    assert choose(steady(arc=300)).policy == "arc"
+    assert choose(steady(lru=300)).policy == "lru"
+    assert choose(steady(hit_density=300)).policy == "hit-density"
+    assert choose(steady(arc=300, sieve=301, lfu=299)).policy == "sieve"
+    assert choose(steady(hit_density=300, arc=301)).policy == "hit-density"
+    assert choose(steady(lru=300, arc=303)).policy == "arc"
+    three = steady(lru=300, hit_density=320, arc=310)
+    assert choose(three, among=("lru", "arc")).policy == "arc"
+    choice = choose(three, among=("lru",))
+    assert (choice.policy, choice.best, choice.candidates) == ("lru", "lru", ("lru",))
+    assert choice.behind == {
+        "lru": 0,
+        "hit-density": pytest.approx(-0.02),
+        "arc": pytest.approx(-0.01),
+    }
+
+
+def test_noise_is_half_of_a_98_percent_interval_over_five_parts():
+    differences = [20, 0, 40, 10, 30]
+    pairs = itertools.chain.from_iterable((d, d) for d in differences)
+    wide, flat = outcome("arc", [20 + d for d in pairs]), outcome("lru", [20] * PARTS)
+    error = statistics.stdev(differences) / ERROR_PARTS**0.5 / 1_000
+    assert noise(wide.parts, flat.parts) == pytest.approx(STUDENT_T * error)
+    t = pytest.importorskip("scipy.stats", reason="the quantile is checked with scipy").t
+    assert pytest.approx(t.ppf(0.99, ERROR_PARTS - 1), abs=5e-4) == STUDENT_T
+
+
+def test_a_steady_difference_is_noise_only_where_it_is_too_small_to_notice():
+    best, other = steady(arc=300, lru=295)
     assert noise(best.parts, other.parts) == LEAST_NOISE
-    choice = choose([other, best])
-    assert (choice.policy, choice.best) == ("arc", "arc")
-    assert choice.behind == {"arc": 0.0, "lru": 0.005}
-
-
-def test_a_difference_that_comes_and_goes_is_noise_and_the_simplest_policy_is_taken():
-    best = outcome("arc", [306, 294] * (PARTS // 2))
-    other = outcome("lru", [292, 306] * (PARTS // 2))
-    choice = choose([best, other])
-    assert choice.best == "arc"
-    assert choice.behind["lru"] == pytest.approx(0.001)
-    assert choice.noise["lru"] > 0.008  # twice the error of 14, -12, 14, ... of 1,000
-    assert choice.policy == "lru"
-    assert choice.within_noise() == ["lru", "arc"]
-
-
-def test_noise_is_twice_the_standard_error_of_the_mean_difference():
-    wide, flat = outcome("arc", [40, 20] * 5), outcome("lru", [20, 20] * 5)
-    # 20, 0, 20, 0, ...: deviation 10.54, error of the mean 3.333
-    assert noise(wide.parts, flat.parts) == pytest.approx(2 * 3.3333 / 1_000, abs=1e-6)
-
-
-def test_no_noise_is_so_large_that_a_point_and_more_is_given_away():
-    best = outcome("arc", [600, 0] * (PARTS // 2))
-    other = outcome("lru", [0, 570] * (PARTS // 2))
-    assert noise(best.parts, other.parts) == MOST_NOISE
-    assert choose([best, other]).policy == "arc"
-
-
-def test_of_two_that_hit_equally_often_the_simpler_is_the_best():
-    choice = choose([outcome("arc", [5] * PARTS), outcome("lru", [5] * PARTS)])
-    assert choice.best == "lru"
+    assert choose([best, other]).within_noise() == ["arc"]
 
 
 def test_nothing_replayed_is_all_noise():
-    choice = choose([outcome("arc", [0] * PARTS, blocks=0), outcome("lru", [0] * PARTS, blocks=0)])
+    choice = choose([outcome(policy, [0] * PARTS, blocks=0) for policy in (*POLICIES, "arc")])
     assert choice.policy == "lru"
     assert set(choice.behind.values()) == {0.0}

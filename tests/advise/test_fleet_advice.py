@@ -58,6 +58,11 @@ def timed(trace):
 
 def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
     cases = replace(SETUP, tiers=(None, SHARED)).cases(1000)
+    without, cases = cases[:3], cases[3:]
+    assert [case.fleet.router for case in without] == ["round-robin", "session", "events"]
+    assert {(case.memory, case.fleet.host_blocks, case.offloads) for case in without} == {
+        (0, 0, False)
+    }
     assert len(cases) == 4 * 2 * 2 * 3
     assert [case.fleet.router for case in cases[:3]] == ["round-robin", "session", "events"]
     assert [case.fleet.policy for case in cases[:6:3]] == ["lru", "hit-density"]
@@ -68,8 +73,8 @@ def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
 
 def test_a_cache_that_holds_everything_is_replayed_once():
     cases = SETUP.cases(50)
-    assert [case.fleet.host_blocks for case in cases[::6]] == [20, 40, 50, 50]
-    assert len(SETUP.fleets(50)) == 18
+    assert [case.fleet.host_blocks for case in cases[3::6]] == [20, 40, 50, 50]
+    assert len(SETUP.fleets(50)) == 3 + 18
 
 
 def test_stacks_have_the_routers_that_are_compared_by_default():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvoffload.advise.fleets import Prices, choose_fleet
+import pytest
+
+from kvoffload.advise.choice import STUDENT_T
+from kvoffload.advise.fleets import Prices, choose_fleet, p95_error
 from kvoffload.replay.fleet import Fleet, FleetResult, Tier
+from kvoffload.replay.results import ERROR_PARTS
 
 GIB = 2**30
 FLEET = Fleet(
@@ -13,8 +17,8 @@ FLEET = Fleet(
 )
 
 
-def result(saved, p95=1.0):
-    """Return a result with what a choice looks at."""
+def result(saved, p95=1.0, of_parts=None):
+    """Return a result with the figures that decide; by default all parts have the same p95."""
     return FleetResult(
         requests=1,
         blocks=10,
@@ -36,6 +40,7 @@ def result(saved, p95=1.0):
         imbalance=1.0,
         placement="",
         engines=(),
+        ttft_p95_of_parts=() if p95 is None else tuple(of_parts or [p95] * ERROR_PARTS),
     )
 
 
@@ -73,7 +78,40 @@ def test_prices_decide_where_there_are_any() -> None:
         assert found.fleet == chosen, prices
 
 
-def test_of_equal_ones_the_simpler_policy_then_the_plainer_router() -> None:
+def test_a_router_that_is_fast_by_chance_does_not_win() -> None:
+    """Its time counts with its error, from parts of the trace."""
+    prefix, scored = replace(FLEET, router="prefix"), replace(FLEET, router="scored")
+    calm, wild = [4.8, 5.0, 5.2, 5.0, 5.0], [1.0, 2.0, 9.0, 6.0, 7.0]
+
+    def chosen(time: float, of_parts: list[float]) -> Fleet:
+        some = {scored: result(0.8, 5.0, of_parts), prefix: result(0.8, time, calm)}
+        found = choose_fleet(some)
+        assert found is not None
+        return found.fleet
+
+    assert chosen(7.0, calm) == scored
+    assert chosen(7.0, wild) == prefix
+    assert chosen(6.2, calm) == prefix  # higher in the table, and about as fast
+    # standard deviation .1414, divided by the root of 5
+    assert p95_error(result(0.8, 5.0, calm)) == pytest.approx(STUDENT_T * 0.06325, abs=1e-4)
+    assert p95_error(result(0.8, None)) == 0
+
+
+def test_of_equally_cheap_ones_the_policy_is_chosen_as_for_one_engine() -> None:
+    plain = replace(FLEET, policy="lru")
+    arc = replace(FLEET, policy="arc")
+    for lru, density, other, policy in (
+        (0.8, 0.8019, 0.8, "lru"),
+        (0.8, 0.8021, 0.8, "hit-density"),
+        (0.795, 0.799, 0.804, "hit-density"),
+    ):
+        some = {plain: result(lru), FLEET: result(density), arc: result(other)}
+        found = choose_fleet(some)
+        assert found is not None
+        assert found.fleet.policy == policy, (lru, density, other)
+
+
+def test_of_equal_ones_the_router_higher_in_the_table() -> None:
     plain = replace(FLEET, policy="lru")
     session, turns = replace(plain, router="session?blocks=2"), replace(plain, router="round-robin")
     some = {FLEET: result(0.8), plain: result(0.8), session: result(0.8), turns: result(0.1)}

@@ -35,7 +35,9 @@ MIB = 2**20
 LAYOUT = GroupLayout((Group("full", 4, 16), Group("window", 4, 16, 128)), 4096)
 CHUNKS = GroupChunks.of(LAYOUT, 512)  # a slot of 128 KiB
 WORKLOAD = list(Workload(300, seed=3))
-SETUP = Setup(memory=25 * MIB, block_tokens=512, token_bytes=0, groups=CHUNKS)
+SETUP = Setup(
+    memory=25 * MIB, block_tokens=512, token_bytes=0, policies=registry.names(), groups=CHUNKS
+)
 
 BLOCK = 16
 SHARED, OWN = 4096, 368  # tokens of a prompt: of the system's, and its own

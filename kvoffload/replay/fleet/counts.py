@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from array import array
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvoffload.replay.results import ERROR_PARTS
 
 from .engine import Hits
 from .events import NANOSECONDS
@@ -114,6 +117,8 @@ class FleetResult:
         A digest of the engine of each request: equal for equal decisions.
     engines : tuple of EngineCounts
         The same by engine.
+    ttft_p95_of_parts : tuple of float
+        The 95th percentile in each of `ERROR_PARTS` parts of the requests; empty without a rate.
     """
 
     requests: int
@@ -136,6 +141,7 @@ class FleetResult:
     imbalance: float
     placement: str
     engines: tuple[EngineCounts, ...]
+    ttft_p95_of_parts: tuple[float, ...] = ()
 
     @property
     def token_hit_ratio(self) -> float:
@@ -192,6 +198,7 @@ class FleetResult:
                     busy=_busy(int(own["prefill"].sum()), log.span, uncached_ns),
                 )
             )
+        of_parts = _p95_of_parts(log.first_tokens) if uncached_ns is not None else ()
         first_tokens = sorted(log.first_tokens)
         prefill, missed = sum(log.prefill), int(columns["missed"].sum())
         rows, tokens = max(1, len(first_tokens)), sum(lengths)
@@ -218,6 +225,7 @@ class FleetResult:
             imbalance=most * len(stored) / missed if missed else 1.0,
             placement=log.placement(),
             engines=tuple(by_engine),
+            ttft_p95_of_parts=of_parts,
         )
 
 
@@ -228,6 +236,13 @@ def _columns(log: Log) -> dict[str, npt.NDArray[Any]]:
     for name in ("prefill", "first_tokens"):
         found[name] = np.array(getattr(log, name), dtype=np.object_)  # may exceed 64 bits
     return found
+
+
+def _p95_of_parts(first_tokens: Sequence[int]) -> tuple[float, ...]:
+    """Return the 95th percentile of each part of the requests, seconds."""
+    ends = [len(first_tokens) * part // ERROR_PARTS for part in range(ERROR_PARTS + 1)]
+    parts = (sorted(first_tokens[start:end]) for start, end in itertools.pairwise(ends))
+    return tuple(nearest_rank(part, 95) / NANOSECONDS for part in parts)
 
 
 def _seconds(nanoseconds: float, uncached_ns: int | None) -> float | None:
