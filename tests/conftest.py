@@ -16,6 +16,7 @@ import importlib
 import os
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from kvoffload._sampling import REPEATABLE, secrets_from
 from tests.allocations import REFUSABLE
 
 TWINS = ("python", "compiled")
@@ -166,6 +168,13 @@ def pytest_collection_finish() -> None:
     """Keep what was collected out of later collections of garbage, which tests ask for often."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_sample() -> Iterator[None]:
+    """Let both twins, and replays, sample the same blocks in every run."""
+    with secrets_from(REPEATABLE):
+        yield
 
 
 @pytest.fixture(scope="session")

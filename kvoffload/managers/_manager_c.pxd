@@ -102,7 +102,13 @@ cdef class CompiledSteps(Steps):
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
     cdef Py_ssize_t serve(
-        self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told
+        self,
+        Py_ssize_t first,
+        Py_ssize_t stop,
+        const Hint* hint,
+        const uint32_t* blocks,
+        uint32_t* slots,
+        list told,
     ) except -1
     cdef int tell(
         self,
@@ -117,10 +123,16 @@ cdef class CompiledSteps(Steps):
     cdef str source_of(self, object hints)
     cdef int note_hints(self, str source, const Hint* hint) except -1
     # Use the batch for the last time; release it if the hint says that its session ends. Let the
-    # watch count the source, unless it is None.
+    # watch count the source, unless it is None. `hints` are those of the hint.
     # `met` and `own` are those of `Sessions.leave`.
     cdef int finish_batch(
-        self, Batch* batch, const Hint* hint, str source, Py_ssize_t met, Py_ssize_t own
+        self,
+        Batch* batch,
+        object hints,
+        const Hint* hint,
+        str source,
+        Py_ssize_t met,
+        Py_ssize_t own,
     ) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1

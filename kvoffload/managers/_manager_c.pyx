@@ -85,7 +85,7 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
+from kvoffload.managers._watch_c cimport FINISHED, LOAD, RELEASED, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
@@ -279,6 +279,8 @@ cdef class CompiledSteps(Steps):
         if not self._policy.ensure_release(self.batch.size):
             raise MemoryError()
         release_unshared(self._policy, &self.batch)
+        if self._watch is not None:
+            self._watch.c_released(&self.batch)
 
     cdef str source_of(self, object hints):
         return None if hints is None or self._watch is None else str(hints.source)
@@ -289,7 +291,13 @@ cdef class CompiledSteps(Steps):
         return 0
 
     cdef int finish_batch(
-        self, Batch* batch, const Hint* hint, str source, Py_ssize_t met, Py_ssize_t own
+        self,
+        Batch* batch,
+        object hints,
+        const Hint* hint,
+        str source,
+        Py_ssize_t met,
+        Py_ssize_t own,
     ) except -1:
         cdef CompiledPolicy policy = self._policy
         cdef bint ends = hint != NULL and hint.ends
@@ -302,6 +310,10 @@ cdef class CompiledSteps(Steps):
         leave(policy.table, batch, met, own)
         if ends:
             release_unshared(policy, batch)
+            if self._watch is not None:
+                self._watch.c_released(batch)
+        elif self._watch is not None and hint != NULL and hint.expect_s > 0.0:
+            self._watch.c_finished_told(batch, hints, hint.now)
         return 0
 
     # For a request that calls the methods of a subclass.
@@ -362,7 +374,12 @@ cdef class CompiledSteps(Steps):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hint, None, met, own)
+        self.finish_batch(&self.batch, hints, hint, None, met, own)
+
+    def _tell(self, hints, now):
+        """Tell the watch what the client of the request that it will see next has said."""
+        if self._watch is not None:
+            self._watch.tell(hints, now)
 
     def _hinted(self, hints):
         cdef Hint said
@@ -734,7 +751,13 @@ cdef class CompiledSteps(Steps):
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     cdef Py_ssize_t serve(
-        self, Py_ssize_t first, Py_ssize_t stop, const uint32_t* blocks, uint32_t* slots, list told
+        self,
+        Py_ssize_t first,
+        Py_ssize_t stop,
+        const Hint* hint,
+        const uint32_t* blocks,
+        uint32_t* slots,
+        list told,
     ) except -1:
         """Serve one request without allocating objects; equal to the Python twin's steps.
 
@@ -745,6 +768,7 @@ cdef class CompiledSteps(Steps):
         """
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index, num_hits, num_missing, num_admitted = 0
+        cdef bint ends = hint != NULL and hint.ends
         cdef Batch asked
         cdef uint32_t node_id
         cdef Node* node
@@ -758,7 +782,7 @@ cdef class CompiledSteps(Steps):
                 f"got {first} and {stop}"
             )
         find_changed(policy.table, &self.batch)
-        policy.begin_request(&self.batch, NULL)
+        policy.begin_request(&self.batch, hint)
         meet(policy.table, &self.batch, 0)
         asked = batch_part(&self.batch, first, stop)
         num_hits = self.count_ready(&asked)
@@ -766,7 +790,7 @@ cdef class CompiledSteps(Steps):
         if num_missing < 0:
             raise MemoryError()
         if num_missing > 0:
-            num_admitted = self.make_room(&self.batch, num_missing, False)
+            num_admitted = self.make_room(&self.batch, num_missing, ends)
             if num_admitted < 0 and policy.victims.no_memory:
                 raise MemoryError()
             if num_admitted >= 0:
@@ -774,7 +798,9 @@ cdef class CompiledSteps(Steps):
                     self.tell(num_admitted, num_missing, blocks, slots, told)
                 self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
         find_changed(policy.table, &self.batch)
-        policy.finish_request(&self.batch, NULL)
+        if ends:
+            hint = NULL
+        policy.finish_request(&self.batch, hint)
         leave(policy.table, &self.batch, 0, 0)
         for index in range(num_admitted):
             node_id = self.batch.chosen[index]
@@ -816,9 +842,18 @@ cdef class CompiledSteps(Steps):
 
     def _serve_requests(self, requests):
         cdef list batch  # keeps the list alive: the scratch arrays point into it
-        for hashes, first, end in requests:
+        cdef Hint said
+        cdef const Hint* hint
+        for hashes, first, end, hints, now in requests:
+            if first == RELEASED:
+                self.release_blocks(hashes)
+                continue
+            hint = self._policy.hint_of(hints, now, &said)
             batch = self.open_batch(hashes)
-            self.serve(first, end, NULL, NULL, None)
+            if first == FINISHED:
+                self.finish_batch(&self.batch, hints, hint, None)
+            else:
+                self.serve(first, end, hint, NULL, NULL, None)
 
     def _serve_rows(self, list keys, starts, blocks, first, nodes):
         cdef cnp.ndarray hits
@@ -856,7 +891,7 @@ cdef class CompiledSteps(Steps):
                     items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
                     self.batch.node_ids[index] = node_ids[block[index]]
                 (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
-                    <Py_ssize_t>before[row], size, NULL, NULL, None
+                    <Py_ssize_t>before[row], size, NULL, NULL, NULL, None
                 )
                 for index in range(size):
                     node_ids[block[index]] = self.batch.node_ids[index]
@@ -887,7 +922,7 @@ cdef class CompiledSteps(Steps):
             if first_bad(items, 0, size) < size:
                 raise batch_error(keys, "keys")
             batch_set(&self.batch, items, size)
-            hits = self.serve(first, size, block, in_slots, told)
+            hits = self.serve(first, size, NULL, block, in_slots, told)
         finally:
             discard(items)
         self.counters.loaded_blocks += <uint64_t>hits
@@ -1158,6 +1193,8 @@ cdef class CompiledRequest:
         if watch is not None:
             watch.begin_lookup()
         first = self.bounds(start, None, &end)
+        if watch is not None and (self.hints is not None or self.now is not None):
+            watch.tell(self.hints, self.now)
         return steps.count_ready(self.part(first, self.batch.size, &part))
 
     def prepare_load(self, start, stop):
@@ -1281,9 +1318,8 @@ cdef class CompiledRequest:
         cdef str source = None
         check_now(now)
         check_hints(hints)
-        hint = self.steps._policy.hint_of(
-            self.hints if hints is None else hints, self.now if now is None else now, &said
-        )
+        said_last = self.hints if hints is None else hints
+        hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
             source = self.steps.source_of(hints)
         if self.finished:
@@ -1293,7 +1329,12 @@ cdef class CompiledRequest:
             return
         self.note_resets()
         self.steps.finish_batch(
-            &self.batch, hint, source, self.met, self.met if self.own < 0 else self.own
+            &self.batch,
+            said_last,
+            hint,
+            source,
+            self.met,
+            self.met if self.own < 0 else self.own,
         )
         self.finished = True
 
@@ -1453,6 +1494,15 @@ cdef class ManagerCore:
     def _hinted(self, hints):
         """Let the watch count a client's hints on a session."""
         self.skeleton._hinted(hints)
+
+    def _lookup_told(self, hashes, hints, now):
+        """Count the leading ready blocks of a request that began with these; see the twin."""
+        cdef object skeleton = self.skeleton
+        skeleton._tell(hints, now)
+        try:
+            return self.lookup(hashes)
+        finally:
+            skeleton._tell(None, None)
 
     def _store_last(self, hashes):
         """Store blocks of a session that ends; see the Python twin."""

@@ -51,7 +51,7 @@ from ._common import summary
 from ._sessions import Sessions
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._watch_py import WatchCore
-from ._watching import LOAD, WatchRequest
+from ._watching import FINISHED, LOAD, RELEASED, SampledRequest, WatchRequest
 from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
@@ -210,6 +210,8 @@ class Manager(OffloadingManager[Spec_co]):
         self._sessions.leave(hashes, met, own)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
+        elif self._watch is not None and hints is not None:
+            self._watch.finished(hashes, hints, now)
 
     def _used_last(
         self, hashes: list[BlockHash], hints: Hints | None, now: float | None = None
@@ -232,6 +234,21 @@ class Manager(OffloadingManager[Spec_co]):
         """Release blocks that only one session uses."""
         if unshared:
             self._policy._release(unshared)
+        if self._watch is not None:
+            self._watch.released(unshared)
+
+    def _tell(self, hints: Hints | None, now: float | None) -> None:
+        """Tell the watch what the client of the request that it will see next has said."""
+        if self._watch is not None:
+            self._watch.tell(hints, now)
+
+    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Count the leading ready blocks of a request that began with hints, or a time."""
+        self._tell(hints, now)
+        try:
+            return self.lookup(hashes)
+        finally:
+            self._tell(None, None)
 
     def _hinted(self, hints: Hints) -> None:
         """Let the watch count a client's hints on a session."""
@@ -367,18 +384,22 @@ class Manager(OffloadingManager[Spec_co]):
         if self._watch is not None:
             self._watch.ended(batch, slots, success)
 
-    def _serve_requests(self, requests: Iterable[tuple[Sequence[BlockHash], int, int]]) -> None:
+    def _serve_requests(self, requests: Iterable[SampledRequest]) -> None:
         """Serve requests as an engine with instant transfers does; for miniature managers.
 
-        Each request is its hashes, head to tail, and the half-open range of the hashes it asked
-        for.
+        The blocks of a session that ends are released by an event of their own.
         """
-        for hashes, first, end in requests:
-            request = self.begin(hashes)
-            self.lookup(hashes[first:end])
-            request.prepare_store()
-            request.finish()
-            request.complete_store()
+        for hashes, first, end, hints, now in requests:
+            if first == RELEASED:
+                self.release(hashes)
+            elif first == FINISHED:
+                self._finished(hashes, hints, now)
+            else:
+                request = self.begin(hashes, hints=hints, now=now)
+                self.lookup(hashes[first:end])
+                request.prepare_store()
+                request.finish(hints=Hints() if hints is not None and hints.ends else hints)
+                request.complete_store()
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         events = self._events

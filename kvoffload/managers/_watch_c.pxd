@@ -42,9 +42,16 @@ cdef enum:
     ASKED = 1
     BEHIND = 2              # generated, or of a group that is not judged
 
+cdef enum:
+    # In place of a request's first key, as in ``_watching``.
+    FINISHED = -1
+    RELEASED = -2
+
 # The sampled keys of a request that belong to one quarter.
 cdef struct CollectedRequest:
     uint32_t quarter
+    int32_t event           # 0, FINISHED or RELEASED
+    uint32_t told           # place of what its client said, from 1 on; 0: nothing
     uint32_t stretch        # resets before it since the last take; consecutive ones count as one
     uint32_t num_keys
     uint32_t first          # of the keys that it asked for
@@ -100,6 +107,12 @@ cdef class WatchCore:
     cdef uint32_t sample_below
     cdef uint32_t policy_below
     cdef uint32_t keeps_below               # policy_below, 0 if no keys are kept
+    cdef readonly bint hears_releases       # since the first
+    cdef bint hears_returns                 # since the first hint of one: times are kept
+    cdef object hints                       # of the request at work, None for none
+    cdef double moment                      # its time in seconds, NaN if it gave none
+    cdef double latest                      # that of the last collected request
+    cdef list told                          # (hints, seconds) of the collected requests
     cdef int num_quarters
     cdef int num_sizes
     cdef uint64_t lengths[13]
@@ -152,6 +165,12 @@ cdef class WatchCore:
     cdef void c_failed(self, Batch* batch) noexcept
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept
+    # Before `c_looked_up` of a request: what its client said when it began.
+    cdef int tell(self, object hints, object now) except -1
+    # After a request has finished with a hint of its return, `now` in seconds or NaN, and after
+    # blocks were released; nodes are found.
+    cdef void c_finished_told(self, Batch* batch, object hints, double now) noexcept
+    cdef void c_released(self, Batch* batch) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cdef int note_hints(self, str source, bint ends, bint expects) except -1
     cdef uint64_t held(self, int size) noexcept
@@ -178,4 +197,7 @@ cdef class WatchCore:
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
     # Collect the keys of a request for the policies, head to tail, then the request.
     cdef void collect_key(self, uint32_t sample, PyObject* key, int part) noexcept
-    cdef void collect_request(self) noexcept
+    cdef void forget_told(self) noexcept
+    cdef uint32_t keep_told(self) noexcept
+    cdef void collect_batch(self, Batch* batch) noexcept
+    cdef void collect_request(self, int event) noexcept

@@ -8,6 +8,7 @@ Structure
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
+from libc.math cimport NAN, isnan
 from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport item_key, item_length
@@ -58,9 +59,16 @@ cdef extern from *:
         clock_gettime(KVO_CLOCK, &now);
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     }
+    /* Seconds on the clock of Python's time.monotonic. */
+    static inline double kvo_monotonic(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    }
     static inline int kvo_exponent(uint32_t value) { return 31 - __builtin_clz(value); }
     """
     int64_t kvo_monotonic_ms() noexcept nogil
+    double kvo_monotonic() noexcept nogil
     int kvo_exponent(uint32_t value) noexcept nogil
 
 cdef enum:
@@ -121,6 +129,9 @@ cdef class WatchCore:
         self.secret = plan.secret
         self.clock = plan.clock
         self.source_numbers = {}
+        self.moment = NAN
+        self.latest = NAN
+        self.told = []
         self.keys = [[] for _ in range(self.num_quarters)]
         self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
         self.present = self.start
@@ -200,6 +211,7 @@ cdef class WatchCore:
         for size in range(self.num_sizes):
             self.tally.long_requests[size] += <uint64_t>batch.size > self.lengths[size]
         if not self.ensure_uses(batch.size):
+            self.forget_told()
             return
         for index in range(num_hits):
             node_id = batch.node_ids[index]
@@ -229,6 +241,7 @@ cdef class WatchCore:
                 if sample_of(hashed) < self.keeps_below:
                     self.collect_key(sample_of(hashed), batch.items[index], ASKED)
         if num_uses == 0:
+            self.forget_told()
             return
         for use_index in range(num_uses):
             shadow_near(&self.shadow, self.uses[use_index], self.quarter_of(self.uses[use_index]))
@@ -243,8 +256,18 @@ cdef class WatchCore:
         for use_index in range(num_uses - 1, -1, -1):
             hashed = self.uses[use_index]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
-        self.collect_request()
+        self.collect_request(0)
+        self.forget_told()
         self.due = self.due or now >= self.next_due
+
+    cdef int tell(self, object hints, object now) except -1:
+        self.moment = NAN if now is None else now
+        self.hints = hints
+        return 0
+
+    cdef void forget_told(self) noexcept:
+        self.hints = None
+        self.moment = NAN
 
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept:
         """Make room for the sampled blocks of a call; False if there is no memory."""
@@ -311,13 +334,59 @@ cdef class WatchCore:
         request.num_keys += 1
         self.num_collected += 1
 
-    cdef void collect_request(self) noexcept:
-        """End the request at work."""
+    cdef void collect_batch(self, Batch* batch) noexcept:
+        """Collect the sampled keys of a batch whose nodes are found."""
+        cdef Py_ssize_t index
+        cdef Node* node
+        cdef uint64_t hashed
+        for index in range(batch.size):
+            if batch.node_ids[index] == NIL:
+                hashed = batch.hashes[index]
+            else:
+                node = node_at(self.table, batch.node_ids[index])
+                if not node.flags & SAMPLED:
+                    continue
+                hashed = hash_node(self.table, node)
+            if sample_of(hashed) < self.keeps_below:
+                self.collect_key(sample_of(hashed), batch.items[index], BEHIND)
+
+    cdef void c_finished_told(self, Batch* batch, object hints, double now) noexcept:
+        self.hints = hints
+        self.moment = now
+        self.hears_returns = True
+        self.collect_batch(batch)
+        self.collect_request(FINISHED)
+        self.forget_told()
+
+    cdef void c_released(self, Batch* batch) noexcept:
+        self.hears_releases = True
+        self.keeps_below = self.policy_below
+        self.collect_batch(batch)
+        self.collect_request(RELEASED)
+
+    cdef uint32_t keep_told(self) noexcept:
+        """Keep what the client of the request at work has said; return its place, 0 for nothing."""
+        if self.hints is None and not self.hears_returns:
+            return 0
+        self.latest = kvo_monotonic() if isnan(self.moment) else self.moment
+        try:
+            self.told.append((self.hints, self.latest))
+        except MemoryError:
+            return 0
+        return <uint32_t>len(self.told)
+
+    cdef void collect_request(self, int event) noexcept:
+        """End the request at work, or an event that its keys are part of."""
         cdef int quarter
+        cdef uint32_t place = 0
         cdef CollectedRequest* request
         for quarter in range(self.num_quarters):
             request = &self.at_work[quarter]
             if request.num_keys:
+                if place == 0 and event != RELEASED:
+                    place = self.keep_told()
+                request.event = event
+                request.told = place
                 request.quarter = <uint32_t>quarter
                 request.stretch = self.stretch
                 self.requests[self.num_requests] = request[0]
@@ -369,7 +438,9 @@ cdef class WatchCore:
         for use_index in range(num_unseen - 1, -1, -1):
             hashed = self.uses[use_index]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
-        self.collect_request()
+        self.moment = self.latest
+        self.collect_request(0)
+        self.moment = NAN
 
     cdef void meet_victim(self, Node* node, Py_ssize_t index) noexcept:
         """Put the hash of a sampled victim into `uses`."""
@@ -473,6 +544,7 @@ cdef class WatchCore:
             self.source_numbers[source] = number
         self.tally.hints[number][0] += ends
         self.tally.hints[number][1] += expects
+        self.hears_returns = self.hears_returns or expects
         return 0
 
     cdef void c_dropped(self) noexcept:
@@ -751,7 +823,8 @@ cdef class WatchCore:
 
         One list per quarter, of one list per stretch between resets.
         """
-        cdef list taken, keys, fresh
+        cdef list taken, keys, fresh, told, nothing
+        cdef tuple said, unsaid = (None, None)
         cdef uint64_t index
         cdef uint32_t quarter, end
         cdef uint32_t starts[4]
@@ -760,6 +833,8 @@ cdef class WatchCore:
         memset(starts, 0, sizeof(starts))
         try:
             fresh = [[] for _ in range(self.num_quarters)]
+            nothing = []
+            told = self.told
             taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
             for index in range(self.num_requests):
                 request = self.requests + index
@@ -767,10 +842,18 @@ cdef class WatchCore:
                 end = starts[quarter] + request.num_keys
                 keys = (<list>self.keys[quarter])[starts[quarter] : end]
                 starts[quarter] = end
+                said = told[request.told - 1] if request.told else unsaid
                 (<list>(<list>taken[quarter])[request.stretch]).append(
-                    (keys, request.first, request.end)
+                    (
+                        keys,
+                        request.event if request.event else <int>request.first,
+                        <int>request.end,
+                        said[0],
+                        said[1],
+                    )
                 )
             self.keys = fresh
+            self.told = nothing
             self.num_requests = self.num_collected = self.stretch = 0
             self.due = False
             return taken

@@ -20,15 +20,15 @@ Source
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Any
 
+from kvoffload._sampling import hash_key, new_secret, sample_of, words_of
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from ._watching import (
@@ -37,12 +37,14 @@ from ._watching import (
     DECLINED,
     EVICTED,
     FAILED,
+    FINISHED,
     LOAD,
     MOST_SOURCES,
     NEVER_OR_LONG_AGO,
     OTHERS,
     PENDING,
     REFUSED,
+    RELEASED,
     RESET,
     STORE,
     STORED,
@@ -70,40 +72,7 @@ LAG_STEPS = 16.0
 
 Find = Callable[[BlockHash], BlockStatus | None]
 
-_MASK = 2**64 - 1
 _TICKS = 2**32
-
-
-def _fold(a: int, b: int) -> int:
-    product = a * b
-    return (product & _MASK) ^ (product >> 64)
-
-
-def hash_key(key: bytes, secret: Sequence[int]) -> int:
-    """Hash a key with eight secret words; ``_core/hash.h`` does the same."""
-    read, length = int.from_bytes, len(key)
-    state = secret[0] ^ length
-    if length in (32, 36):
-        words = [read(key[i : i + 8], "little") ^ secret[1 + i // 8] for i in range(0, 32, 8)]
-        tail = read(key[32:], "little")
-        left, right = _fold(words[0], words[1]), _fold(words[2], words[3])
-        return _fold(left ^ tail ^ secret[5], right ^ state ^ secret[6])
-    index = 0
-    while length - index > 16:
-        first = read(key[index : index + 8], "little")
-        second = read(key[index + 8 : index + 16], "little")
-        state = _fold(first ^ secret[1] ^ state, second ^ secret[2])
-        index += 16
-    rest = key[index:]
-    left_over = len(rest)
-    if left_over >= 4:
-        width = 8 if left_over >= 8 else 4
-        first, second = read(rest[:width], "little"), read(rest[-width:], "little")
-    else:
-        first, second = rest[0] << 16 | rest[left_over >> 1] << 8 | rest[-1], 0
-    return _fold(
-        _fold(first ^ secret[3], second ^ secret[4] ^ state) ^ secret[5], state ^ secret[6]
-    )
 
 
 def age_bin(age: int) -> int:
@@ -138,8 +107,7 @@ class WatchCore:
         self.due = False
         self.next_due = 0  # ms
         self._find: Find = _find_nothing
-        secret = os.urandom(64) if plan.secret is None else plan.secret
-        self._secret = [int.from_bytes(secret[i : i + 8], "little") for i in range(0, 64, 8)]
+        self._secret = words_of(new_secret() if plan.secret is None else plan.secret)
         self._sample_below = plan.sample_below
         self._policy_below = plan.policy_below
         self._keeps_below = plan.policy_below if plan.keeps_keys else 0
@@ -154,6 +122,11 @@ class WatchCore:
         self._clock = plan.clock
         self._start = monotonic_ns() // 1_000_000 if plan.clock is None else plan.clock()
         self._present = self._start
+        self.hears_releases = False  # since the first
+        self._hears_returns = False  # since the first hint of one: times are kept
+        self._told: Hints | None = None  # of the request at work
+        self._moment: float | None = None  # its time in seconds, if it gave one
+        self._latest: float | None = None  # that of the last collected request
         self._keys: list[list[BlockHash]] = [[] for _ in range(plan.quarters)]  # of a request
         self._requests: list[list[list[SampledRequest]]] = [[[]] for _ in range(plan.quarters)]
         self._num_collected = 0
@@ -190,7 +163,7 @@ class WatchCore:
             if type(key) is not bytes or not key:
                 break  # beyond what the lookup had to check
             fingerprint = hash_key(key, self._secret)
-            sample = _sample_of(fingerprint)
+            sample = sample_of(fingerprint)
             if sample >= self._sample_below:
                 continue
             if now < 0:
@@ -206,12 +179,33 @@ class WatchCore:
             elif record is not None:
                 record.used = True
             uses.append(fingerprint)
-        if now < 0:
-            return
-        for fingerprint in reversed(uses):
-            self._use(fingerprint, now)
-        self._collect_request(asked=True)
+        if now >= 0:
+            for fingerprint in reversed(uses):
+                self._use(fingerprint, now)
+            self._collect_request(0)
+        self.tell(None, None)
         self.due = self.due or now >= self.next_due
+
+    def tell(self, hints: Hints | None, now: float | None) -> None:
+        """Hear what the client of the request that is looked up next said when it began."""
+        self._told = hints
+        self._moment = None if now is None else float(now)
+
+    def finished(self, batch: Sequence[BlockHash], hints: Hints, now: float | None) -> None:
+        """Hear that a request has finished with hints; if its session ends, of the release."""
+        if hints.ends:
+            self.released(batch)
+        elif hints.expect_s is not None:
+            self._hears_returns = True
+            self.tell(hints, now)
+            self._collect_event(batch, FINISHED)
+            self.tell(None, None)
+
+    def released(self, batch: Sequence[BlockHash]) -> None:
+        """Hear that blocks were released; from now on keys are collected."""
+        self.hears_releases = True
+        self._keeps_below = self._policy_below
+        self._collect_event(batch, RELEASED)
 
     def stored(
         self, missing: Sequence[BlockHash], num_admitted: int, evicted: Sequence[BlockHash]
@@ -274,6 +268,7 @@ class WatchCore:
         said = self._hints[self._number_of(str(hints.source))]
         said[0] += hints.ends
         said[1] += hints.expect_s is not None
+        self._hears_returns = self._hears_returns or hints.expect_s is not None
 
     def _number_of(self, source: str) -> int:
         """Return the number of a source of hints; register an unknown one if there is room."""
@@ -414,7 +409,7 @@ class WatchCore:
         status = self._find(BlockHash(key))
         ref_cnt = None if status is None else status.ref_cnt
         fingerprint = hash_key(key, self._secret)
-        if _sample_of(fingerprint) >= self._sample_below:
+        if sample_of(fingerprint) >= self._sample_below:
             return ref_cnt, False, None
         record, segment = self._at(fingerprint)
         if record is None:
@@ -438,7 +433,7 @@ class WatchCore:
                 if len(segment) > room:
                     raise AssertionError("no segment holds more than its room")
             for segment in segments:
-                if any(_sample_of(each) % self._quarters != quarter for each in segment):
+                if any(sample_of(each) % self._quarters != quarter for each in segment):
                     raise AssertionError("a block is on the list of its quarter")
 
     # -- parts ---------------------------------------------------------------------------------
@@ -446,11 +441,11 @@ class WatchCore:
     def _sampled(self, keys: Sequence[BlockHash]) -> list[int]:
         """Return the fingerprints of the sampled keys."""
         hashes = [hash_key(key, self._secret) for key in keys]
-        return [each for each in hashes if _sample_of(each) < self._sample_below]
+        return [each for each in hashes if sample_of(each) < self._sample_below]
 
     def _at(self, fingerprint: int) -> tuple[Record | None, int]:
         """Return the record of a block and its segment, the one at the end if it is not listed."""
-        segments = self._lists[_sample_of(fingerprint) % self._quarters]
+        segments = self._lists[sample_of(fingerprint) % self._quarters]
         for segment_index, segment in enumerate(segments):
             record = segment.get(fingerprint)  # atomic, since another thread may ask
             if record is not None:
@@ -459,7 +454,7 @@ class WatchCore:
 
     def _use(self, fingerprint: int, now: int) -> None:
         """Move a block to the front, and the overflow of each segment on to the next."""
-        segments = self._lists[_sample_of(fingerprint) % self._quarters]
+        segments = self._lists[sample_of(fingerprint) % self._quarters]
         found, segment_index = self._at(fingerprint)
         record = Record() if found is None else segments[segment_index].pop(fingerprint)
         record.last_use = now % _TICKS
@@ -480,14 +475,16 @@ class WatchCore:
         unseen = [
             (key, fingerprint)
             for key in missing
-            if _sample_of(fingerprint := hash_key(key, self._secret)) < self._sample_below
+            if sample_of(fingerprint := hash_key(key, self._secret)) < self._sample_below
             and self._at(fingerprint)[1] == len(self._rooms)
         ]
         for key, fingerprint in unseen:
-            self._collect_key(_sample_of(fingerprint), key)
+            self._collect_key(sample_of(fingerprint), key)
         for _, fingerprint in reversed(unseen):
             self._use(fingerprint, now)
-        self._collect_request(asked=False)
+        self._moment = self._latest
+        self._collect_request(None)
+        self._moment = None
 
     def _collect_key(self, sample: int, key: BlockHash) -> None:
         """Collect a key of the present request for the policies, if they see it."""
@@ -495,11 +492,22 @@ class WatchCore:
             self._keys[sample % self._quarters].append(key)
             self._num_collected += 1
 
-    def _collect_request(self, *, asked: bool) -> None:
-        """End the present request, which asked for all its keys or for none."""
+    def _collect_event(self, batch: Sequence[BlockHash], event: int) -> None:
+        """Collect the sampled keys of a batch that something happened to."""
+        for key in batch:
+            self._collect_key(sample_of(hash_key(key, self._secret)), key)
+        self._collect_request(event)
+
+    def _collect_request(self, first: int | None) -> None:
+        """End the present request, which asked for its keys from `first` on or for none."""
+        told: tuple[Hints | None, float | None] = (None, None)
+        if first != RELEASED and any(self._keys) and (self._hears_returns or self._told):
+            self._latest = monotonic() if self._moment is None else self._moment
+            told = self._told, self._latest
         for quarter, keys in enumerate(self._keys):
             if keys:
-                self._requests[quarter][-1].append((keys, 0, len(keys) if asked else 0))
+                end = len(keys) if first == 0 else 0
+                self._requests[quarter][-1].append((keys, first or 0, end, *told))
                 self._keys[quarter] = []
                 self._num_collected += 1
         self.due = self.due or self._num_collected >= DRAIN_KEYS
@@ -549,7 +557,3 @@ _COUNTS = (
 def _find_nothing(key: BlockHash) -> None:
     """Return None: no manager is observed yet."""
     del key
-
-
-def _sample_of(fingerprint: int) -> int:
-    return fingerprint >> 32 & 0xFFFFFF

@@ -8,13 +8,15 @@ from typing import Any, Protocol
 
 from kvoffload.errors import describe
 from kvoffload.policies import registry
-from kvoffload.types import BlockHash
+from kvoffload.types import BlockHash, Hints
 
 __all__ = [
     "CAUSES",
+    "FINISHED",
     "KINDS",
     "MOST_SOURCES",
     "OTHERS",
+    "RELEASED",
     "SAMPLE_RANGE",
     "SampledRequest",
     "WatchPlan",
@@ -42,8 +44,12 @@ UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
 """The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
 BROKEN_PREFIX, PENDING, NEVER_OR_LONG_AGO = 0, 1, 7
 
-SampledRequest = tuple[list[BlockHash], int, int]
-"""The sampled keys of a request, and the half-open slice of them that it asked for."""
+SampledRequest = tuple[list[BlockHash], int, int, Hints | None, float | None]
+"""The sampled keys of a request, the half-open slice of them that it asked for, and what its client
+said when it began: hints, and seconds on the caller's clock."""
+FINISHED, RELEASED = -1, -2
+"""In place of the first: these keys' request has finished, with these hints of a return; or the
+manager has released these keys."""
 
 KINDS = ("load", "store")
 """The kinds of open transfers."""
@@ -65,7 +71,7 @@ class WatchPlan:
     limits: Sequence[int]  # by size, smallest first: blocks of one quarter; last: remembered ones
     lengths: Sequence[int]  # by size: blocks of the memory
     quarters: int = 4  # disjoint parts of the sample, each with its own shadow: 1, 2 or 4
-    keeps_keys: bool = True  # those of the policies' part, for the policies
+    keeps_keys: bool = True  # those of the policies' part; if not, from the first release on
     secret: bytes | None = None  # 64 bytes that key the hash; None leaves the choice to the manager
     clock: Callable[[], int] | None = None  # gives milliseconds; None: the system's monotonic clock
 

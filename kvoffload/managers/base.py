@@ -315,9 +315,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Count the hints on a session; hints repeated at the end count once."""
         del hints
 
-    def _lookup_hinted(self, hashes: list[BlockHash], hints: Hints) -> int:
-        """Count the leading ready blocks of a request that began with hints."""
-        del hints
+    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Count the leading ready blocks of a request that began with hints, or a time."""
+        del hints, now
         return self.lookup(hashes)
 
     def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
@@ -494,9 +494,9 @@ class CallingRequest(Request[Spec_co]):
         self._require_open("lookup")
         start, _ = self._bounds(start, None)
         part = self._hashes[start:]
-        if self._hints is None:
+        if self._hints is None and self._now is None:
             return self._manager.lookup(part)
-        return self._manager._lookup_hinted(part, self._hints)
+        return self._manager._lookup_told(part, self._hints, self._now)
 
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""

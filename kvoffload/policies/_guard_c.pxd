@@ -32,6 +32,7 @@ cdef struct Guard:
     bint on
     int rule                    # the followed trial
     int shift                   # one block in 2**shift is sampled
+    uint64_t secret[8]          # by a hash with these words
     int64_t capacity            # of the guarded cache, in blocks
     double hits[NUM_RULES]      # recent hits of each trial, fading
     uint32_t request            # number of the request being served
@@ -46,9 +47,14 @@ cdef struct Guard:
 
 # Return s such that one block in 2**s is sampled for a cache of `capacity` blocks.
 cdef int sample_shift(int64_t capacity) noexcept
-# Reserve room for trials with ghosts; False, with nothing reserved, if there is no memory.
+# Reserve room for trials with ghosts; False, with nothing reserved, if there is no memory. The
+# 64 bytes of `secret` determine the sample.
 cdef bint guard_open(
-    Guard* guard, int64_t capacity, uint32_t never_reused, uint32_t reused
+    Guard* guard,
+    int64_t capacity,
+    uint32_t never_reused,
+    uint32_t reused,
+    const char* secret,
 ) noexcept
 cdef void guard_close(Guard* guard) noexcept
 cdef void guard_clear(Guard* guard) noexcept
@@ -70,9 +76,9 @@ cdef void guard_serve(
 # Make room for releases; False if there is no memory.
 cdef bint guard_ensure_release(Guard* guard) noexcept
 # Release blocks in all trials.
-cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept
+cdef void guard_release(Guard* guard, const Batch* batch) noexcept
 # Apply a later hint of the return of the session that has used the blocks.
-cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept
+cdef void guard_say(Guard* guard, const Batch* batch, const Turn* turn) noexcept
 # Go on with two trials of hit density: one with hints, and one without, in `plain`.
 cdef void guard_divide(Guard* guard, Trials* plain) noexcept
 # Return the gain by hints of returns, None if it is unknown.

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
-from kvoffload._core.table cimport hash_key, hash_node, home_of, node_at, tag_of
+from kvoffload._core.table cimport hash_node, home_of, kvo_hash, node_at, sample_of, tag_of
 from kvoffload.policies._trials_c cimport (
     ARC,
     HIT_DENSITY,
@@ -58,11 +58,16 @@ cdef int sample_shift(int64_t capacity) noexcept:
 
 
 cdef bint guard_open(
-    Guard* guard, int64_t capacity, uint32_t never_reused, uint32_t reused
+    Guard* guard,
+    int64_t capacity,
+    uint32_t never_reused,
+    uint32_t reused,
+    const char* secret,
 ) noexcept:
     memset(guard, 0, sizeof(Guard))
     guard.capacity = capacity
     guard.shift = sample_shift(capacity)
+    memcpy(guard.secret, secret, sizeof(guard.secret))
     if not trials_open(&guard.trials, <uint32_t>(capacity >> guard.shift), never_reused, reused):
         return False
     guard.on = True
@@ -86,23 +91,6 @@ cdef void guard_clear(Guard* guard) noexcept:
     memset(&guard.gain, 0, sizeof(Gain))
     if guard.on:
         trials_clear(&guard.trials)
-
-
-cdef inline uint64_t mix(const uint8_t* key, uint64_t length) noexcept:
-    """Return the number whose low bits decide whether a block is sampled."""
-    cdef uint64_t mixed = 0, word
-    while length >= 8:
-        memcpy(&word, key, 8)
-        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        mixed ^= mixed >> 32
-        key += 8
-        length -= 8
-    if length:
-        word = 0
-        memcpy(&word, key, length)
-        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        mixed ^= mixed >> 32
-    return mixed ^ mixed >> 29
 
 
 cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept:
@@ -156,7 +144,7 @@ cdef void guard_serve(
     cdef int index, trial, best
     guard.request += 1
     measure_lag(guard, table)
-    most_hits = take_sample(guard, table, batch, num_stored)
+    most_hits = take_sample(guard, batch, num_stored)
     num_sampled = guard.trials.batch_size
     memset(found, 0, sizeof(found))
     trials_complete(&guard.trials, guard.request, guard.lag)
@@ -189,13 +177,13 @@ cdef void guard_serve(
 
 
 cdef uint32_t take_sample(
-    Guard* guard, Table* table, const Batch* batch, Py_ssize_t num_stored
+    Guard* guard, const Batch* batch, Py_ssize_t num_stored
 ) noexcept:
     """Add the sampled blocks to the requests of the trials.
 
     Return the number of these blocks among the `num_stored` leading ones of the batch.
     """
-    cdef uint64_t mask = (<uint64_t>1 << guard.shift) - 1
+    cdef uint32_t mask = (<uint32_t>1 << guard.shift) - 1
     cdef uint64_t length, hashed
     cdef uint32_t most_hits = 0
     cdef const uint8_t* key
@@ -203,8 +191,8 @@ cdef uint32_t take_sample(
     for index in range(batch.size):
         key = item_key(batch, index)
         length = item_length(batch, index)
-        if mix(key, length) & mask == 0:
-            hashed = hash_key(table, key, length)
+        hashed = kvo_hash(key, length, guard.secret)
+        if sample_of(hashed) & mask == 0:
             trials_add(&guard.trials, hashed)
             if guard.plain != NULL:
                 trials_add(guard.plain, hashed)
@@ -231,15 +219,15 @@ cdef bint guard_ensure_release(Guard* guard) noexcept:
     return not guard.on or trials_ensure_release(&guard.trials)
 
 
-cdef void guard_release(Guard* guard, Table* table, const Batch* batch) noexcept:
-    take_sample(guard, table, batch, 0)
+cdef void guard_release(Guard* guard, const Batch* batch) noexcept:
+    take_sample(guard, batch, 0)
     trials_release(&guard.trials)
     if guard.plain != NULL:
         trials_release(guard.plain)
 
 
-cdef void guard_say(Guard* guard, Table* table, const Batch* batch, const Turn* turn) noexcept:
-    take_sample(guard, table, batch, 0)
+cdef void guard_say(Guard* guard, const Batch* batch, const Turn* turn) noexcept:
+    take_sample(guard, batch, 0)
     begin_turn(&guard.trials, turn)
     trials_join(&guard.trials)
     end_turn(&guard.trials)

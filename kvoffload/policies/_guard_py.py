@@ -7,10 +7,10 @@ hits. The first hint of a session's return adds a fourth trial, hit density with
 begins as a copy of the trial of hit density.
 
 Structure
-    The trials hold keys, no slots. One block in ``2**shift`` is sampled, by its hash, and a trial
-    has that share of the capacity. The trial of hit density has its own rings, ghosts and turns; it
-    reads the densities that the guarded policy learns, and counts nothing. The fourth trial reads
-    densities by class and last use that count all blocks.
+    The trials hold keys, no slots. One block in ``2**shift`` is sampled, by a hash of its key whose
+    secret no client knows, and a trial has that share of the capacity. The trial of hit density has
+    its own rings, ghosts and turns; it reads the densities that the guarded policy learns, and
+    counts nothing. The fourth trial reads densities by class and last use that count all blocks.
     While the cache stores blocks, they are not hits and may not leave. So the stores of the trials
     take equally long: the *lag*, in requests, which is measured. The guard notes the stores of the
     cache, at most 256, each by its first block and its request. A request removes the stores at the
@@ -31,10 +31,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
+from kvoffload._sampling import hash_key, new_secret, sample_of, words_of
 from kvoffload.types import BlockHash, BlockStatus, HintGain
 
 from ._arc_classic_py import ARCClassicCachePolicy
@@ -69,9 +70,6 @@ _LEAST_COMPARED = 256
 _STANDARD_ERRORS = 2.5
 _TRIAL_BIAS = 0.17
 
-_MIX = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
-
 
 def sample_shift(capacity: int) -> int:
     """Return s such that one block in ``2**s`` is sampled for a cache of `capacity` blocks."""
@@ -83,15 +81,9 @@ def sample_shift(capacity: int) -> int:
     return shift
 
 
-def is_sampled(block_hash: BlockHash, shift: int) -> bool:
-    """Return whether a block is in the sample, from its hash only; the same in both twins."""
-    mixed = 0
-    for start in range(0, len(block_hash), 8):
-        word = int.from_bytes(block_hash[start : start + 8], "little")
-        mixed = (mixed ^ word) * _MIX & _MASK
-        mixed ^= mixed >> 32
-    mixed ^= mixed >> 29
-    return mixed & ((1 << shift) - 1) == 0
+def is_sampled(block_hash: BlockHash, shift: int, secret: Sequence[int]) -> bool:
+    """Return whether a block is in the sample of a guard with these secret words."""
+    return sample_of(hash_key(block_hash, secret)) & ((1 << shift) - 1) == 0
 
 
 class Trial:
@@ -229,6 +221,7 @@ class Guard:
         "_noted",
         "_request",
         "_rule",
+        "_secret",
         "_shift",
         "_store_begins",
         "_trials",
@@ -238,6 +231,7 @@ class Guard:
         capacity = density_trial.cache_capacity
         self._capacity = cache_capacity
         self._shift = sample_shift(cache_capacity)
+        self._secret = words_of(new_secret())
         self._arc = ARCClassicCachePolicy(capacity)
         self._density_trial = density_trial
         self._trials = {
@@ -361,7 +355,8 @@ class Guard:
             self._rule = best
 
     def _sample(self, batch: list[BlockHash]) -> list[BlockHash]:
-        sampled = (block_hash for block_hash in batch if is_sampled(block_hash, self._shift))
+        shift, secret = self._shift, self._secret
+        sampled = (block_hash for block_hash in batch if is_sampled(block_hash, shift, secret))
         most = _SAMPLE_CAPACITIES * self._arc.cache_capacity
         return list(islice(dict.fromkeys(sampled), most))
 

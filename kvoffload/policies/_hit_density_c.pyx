@@ -137,6 +137,7 @@ from kvoffload.policies._turns_c cimport (
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
+from kvoffload._sampling import new_secret
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
@@ -215,6 +216,7 @@ cdef class _HitDensity(Records):
     def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
         cdef uint32_t total, reused
+        cdef bytes secret = new_secret()
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
         guard = registry.entry("hit-density").option("guard").check(guard)
         total = min(int(ghosts * capacity), MOST_GHOSTS)
@@ -232,7 +234,7 @@ cdef class _HitDensity(Records):
         if guard and capacity:
             total = int(ghosts * (capacity >> sample_shift(capacity)))
             reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
-            if not guard_open(&self.protector, capacity, total - reused, reused):
+            if not guard_open(&self.protector, capacity, total - reused, reused, secret):
                 raise MemoryError("no room for the guard")
         self.publish()
 
@@ -714,7 +716,7 @@ cdef class _HitDensity(Records):
         if turn == 0:
             turn = self.new_turn(time_of(hint))
             if self.protector.on:
-                guard_say(&self.protector, self.table, batch, self.hinted.turns.turns + turn)
+                guard_say(&self.protector, batch, self.hinted.turns.turns + turn)
         self.join(batch, turn)
         turns_settle(&self.hinted.turns, turn)
 
@@ -1027,7 +1029,7 @@ cdef class _HitDensity(Records):
             if position != NIL:
                 self.release_ghost(position)
         if self.protector.on:
-            guard_release(&self.protector, self.table, batch)
+            guard_release(&self.protector, batch)
 
     cdef void release_ghost(self, uint32_t position) noexcept:
         cdef Ghost* ghost = self.memory.items + position

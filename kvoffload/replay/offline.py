@@ -14,6 +14,8 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload._sampling import hash_ids
+
 from .groups import GroupChunks
 from .requests import DecodedTrace
 
@@ -35,8 +37,6 @@ CEILINGS = (BELADY, INFINITE)
 
 MOST_POSITIONS = 1_000_000
 """Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close numbers
 
 
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
@@ -211,8 +211,8 @@ def stack_distances(
     share = 1.0
     if len(blocks) > most:
         share = most / len(blocks)
-        mixed = (np.arange(trace.unique_blocks, dtype=np.uint64) + np.uint64(1)) * _ODD
-        blocks = blocks[(mixed < np.uint64(int(share * 2**64)))[blocks]]
+        hashed = hash_ids(np.arange(trace.unique_blocks, dtype=np.uint64))
+        blocks = blocks[(hashed < np.uint64(int(share * 2**64)))[blocks]]
     before = _previous(blocks)
     again = before >= 0
     # Blocks used between p and i, each counted at its first use there: those whose previous use is

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
+from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 
@@ -79,13 +80,17 @@ def summary(policy: str) -> str:
 def new_manager(
     policy: str, num_blocks: int, block_tokens: int = 1, watch: Watch | None = None
 ) -> CPUOffloadingManager:
-    """Return an empty manager with a policy, and with a watch if one is given."""
-    if not is_own(policy):
-        return CPUOffloadingManager(block_tokens, num_blocks, policy, watch=watch)
-    own, options = _own(policy)
-    return CPUOffloadingManager(
-        block_tokens, num_blocks, own(cache_capacity=num_blocks, **options), watch=watch
-    )
+    """Return an empty manager with a policy, and with a watch if one is given.
+
+    Its samples are the same every time.
+    """
+    with secrets_from(REPEATABLE):
+        if not is_own(policy):
+            return CPUOffloadingManager(block_tokens, num_blocks, policy, watch=watch)
+        own, options = _own(policy)
+        return CPUOffloadingManager(
+            block_tokens, num_blocks, own(cache_capacity=num_blocks, **options), watch=watch
+        )
 
 
 def _own(policy: str) -> tuple[Any, dict[str, int | float]]:

@@ -4,9 +4,9 @@ A chained id stands for its block and all blocks before it. So it follows the sa
 occurs, and occurs once in a prompt. Hashes of only a block's content break both rules as soon as a
 block is used in two places, and a replay of them finds hits that no engine has.
 
-The predecessor of an id is remembered for at most `MOST_IDS` ids. They are the ones whose mixed
-bits are below a limit, which is halved whenever there are more of them; so they are an even sample
-of all ids, and the same one in every run. After the first `WHOLE_BATCHES` of a long trace, only one
+The predecessor of an id is remembered for at most `MOST_IDS` ids. They are the ones whose hash is
+below a limit, which is halved whenever there are more of them; so they are an even sample of all
+ids, and the same one in every run. After the first `WHOLE_BATCHES` of a long trace, only one
 batch of requests in `STRIDE` is examined: that takes a twentieth of the time of reading it. The
 predecessor of a prompt's first block is ignored: a recording may begin where the accelerator's own
 cache ends.
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from kvoffload._sampling import hash_ids
 
 __all__ = ["Chaining", "ChainingCounter"]
 
@@ -36,8 +38,6 @@ MOST_SHARE = 0.01
 Ids = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(32)
 _LARGEST = np.uint64(2**64 - 1)
 
 
@@ -151,8 +151,9 @@ class ChainingCounter:
             self._repeated, self._unchained = self._repeated[kept], self._unchained[kept]
 
     def _is_chosen(self, ids: Ids) -> Flags:
-        mixed = ((ids * _MULTIPLIER) ^ (ids >> _HALF)) * _MULTIPLIER
-        return mixed <= np.uint64((2**64 - 1) >> self._halvings)
+        if not self._halvings:
+            return np.ones(len(ids), dtype=np.bool_)
+        return hash_ids(ids) <= np.uint64((2**64 - 1) >> self._halvings)
 
     def _merge(self, ids: Ids, least: Ids, greatest: Ids, rows: npt.NDArray[np.int64]) -> None:
         """Add occurrences, in order: ids, their predecessors, and their requests."""

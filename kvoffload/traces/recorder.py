@@ -132,8 +132,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)
 
-    def _lookup_hinted(self, hashes: list[BlockHash], hints: Hints) -> int:
-        found = self.manager._lookup_hinted(hashes, hints)
+    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        found = self.manager._lookup_told(hashes, hints, now)
         self.log.add(hashes, hints=hints)
         return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvoffload._checks import as_batch, check_int
+from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
 from kvoffload.managers._watching import (
     CAUSES,
@@ -175,8 +176,8 @@ class _Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Overlap:
-    """The state when the miniatures' stores began to overlap; absent if they did from the start."""
+class _Began:
+    """The state when miniatures of LRU began."""
 
     cold: dict[float, float]  # by memory: blocks that LRU had and a new miniature lacked
     before: dict[tuple[str, float], tuple[int, int]]  # misses and stores that only the list counted
@@ -283,7 +284,8 @@ class Watch:
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
         self._taken = 0  # number of requests when the sample was last taken
-        self._overlap: _Overlap | None = None
+        self._overlaps = False  # the stores of the miniatures do
+        self._began: _Began | None = None  # None: LRU has no miniatures
         self._lock = threading.RLock()
 
     # -- what a manager calls ------------------------------------------------------------------
@@ -297,10 +299,11 @@ class Watch:
         sampled = sample_below / SAMPLE_RANGE * capacity
         policy_below = round(sample_below * min(1.0, self.policy_slots / max(sampled, 1e-9)))
         policy_slots = policy_below / SAMPLE_RANGE * capacity
-        minis = [
-            Miniature(name, size, policy_slots * size, self._QUARTERS)
-            for name, size in self._asked(policy)
-        ]
+        with secrets_from(self._secret):
+            minis = [
+                Miniature(name, size, policy_slots * size, self._QUARTERS)
+                for name, size in self._asked(policy)
+            ]
         clock = self._clock
         sizes = self.memory if self.memory[-1] >= REMEMBERED else (*self.memory, REMEMBERED)
         plan = WatchPlan(
@@ -322,7 +325,8 @@ class Watch:
         self._subject = self._planned
         self._logged.clear()
         self._taken = 0
-        self._overlap = None
+        self._overlaps = False
+        self._began = None
         self._snapshots.clear()
         self._snapshots.append(self._snapshot())
         core.next_due = self._next_due(core.now())
@@ -339,9 +343,12 @@ class Watch:
         core = self._core
         num_requests, *_, lag = core.progress()
         start, self._taken = self._taken, num_requests
-        begins = self._overlap is None and self._stores_overlap()
+        overlaps = self._overlaps or self._stores_overlap()
+        begins = self._began is None and (overlaps or self._releases())
         if begins:
             self._add_lru()
+        changes = begins or overlaps != self._overlaps
+        self._overlaps = overlaps
         for quarter, stretches in enumerate(core.take_requests()):
             # The sample has no positions: its requests are spread evenly over all since last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
@@ -352,14 +359,14 @@ class Watch:
                 for mini in self._subject.minis:
                     if after:
                         mini.reset(quarter)
-                    if self._overlap is None:
-                        mini.feed(quarter, requests)
-                    else:
+                    if self._overlaps:
                         mini.feed_overlapping(
                             quarter, requests, positions, lag, waits=core.waits_for_stores
                         )
-        if begins and start:
-            self._start_anew()
+                    else:
+                        mini.feed(quarter, requests)
+        if changes and (start or not self._subject.plan.keeps_keys):
+            self._start_anew(begins=begins)
         now = core.now()
         if now >= core.next_due:
             core.next_due = self._next_due(now)
@@ -370,7 +377,8 @@ class Watch:
     def _stores_overlap(self) -> bool:
         """Return whether the manager's stores overlap in the window and miniatures can model it."""
         subject, past = self._subject, self._snapshots[0].counts
-        if subject.policy is None or not subject.plan.keeps_keys:
+        keeps_keys = subject.plan.keeps_keys or self._core.hears_releases
+        if subject.policy is None or not keeps_keys:
             return False
         *taken, _ = self._core.progress()
         before = past["requests"], past["met_pending"], past["refused"]
@@ -385,9 +393,13 @@ class Watch:
             overlapping >= OVERLAPPING or overlapping > IN_FLIGHT * requests
         )
 
+    def _releases(self) -> bool:
+        """Return whether the manager has released blocks, which the list does not model."""
+        return self._subject.policy is not None and self._core.hears_releases
+
     def _add_lru(self) -> None:
-        """Also simulate LRU with miniatures: the list does not model stores under way."""
-        self._overlap = _Overlap({}, {}, 0)
+        """Also simulate LRU with miniatures: the list models neither releases nor overlap."""
+        self._began = _Began({}, {}, 0)
         fresh = [
             Miniature("lru", memory, self._subject.policy_slots * memory, self._QUARTERS)
             for memory in self.memory
@@ -398,8 +410,14 @@ class Watch:
             replace(each, minis=each.minis + nothing) for each in self._snapshots
         )
 
-    def _start_anew(self) -> None:
-        """Begin a window now that LRU has miniatures, and note their misses so far."""
+    def _start_anew(self, *, begins: bool) -> None:
+        """Begin a window; if LRU `begins` to have miniatures, note their misses so far."""
+        if begins:
+            self._note_lru()
+        self._snapshots.clear()
+        self._snapshots.append(self._snapshot())
+
+    def _note_lru(self) -> None:
         subject, counts = self._subject, self._core.counts()
         share = subject.plan.policy_below / subject.plan.sample_below
         cold, before = {}, {}
@@ -411,9 +429,7 @@ class Watch:
             own = mini.totals()
             cold[mini.memory] = share * counts["held"][size] - sum(own.resident)
             before["lru", mini.memory] = (missed - sum(own.missed), missed - sum(own.stored))
-        self._overlap = _Overlap(cold, before, counts["resets"])
-        self._snapshots.clear()
-        self._snapshots.append(self._snapshot())
+        self._began = _Began(cold, before, counts["resets"])
 
     # -- what a user calls ---------------------------------------------------------------------
 
@@ -528,7 +544,7 @@ class Watch:
         for mini in self._subject.minis:
             own = mini.totals()
             key = (mini.policy, mini.memory)
-            former = self._overlap.before.get(key, (0, 0)) if self._overlap else (0, 0)
+            former = self._began.before.get(key, (0, 0)) if self._began else (0, 0)
             shadows[key] = (former[0] + sum(own.missed), former[1] + sum(own.stored))
         hints = {
             (each.source, kind): count
@@ -691,13 +707,13 @@ class Watch:
         is full when the window begins lacks none of them; after a reset LRU lacks them, too.
         """
         cold = dict.fromkeys(self.memory, 0.0)
-        overlap = self._overlap
-        if overlap is None or not counts["asked"] or before.counts["resets"] > overlap.resets:
+        began = self._began
+        if began is None or not counts["asked"] or before.counts["resets"] > began.resets:
             return cold
         scale = counts["missed"] / counts["asked"] / (sum(base) or 1)
         for mini, totals in zip(self._subject.minis, before.minis, strict=True):
             if mini.policy == "lru":
-                lacking = min(overlap.cold.get(mini.memory, 0.0), mini.slots - sum(totals.resident))
+                lacking = min(began.cold.get(mini.memory, 0.0), mini.slots - sum(totals.resident))
                 cold[mini.memory] = scale * max(0.0, lacking)
         return cold
 

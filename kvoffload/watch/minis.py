@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvoffload import CPUOffloadingManager, Request
 from kvoffload.managers._watching import SampledRequest
 from kvoffload.policies import registry
+from kvoffload.types import Hints
 
 __all__ = ["Miniature", "Totals", "miniature_bias"]
 
@@ -83,14 +84,19 @@ class Miniature:
         until then a lookup misses its blocks or, with `waits`, ends the store.
         """
         manager = self.managers[quarter]
-        for (hashes, first, end), position in zip(requests, positions, strict=True):
+        for each, position in zip(requests, positions, strict=True):
             self._complete(quarter, position - lag)
+            hashes, first, end, hints, now = each
+            if first < 0:
+                manager._serve_requests([each])
+                continue
             if waits:
                 manager.complete_store(hashes)
-            request = manager.begin(hashes)
+            request = manager.begin(hashes, hints=hints, now=now)
             manager.lookup(hashes[first:end])
             output = request.prepare_store()
-            request.finish()
+            # The blocks of a session that ends are released by an event of their own.
+            request.finish(hints=Hints() if hints is not None and hints.ends else hints)
             if output is not None and output.block_hashes_to_store:
                 self._pending[quarter].append((position, request))
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
+import itertools
+import random
+from hashlib import blake2b
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvoffload._sampling import REPEATABLE, SECRET_BYTES, secrets_from, words_of
 from kvoffload.policies._guard_py import is_sampled, sample_shift
 from kvoffload.replay import device_hits, simulate
+from kvoffload.replay.policies import new_manager
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import KEY_LENGTHS, A, B, C, D, H, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
@@ -24,15 +30,17 @@ from tests.policies.stress import (
 )
 from tests.policies.test_golden import decoded
 
+WORDS = words_of(REPEATABLE)
+
 # workload, requests, capacity, overlapping requests:
 # hits, stored, evicted, not admitted, the rule at the end, recent hits by LRU, hit density, ARC
 COUNTS: dict[tuple[str, int, int, int], tuple[int, int, int, int, str, tuple[int, int, int]]] = {
     ("pairs", 700, 60, 0): (1660, 5130, 5070, 0, "arc-classic", (904, 763, 1006)),
-    ("twice", 600, 130, 0): (3016, 13251, 13121, 0, "lru", (799, 793, 795)),
-    ("sessions", 600, 300, 0): (13959, 8730, 8430, 284, "hit-density", (2101, 2203, 2170)),
-    ("phases", 900, 600, 0): (10052, 4852, 4252, 0, "lru", (1777, 1761, 1749)),
-    ("loops", 500, 700, 3): (477, 4239, 3539, 0, "arc-classic", (68, 86, 103)),
-    ("mixture", 600, 1500, 6): (9280, 5825, 4325, 0, "arc-classic", (2333, 2370, 2376)),
+    ("twice", 600, 130, 0): (3016, 13251, 13121, 0, "lru", (815, 809, 802)),
+    ("sessions", 600, 300, 0): (14090, 7293, 6993, 1590, "arc-classic", (2178, 2214, 2232)),
+    ("phases", 900, 600, 0): (10015, 4889, 4289, 0, "lru", (1354, 1354, 1345)),
+    ("loops", 500, 700, 3): (477, 4239, 3539, 0, "arc-classic", (72, 55, 115)),
+    ("mixture", 600, 1500, 6): (9385, 5740, 4240, 0, "arc-classic", (1456, 1505, 1507)),
 }
 # A workload, its length and a capacity that end with the rule.
 ENDS_WITH = {"lru": ("twice", 600, 130), "arc-classic": ("popularity", 600, 130)}
@@ -71,7 +79,7 @@ def test_a_trial_has_few_blocks_whatever_the_capacity(capacity: int, shift: int)
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 6])
 def test_one_block_in_so_many_is_sampled(shift: int) -> None:
-    sampled = sum(is_sampled(block_hash(number), shift) for number in range(20_000))
+    sampled = sum(is_sampled(block_hash(number), shift, WORDS) for number in range(20_000))
     assert sampled == pytest.approx(20_000 >> shift, rel=0.15)
 
 
@@ -81,8 +89,63 @@ def test_a_block_is_sampled_by_the_whole_of_its_hash() -> None:
         for length in (1, 7, 8, 9, 36)
         for place in range(length)
     ]
-    sampled = [is_sampled(block, 1) for block in hashes]
+    sampled = [is_sampled(block, 1, WORDS) for block in hashes]
     assert 0.3 < sum(sampled) / len(sampled) < 0.7
+
+
+def under_attack(twin: ModuleType, guessed: bytes | None, secret: bytes) -> float:
+    """Return the hit ratio of honest clients beside one that asks for every twelfth block.
+
+    That client asks twice for each prompt, and takes only keys that a guard with the secret that it
+    has `guessed` would sample; None: it takes any.
+    """
+    shift, words = sample_shift(4096), None if guessed is None else words_of(guessed)
+    draw, numbers = random.Random(1), itertools.count()
+    candidates = map(block_hash, itertools.count(10**9))
+    keys = (key for key in candidates if words is None or is_sampled(key, shift, words))
+    lengths = [draw.randrange(4, 16) for _ in range(2000)]
+    popular = [block_hashes(*itertools.islice(numbers, length)) for length in lengths]
+    with secrets_from(secret):
+        manager = manager_of(twin, 4096)
+    asked = hits = 0
+    for number in range(5000):
+        batch = popular[min(int(draw.expovariate(0.0015)), 1999)]
+        if draw.random() < 0.5:
+            batch = block_hashes(*itertools.islice(numbers, draw.randrange(6, 14)))
+        asked += len(batch)
+        hits += manager.lookup(batch)
+        request(manager, batch)
+        if number % 20 == 0:
+            own = list(itertools.islice(keys, 8))
+        if number % 10 == 0:
+            request(manager, own)
+    check_invariants(manager)
+    return hits / asked
+
+
+def test_keys_that_a_client_chooses_do_not_steer_it(twins: Twins) -> None:
+    guessed = bytes(range(SECRET_BYTES))
+    chosen, others = (under_attack(twins[1], each, guessed) for each in (guessed, None))
+    assert chosen < 0.8 * others
+    for number in range(3):
+        secret = blake2b(b"%d" % number, digest_size=SECRET_BYTES).digest()
+        chosen, others = (under_attack(twins[1], each, secret) for each in (guessed, None))
+        assert chosen == pytest.approx(others, rel=0.03)
+
+
+def test_the_secret_is_drawn_for_each_manager_and_given_for_replays(twin: ModuleType) -> None:
+    requests = WORKLOADS["mixture"](1, 150)
+
+    def hits(managers: list[Any]) -> list[tuple[float, ...]]:
+        for manager in managers:
+            serve(manager, requests)
+        return [tuple(manager.policy.trial_hits.values()) for manager in managers]
+
+    context = contextvars.Context()  # an empty one: nobody gives a secret there
+    drawn = [context.run(manager_of, twin, 600) for _ in range(3)]
+    assert len(set(hits(drawn))) == 3
+    given = [context.run(new_manager, "hit-density", 600) for _ in range(2)]
+    assert len(set(hits(given))) == 1
 
 
 def test_it_is_on_by_default_and_can_be_turned_off(twin: ModuleType) -> None:
@@ -220,7 +283,7 @@ def test_stores_that_overlap_do_not_mislead_it() -> None:
         device_hits=device_hits(trace, 0),
         pending=16,
     )
-    assert found.hit_ratio >= 0.34  # without a guard .365, LRU .231
+    assert found.hit_ratio >= 0.33  # other samples .337 to .365; without a guard .365, LRU .231
 
 
 def test_a_request_right_after_itself_is_served_to_the_trials_and_no_use(twin: ModuleType) -> None:

@@ -1021,9 +1021,13 @@ cdef class RequestManagerCore:
             release_unshared(self.policy, &self.steps.batch)
         if every is not None:
             found = every is access and chain is None
+            self.watching.hints = access.hints
             self.watching.c_finished(
                 every, every_order, self.steps.batch.node_ids if found else NULL
             )
+        if access.ends and self.watching is not None:
+            find_all(self.policy.table, &self.steps.batch)
+            self.watching.c_released(&self.steps.batch)
         return 0
 
     cdef bint has_inserted(

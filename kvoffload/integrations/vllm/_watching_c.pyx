@@ -526,7 +526,8 @@ cdef class RequestWatch(WatchCore):
             at = order.sampled[index]
             seen = keys + sort_keys[at].seen_index
             self.use(self.uses[index], seen, node_ids + at if node_ids != NULL else NULL, now)
-        self.collect_request()
+        self.collect_request(0)
+        self.forget_told()
         self.due = self.due or now >= self.next_due
 
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept:
