@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvoffload import CPUOffloadingManager, Request
-from kvoffload.managers._watching import SampledRequest
+from kvoffload.managers._watching import FINISHED, SampledRequest
 from kvoffload.policies import registry
 from kvoffload.types import Hints
 
@@ -60,6 +60,7 @@ class Miniature:
         self.managers = [
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
+        self._heeds = hasattr(self.managers[0].policy, "hint_sources")  # of returns
         self._pending: list[deque[tuple[float, Request[Any]]]] = [deque() for _ in range(quarters)]
         self._reset_at = [0] * quarters  # blocks requested until then
 
@@ -67,6 +68,8 @@ class Miniature:
         """Serve requests with the manager of a quarter, as an engine would."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
+        if not self._heeds:
+            requests = [each for each in requests if each[1] != FINISHED]
         self.managers[quarter]._serve_requests(requests)
 
     def feed_overlapping(
@@ -88,7 +91,8 @@ class Miniature:
             self._complete(quarter, position - lag)
             hashes, first, end, hints, now = each
             if first < 0:
-                manager._serve_requests([each])
+                if first != FINISHED or self._heeds:
+                    manager._serve_requests([each])
                 continue
             if waits:
                 manager.complete_store(hashes)

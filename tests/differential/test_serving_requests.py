@@ -6,9 +6,13 @@ import random
 
 import pytest
 
+from kvoffload import Hints
+from kvoffload.managers._watching import FINISHED, RELEASED
 from kvoffload.policies import registry
 from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
+
+TOLD = (None, Hints(ends=True), Hints(expect_s=3.0, source="a"), Hints(ends=True, expect_s=30.0))
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
@@ -22,9 +26,15 @@ def test_served_in_one_call_or_call_by_call(
     for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
         keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
         first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
-        pair.do(
-            "_serve_requests", [(keys, first, end), (keys, first, len(keys)), (keys, 0, len(keys))]
-        )
+        told = chance.choice(TOLD), float(number)
+        events = [(keys, FINISHED, 0, *told), (keys[::2], RELEASED, 0, None, None)]
+        requests = [
+            (keys, first, end, *told),
+            (keys, first, len(keys), None, None),
+            *chance.choices(events, k=number % 2),
+            (keys, 0, len(keys), None, float(number)),
+        ]
+        pair.do("_serve_requests", requests)
         if number % 10 == 0:
             pair.agree()
     pair.agree()
@@ -41,9 +51,10 @@ def test_pending_and_pinned_blocks_stay_as_they_are(twins: Twins) -> None:
     pair.do("prepare_store", [b"pinned"])
     pair.do("complete_store", [b"pinned"])
     pair.do("prepare_load", [b"pinned"])
-    pair.do("_serve_requests", [([b"pinned", b"new", b"pending", b"new"], 1, 4)])
+    pair.do("_serve_requests", [([b"pinned", b"new", b"pending", b"new"], 1, 4, None, None)])
     pair.agree()
     assert pair.do("lookup", [b"pinned", b"new"])[1] == 2
-    pair.do("_serve_requests", [([b"%d" % number for number in range(3)], 0, 3)])  # refused
+    refused = [b"%d" % number for number in range(3)]
+    pair.do("_serve_requests", [(refused, 0, 3, None, None)])
     pair.agree()
     assert pair.compiled.stats()["refused_stores"] == 1

@@ -14,12 +14,12 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
-from kvoffload import CPUOffloadingManager, OffloadError
+from kvoffload import CPUOffloadingManager, Hints, OffloadError
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.groups import KVGroups
 from kvoffload.integrations.vllm.tiering import KVOffloadPrimaryTier
-from kvoffload.managers._watching import WatchRequest
+from kvoffload.managers._watching import RELEASED, WatchRequest
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
@@ -88,6 +88,79 @@ def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate, ever
     assert counters["evicted"] > 100
     assert sum(counters["causes"]) > 100
     assert ours.watch.report().points == library.watch.report().points
+
+
+@pytest.mark.parametrize("told", [{"ends": True}, {"expect_s": 3.0}])
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_clients_are_heard_as_the_library_hears_them(policy, told):
+    """What requests say goes to miniatures, with the keys that the manager releases."""
+    rng = random.Random(SEED)
+    options = {"memory": (0.5, 1, 2), "policies": ("arc",), "policy_slots": 2**20}
+    ours = watched(120, cache_policy=policy, **options)
+    library = CPUOffloadingManager(16, 120, policy, watch=watch_all(**options))
+    lengths = [0] * 60  # of sessions
+    for number in range(500):
+        session = rng.randrange(max(0, number // 10 - 5), number // 10 + 1)
+        lengths[session] += rng.randint(1, 6)
+        chain = keys_of(f"{session:02}", range(lengths[session]))
+        says = rng.random() < 0.3
+        Request(ours, chain, params={"kvoffload": told} if says else None).run()
+        request = library.begin(chain, hints=Hints(**told) if says else None)
+        hits = request.lookup()
+        if hits:
+            request.prepare_load(0, hits)
+            request.complete_load(0, hits)
+        request.prepare_store()
+        request.complete_store()
+        request.finish()
+        heard = [
+            [[each[:4] for each in requests] for (requests,) in manager.watch._core.take_requests()]
+            for manager in (ours, library)
+        ]
+        assert heard[0] == heard[1]
+        each_heard = [each for requests in heard[0] for each in requests]
+        assert any(each[3] == Hints(**told) for each in each_heard) == says
+        assert any(each[1] == RELEASED for each in each_heard) == (says and "ends" in told)
+
+
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_points_are_those_of_managers_whose_sessions_end(policy):
+    def serve(manager):
+        rng = random.Random(SEED)
+        asked = hits = 0
+        chains = [keys_of(f"{number:02}", range(40)) for number in range(99)]
+        lengths = [0] * len(chains)
+        for number in range(1_200):
+            session = rng.randrange(max(0, number // 13 - 9), number // 13 + 1)
+            lengths[session] = min(40, lengths[session] + rng.randint(1, 8))
+            ends = lengths[session] == 40
+            chain = chains[session][: lengths[session]]
+            params = {"kvoffload": {"ends": True}} if ends else None
+            request = Request(manager, chain, params=params)
+            asked += len(chain)
+            hits += len(request.hits)
+            request.run()
+            if ends:
+                chains[session] = keys_of(f"{number:04}", range(40))
+                lengths[session] = 0
+        return hits / asked
+
+    memory = (0.5, 1, 2)
+    truths = {size: serve(KVOffloadManager(int(200 * size), policy)) for size in memory}
+    found = []
+    for number in range(5):
+        manager = watched(
+            200, cache_policy=policy, memory=memory, policy_slots=2**20, secret=bytes([number]) * 64
+        )
+        serve(manager)
+        for mini in manager.watch._subject.minis:
+            if mini.policy == policy and mini.memory in truths:
+                stats = [each.stats() for each in mini.managers]
+                ratio = sum(each["hit_blocks"] for each in stats)
+                ratio /= sum(each["lookup_blocks"] for each in stats)
+                found.append(abs(ratio - truths[mini.memory]))
+    assert len(found) == 15
+    assert max(found) < 0.08, found
 
 
 def test_what_the_device_had_is_used_and_not_asked_for():

@@ -43,10 +43,10 @@ class Request:
 
     count = 0
 
-    def __init__(self, manager, keys, first=0):
+    def __init__(self, manager, keys, first=0, params=None):
         Request.count += 1
         self.manager, self.keys = manager, keys
-        self.context = ReqContext(f"r{Request.count}")
+        self.context = ReqContext(f"r{Request.count}", params)
         for position, key in enumerate(keys):
             self.context.set_offload_key_position(key, (position + 1) * 16)
         manager.on_new_request(self.context)

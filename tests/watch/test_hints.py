@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from kvoffload import Hints, HintSource
-from kvoffload.managers._watching import MOST_SOURCES
+from kvoffload._sampling import secrets_from
+from kvoffload.managers._watching import MOST_SOURCES, RELEASED
 from kvoffload.policies._guard_py import _FADE, Gain
 from kvoffload.policies._returns_py import Moments
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import TraceRecorder
-from kvoffload.watch import HeardHints
+from kvoffload.watch import HeardHints, Watch
 from kvoffload.watch.hints import heard
 from kvoffload.watch.metrics import samples, source_label
 from tests.blocks import A, B, C, block_hashes
 from tests.differential.pairs import require_equal
 from tests.policies.test_returns import workload
 
-from .watched import Clock, seen, serve_request, whole
+from .watched import SECRET, Clock, seen, serve_request, whole
 
 HOSTILE = ["\n", "\\n", '"', "{}", "\ud800", "\u202e", "\x1b[31m", "\U000e0001" * 64, ""]
 
@@ -328,3 +329,136 @@ def test_a_fleet_shows_sixteen_sources_and_the_rest_as_others(twin: ModuleType) 
     assert sum(each.ends for each in hints) == 36
     assert {each.ends for each in hints[:4]} == {2}  # of two engines
     assert (hints[-1].returns, hints[-1].slope) == (None, None)
+
+
+# -- what it hears -----------------------------------------------------------------------------
+
+Row = tuple[list[bytes], float, Hints | None]
+
+
+def sessions(seed: int, count: int, tells: str) -> list[Row]:
+    """Return requests of sessions that grow and end, with their times and what clients say."""
+    draw = random.Random(seed)
+    open_sessions: list[tuple[list[bytes], int]] = []  # blocks, and turns to come
+    coming: list[tuple[list[bytes], float, int]] = []  # blocks, time, turns to come
+    heads = [block_hashes(*range(10**7 + 100 * head, 10**7 + 100 * head + 6)) for head in range(4)]
+    now = 0.0
+    for number in range(count):
+        now += draw.expovariate(1.0)
+        if len(open_sessions) < 12 or draw.random() < 0.1:
+            open_sessions.append(([*draw.choice(heads)], draw.randrange(3, 14)))
+        at = draw.randrange(len(open_sessions))
+        blocks, turns = open_sessions[at]
+        first = 1000 * number
+        blocks = [*blocks, *block_hashes(*range(first, first + draw.randrange(2, 9)))]
+        open_sessions[at] = blocks, turns - 1
+        if turns == 1:
+            del open_sessions[at]
+        coming.append((blocks, now, turns - 1))
+    rows: list[Row] = []
+    later: dict[bytes, float] = {}  # when each block is asked for next
+    for blocks, time, turns in reversed(coming):
+        wait = max(0.001, later.get(blocks[-1], time + 50.0) - time) * math.exp(draw.gauss(0, 1))
+        later.update(dict.fromkeys(blocks, time))
+        ends = tells != "returns" and turns == 0
+        expects = wait if tells != "ends" and not ends else None
+        rows.append((blocks, time, Hints(ends=ends, expect_s=expects, source="agents")))
+    return rows[::-1]
+
+
+def serve_sessions(manager: Any, rows: list[Row], at: str) -> float:
+    """Serve requests whose clients speak at the `begin` or the `finish`; return the hit ratio."""
+    before = manager.stats()
+    for blocks, now, hints in rows:
+        request = manager.begin(blocks, hints=None if at == "finish" else hints, now=now)
+        request.lookup()
+        request.prepare_store()
+        request.finish(hints=None if at == "begin" else hints)
+        request.complete_store()
+    after = manager.stats()
+    asked = after["lookup_blocks"] - before["lookup_blocks"]
+    return float((after["hit_blocks"] - before["hit_blocks"]) / asked)
+
+
+@pytest.mark.parametrize("at", ["begin", "finish"])
+@pytest.mark.parametrize("tells", ["ends", "returns", "all"])
+@pytest.mark.parametrize("policy", ["lru", "slru", "hit-density"])
+def test_a_miniature_of_every_block_hears_what_a_manager_hears(
+    twin: ModuleType, policy: str, tells: str, at: str
+) -> None:
+    rows = sessions(3, 150, tells)
+
+    def serve_all(manager: Any) -> Any:
+        manager.release([A])
+        serve_sessions(manager, rows, at)
+        manager.release(rows[-1][0])
+        serve_sessions(manager, rows[:20], at)
+        check_invariants(manager)
+        return manager
+
+    watch = serve_all(whole(twin, 120, policy, memory=(0.5, 1), policies=("hit-density",))).watch
+    watch.report()
+    minis = {(mini.policy, mini.memory): mini for mini in watch._subject.minis}
+    assert minis.keys() >= {(policy, 0.5), (policy, 1), ("lru", 0.5), ("hit-density", 1)}
+    for (name, memory), mini in minis.items():
+        with secrets_from(SECRET):
+            other = serve_all(twin.CPUOffloadingManager(16, int(120 * memory), name))
+        assert mini.managers[0].stats()["hit_blocks"] == other.stats()["hit_blocks"], mini.policy
+
+
+@pytest.mark.parametrize("at", ["begin", "finish"])
+@pytest.mark.parametrize("tells", ["ends", "all"])
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_points_cover_what_managers_hit_that_hear_the_same(
+    twins: tuple[ModuleType, ModuleType], policy: str, tells: str, at: str
+) -> None:
+    manager_of = twins[1].CPUOffloadingManager
+    rows = sessions(4, 3_000, tells)
+    memory = (0.5, 1, 2)
+    truths = {
+        size: serve_sessions(manager_of(16, int(1024 * size), policy), rows, at) for size in memory
+    }
+    silent = [(blocks, now, None) for blocks, now, _ in rows]
+    unheard = serve_sessions(manager_of(16, 512, policy), silent, at)
+    assert abs(unheard - truths[0.5]) > 0.01
+    found = []
+    for number in range(6):
+        secret = bytes([number]) * 64
+        watch = Watch(memory=memory, max_rate=1.0, policy_slots=1024, secret=secret, window=1e9)
+        serve_sessions(manager_of(16, 1024, policy, watch=watch), rows, at)
+        for point in watch.report().points:
+            if point.policy != policy or point.memory == 1 or point.memory not in truths:
+                continue
+            if point.hit_ratio is not None and not {*point.marks} - {"filling"}:
+                found.append(abs(point.hit_ratio - truths[point.memory]) <= point.error)
+    assert len(found) >= 10
+    assert sum(found) >= 0.9 * len(found)
+
+
+def test_without_other_policies_keys_are_kept_from_the_first_release_on(twin: ModuleType) -> None:
+    manager = whole(twin, 16, policies=())
+    serve_request(manager, [A, B])
+    assert manager.watch._core.take_requests() == [[[]]]
+    manager.release([B, C])
+    serve_request(manager, [A])
+    (((released, asked),),) = manager.watch._core.take_requests()
+    assert released == ([B, C], RELEASED, 0, None, None)
+    assert asked == ([A], 0, 1, None, None)
+
+
+def test_what_clients_say_is_kept_no_longer_than_their_requests(twin: ModuleType) -> None:
+    """Requests without a sampled key say nothing to the watch, and what others said is taken."""
+    manager = whole(twin, 16)
+    said = Hints(expect_s=3.0)
+    for number in range(2_000):
+        serve_request(manager, [], said, float(number))
+        serve_request(manager, [A], said, float(number))
+        manager.lookup([A])
+    core = manager.watch._core
+    ((kept,),) = core.take_requests()
+    assert len(kept) < 1_000
+    serve_request(manager, [B], said, 7.0)
+    manager.lookup([C])  # it is nobody's request
+    ((first, *_, last),) = core.take_requests()[0]
+    assert first == ([B], 0, 1, said, 7.0)
+    assert (last[:4], last[4] > 7.0) == (([C], 0, 1, None), True)

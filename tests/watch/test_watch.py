@@ -354,7 +354,7 @@ def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
         serve(manager, [block_hash(2000 + index)])
     meet(manager, 20)
     after = manager.watch.counters()
-    assert manager.watch._overlap is not None
+    assert manager.watch._began is not None
     for memory in manager.watch.memory:
         assert after["shadows"]["lru", memory] == (360, 360)
     serve(manager, [block_hash(3000)])
