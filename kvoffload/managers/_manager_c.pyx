@@ -845,12 +845,14 @@ cdef class CompiledSteps(Steps):
         cdef Hint said
         cdef const Hint* hint
         for hashes, first, end, hints, now in requests:
-            if first == RELEASED:
-                self.release_blocks(hashes)
-                continue
             hint = self._policy.hint_of(hints, now, &said)
             batch = self.open_batch(hashes)
-            if first == FINISHED:
+            if first == RELEASED:  # whatever this manager would release
+                find_changed(self._policy.table, &self.batch)
+                if not self._policy.ensure_release(self.batch.size):
+                    raise MemoryError()
+                self._policy.c_release(&self.batch)
+            elif first == FINISHED:
                 self.finish_batch(&self.batch, hints, hint, None)
             else:
                 self.serve(first, end, hint, NULL, NULL, None)

@@ -390,8 +390,8 @@ class Manager(OffloadingManager[Spec_co]):
         The blocks of a session that ends are released by an event of their own.
         """
         for hashes, first, end, hints, now in requests:
-            if first == RELEASED:
-                self.release(hashes)
+            if first == RELEASED:  # whatever this manager would release
+                self._policy._release(hashes)
             elif first == FINISHED:
                 self._finished(hashes, hints, now)
             else:

@@ -39,7 +39,7 @@ Invariants
     dense: a chain leaves last block first.
 Cost
     insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks skipped), with the 16
-    rings as a constant. Nothing is random.
+    rings as a constant. Nothing but the sample of the guard is random.
 """
 
 from __future__ import annotations

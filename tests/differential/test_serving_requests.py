@@ -30,7 +30,7 @@ def test_served_in_one_call_or_call_by_call(
         events = [(keys, FINISHED, 0, *told), (keys[::2], RELEASED, 0, None, None)]
         requests = [
             (keys, first, end, *told),
-            (keys, first, len(keys), None, None),
+            (keys, first, len(keys), None, float(number)),
             *chance.choices(events, k=number % 2),
             (keys, 0, len(keys), None, float(number)),
         ]
