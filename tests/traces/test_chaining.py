@@ -7,12 +7,14 @@ import random
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
+from kvoffload._sampling import REPEATABLE, SECRET_BYTES, hash_ids, hash_key, words_of
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceRecorder, Workload
 from kvoffload.traces.chaining import BATCH, Chaining, ChainingCounter
 from kvoffload.traces.sorting import sorted_by_time
@@ -170,3 +172,12 @@ def test_sorting_by_time_is_stable_and_changes_nothing_else(times):
         for index, time in enumerate(times)
     ]
     assert list(sorted_by_time(iter(requests))) == sorted(requests, key=lambda r: r.timestamp)
+
+
+def test_ids_are_hashed_as_keys_of_eight_bytes() -> None:
+    draw = random.Random(3)
+    ids = [0, 1, 2**32, 2**64 - 1, *(draw.getrandbits(64) for _ in range(200))]
+    for secret in (REPEATABLE, bytes(range(SECRET_BYTES))):
+        words = words_of(secret)
+        expected = [hash_key(number.to_bytes(8, "little"), words) for number in ids]
+        assert hash_ids(np.array(ids, dtype=np.uint64), secret).tolist() == expected
