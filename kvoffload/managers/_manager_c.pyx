@@ -853,7 +853,8 @@ cdef class CompiledSteps(Steps):
                     raise MemoryError()
                 self._policy.c_release(&self.batch)
             elif first == FINISHED:
-                self.finish_batch(&self.batch, hints, hint, None)
+                find_changed(self._policy.table, &self.batch)
+                self._policy.finish_request(&self.batch, hint)
             else:
                 self.serve(first, end, hint, NULL, NULL, None)
 

@@ -393,7 +393,7 @@ class Manager(OffloadingManager[Spec_co]):
             if first == RELEASED:  # whatever this manager would release
                 self._policy._release(hashes)
             elif first == FINISHED:
-                self._finished(hashes, hints, now)
+                self._used_last(hashes, hints, now)
             else:
                 request = self.begin(hashes, hints=hints, now=now)
                 self.lookup(hashes[first:end])

@@ -168,7 +168,7 @@ cdef class WatchCore:
     # Before `c_looked_up` of a request: what its client said when it began.
     cdef int tell(self, object hints, object now) except -1
     # After a request has finished with a hint of its return, `now` in seconds or NaN, and after
-    # blocks were released; nodes are found.
+    # the blocks of a batch that are not shared were released; nodes are found.
     cdef void c_finished_told(self, Batch* batch, object hints, double now) noexcept
     cdef void c_released(self, Batch* batch) noexcept
     # Count a client's hints on its session, before the call changes anything.
@@ -199,5 +199,5 @@ cdef class WatchCore:
     cdef void collect_key(self, uint32_t sample, PyObject* key, int part) noexcept
     cdef void forget_told(self) noexcept
     cdef uint32_t keep_told(self) noexcept
-    cdef void collect_batch(self, Batch* batch) noexcept
+    cdef void collect_batch(self, Batch* batch, uint8_t but) noexcept
     cdef void collect_request(self, int event) noexcept

@@ -29,6 +29,7 @@ from kvoffload._core.shadow cimport (
     shadow_use,
 )
 from kvoffload._core.table cimport (
+    IS_SHARED,
     NIL,
     RESIDENT,
     SAMPLED,
@@ -334,8 +335,8 @@ cdef class WatchCore:
         request.num_keys += 1
         self.num_collected += 1
 
-    cdef void collect_batch(self, Batch* batch) noexcept:
-        """Collect the sampled keys of a batch whose nodes are found."""
+    cdef void collect_batch(self, Batch* batch, uint8_t but) noexcept:
+        """Collect the sampled keys of a batch whose nodes are found and do not have a flag."""
         cdef Py_ssize_t index
         cdef Node* node
         cdef uint64_t hashed
@@ -344,7 +345,7 @@ cdef class WatchCore:
                 hashed = batch.hashes[index]
             else:
                 node = node_at(self.table, batch.node_ids[index])
-                if not node.flags & SAMPLED:
+                if not node.flags & SAMPLED or node.flags & but:
                     continue
                 hashed = hash_node(self.table, node)
             if sample_of(hashed) < self.keeps_below:
@@ -354,14 +355,14 @@ cdef class WatchCore:
         self.hints = hints
         self.moment = now
         self.hears_returns = True
-        self.collect_batch(batch)
+        self.collect_batch(batch, 0)
         self.collect_request(FINISHED)
         self.forget_told()
 
     cdef void c_released(self, Batch* batch) noexcept:
         self.hears_releases = True
         self.keeps_below = self.policy_below
-        self.collect_batch(batch)
+        self.collect_batch(batch, IS_SHARED)
         self.collect_request(RELEASED)
 
     cdef uint32_t keep_told(self) noexcept:

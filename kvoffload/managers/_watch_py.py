@@ -192,10 +192,8 @@ class WatchCore:
         self._moment = None if now is None else float(now)
 
     def finished(self, batch: Sequence[BlockHash], hints: Hints, now: float | None) -> None:
-        """Hear that a request has finished with hints; if its session ends, of the release."""
-        if hints.ends:
-            self.released(batch)
-        elif hints.expect_s is not None:
+        """Hear that a request has finished with hints."""
+        if hints.expect_s is not None:
             self._hears_returns = True
             self.tell(hints, now)
             self._collect_event(batch, FINISHED)
