@@ -403,7 +403,10 @@ def test_a_miniature_of_every_block_hears_what_a_manager_hears(
     for (name, memory), mini in minis.items():
         with secrets_from(SECRET):
             other = serve_all(twin.CPUOffloadingManager(16, int(120 * memory), name))
-        assert mini.managers[0].stats()["hit_blocks"] == other.stats()["hit_blocks"], mini.policy
+        # Another one does not know the same blocks, and so may find others to be shared.
+        is_equal = tells == "returns" or (name, memory) == (policy, 1)
+        expected = pytest.approx(other.stats()["hit_blocks"], rel=0 if is_equal else 0.06)
+        assert mini.managers[0].stats()["hit_blocks"] == expected, (name, memory)
 
 
 @pytest.mark.parametrize("at", ["begin", "finish"])
