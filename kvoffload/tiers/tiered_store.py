@@ -15,6 +15,7 @@ Cost
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import select
@@ -46,6 +47,7 @@ from kvoffload.tiers.engine.tier import (
 )
 
 from .base import Done, State, Status, Tier
+from .hold import Hold
 from .region import Region
 
 if TYPE_CHECKING:
@@ -75,12 +77,12 @@ class Fetched:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A fetch under way: `pinned` and `awaited` are the distinct keys of its prefix."""
+    """A fetch under way: what it holds and `awaited` are the distinct keys of its prefix."""
 
     job: int
     hashes: list[BlockHash]
     deadline: float
-    pinned: set[BlockHash] = field(default_factory=set)
+    hold: Hold
     awaited: set[BlockHash] = field(default_factory=set)
 
 
@@ -542,7 +544,8 @@ class TieredStore:
             nbytes = len(wanted) * self.region.block_bytes
             seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
         self._next_job += 1
-        fetch = _Fetch(self._next_job, list(batch), time.monotonic() + seconds)
+        hold = Hold(self.manager.prepare_load, self.manager.complete_load, self._room)
+        fetch = _Fetch(self._next_job, list(batch), time.monotonic() + seconds, hold)
         self._counters["fetches"] += 1
         self._fetches[fetch.job] = fetch
         self._start_loads(fetch, wanted[: len(self._owner)])
@@ -561,26 +564,36 @@ class TieredStore:
             wanted[key] = None
         return list(wanted)
 
-    def _pin(self, fetch: _Fetch, keys: Collection[BlockHash]) -> None:
-        self.manager.prepare_load(keys)
-        fetch.pinned.update(keys)
+    def _room(self) -> int:
+        """Return the number of blocks that are free or may leave."""
+        sizes = self._resident.stats()
+        room: int = sizes["free"] + sizes["resident"] - sizes["pending"] - sizes["pinned"]
+        return room
 
     def _start_loads(self, fetch: _Fetch, keys: list[BlockHash]) -> None:
-        """Pin the blocks in host memory, make room for the others, and ask the nearest tiers."""
-        while True:
-            ready = [key for key in keys if self._is_ready(key)]
-            missing = [key for key in keys if key not in self._resident]
-            self._pin(fetch, ready)  # else they could be evicted for the others
-            output = self.manager.prepare_store(missing)
-            if output is not None:
+        """Hold the blocks in host memory, make room for the others, and ask the nearest tiers.
+
+        The prefix ends at the first block without room.
+        """
+        hold = fetch.hold
+        hold.expect([key for key in keys if self._is_ready(key)])
+        missing: list[BlockHash] = []
+        for is_resident, run in itertools.groupby(keys, self._resident.__contains__):
+            some = list(run)
+            if is_resident:
+                hold.add([key for key in some if key not in self._loads])
+                for key in some:
+                    if key in self._loads:  # another fetch is loading it
+                        self._loads[key].fetches.append(fetch)
+                        fetch.awaited.add(key)
+                continue
+            fits = hold.make_room(len(missing) + len(some)) - len(missing)
+            missing += some[:fits]
+            if fits < len(some):
                 break
-            self.manager.complete_load(ready)
-            fetch.pinned.clear()
-            keys = keys[: len(keys) // 2]  # a shorter prefix is better than none
-        for key in keys:
-            if key in self._loads:  # another fetch is loading it
-                self._loads[key].fetches.append(fetch)
-                fetch.awaited.add(key)
+        hold.end_walk()
+        while (output := self.manager.prepare_store(missing)) is None:  # a policy may refuse more
+            missing = missing[: len(missing) // 2]
         ids = self._take_over(output)
         for key, block_id in zip(output.block_hashes_to_store, ids.tolist(), strict=True):
             self._loads[key] = _Load(block_id, fetch.deadline, [fetch])
@@ -629,7 +642,7 @@ class TieredStore:
             for fetch in self._loads.pop(key).fetches:
                 if key in fetch.awaited:
                     fetch.awaited.discard(key)
-                    self._pin(fetch, [key])
+                    fetch.hold.add([key])
         if self.promote:
             for nearer in range(index):
                 self._put(nearer, "promote", found)
@@ -641,11 +654,10 @@ class TieredStore:
             return
         del self._fetches[fetch.job]
         count = 0
-        while count < len(fetch.hashes) and fetch.hashes[count] in fetch.pinned:
+        while count < len(fetch.hashes) and fetch.hashes[count] in fetch.hold.keys:
             count += 1
         spec = self.manager.prepare_load(fetch.hashes[:count])
-        self.manager.complete_load(list(fetch.pinned))
-        fetch.pinned.clear()
+        fetch.hold.let_go()
         fetch.awaited.clear()  # later blocks are for other fetches
         self._ended.append(Fetched(fetch.job, count, spec.block_ids))
 

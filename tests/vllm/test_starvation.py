@@ -87,7 +87,7 @@ def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_poli
         for _ in range(3):
             engine.step(0)
         assert engine.primary._usage() == (0, 0)
-        assert not engine.primary._promoted
+        assert not engine.primary._held
         check_invariants(engine.primary)
     finally:
         engine.manager.shutdown()
@@ -189,7 +189,7 @@ def test_a_request_that_waits_no_longer_holds_nothing(end):
     primary.complete_write([key(2)], request)
     assert primary._usage() == (0, 0)
     assert primary.lookup(key(2), request) is LookupResult.HIT
-    assert not primary._promoted
+    assert not primary._held
     check_invariants(primary)
 
 

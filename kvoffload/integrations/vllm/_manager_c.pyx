@@ -492,9 +492,14 @@ cdef class RequestManagerCore:
         """Pin chunks for a transfer that is not an access of the request."""
         return self.load(keys, req_context, False, True)
 
-    def _hold(self, keys, req_context):
+    def _pin(self, keys):
         """Pin chunks for a request that waits for others, without a transfer."""
-        return self.load(keys, req_context, False, False)
+        self.load(keys, None, False, False)
+
+    def _unpin(self, keys):
+        """Release the pins of `_pin`."""
+        cdef list batch = self.open_batch(keys)
+        self.steps.release(&self.steps.batch, batch, 0, NULL)
 
     cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
         cdef list batch = self.open_batch(keys)
@@ -1118,6 +1123,15 @@ cdef class RequestManagerCore:
             node = self.resident(index)
             if node != NULL:
                 node.block.mark = self.policy.table.epoch
+
+    def _room(self):
+        """Return the number of chunks that are free or may leave."""
+        self.require_ready()
+        return (
+            <int64_t>self._num_chunks
+            - self.steps.states.num_pending
+            - self.steps.states.num_pinned
+        )
 
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""

@@ -63,6 +63,7 @@ from ._upstream import (
 )
 from ._upstream import __version__ as vllm_version
 from .hints import read_hints
+from .tiering import chain_of
 from .watching import ENGINE_PREFIX
 
 check_tiering()  # also parts that these imports do not check
@@ -292,7 +293,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         If its session ends, the chunks that no other session shares are released.
         """
         request = self._requests.pop(req_context.req_id, None) or _Request()
-        chain = _chain(req_context)
+        chain = chain_of(req_context)
         self._touch(chain)
         try:
             self.tier._served_at_once(chain, request.stored)
@@ -330,7 +331,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         """Query all chunks of a request at once, or return the answer for one."""
         request = self._requests.setdefault(req_context.req_id, _Request())
         if key not in request.answers:
-            chain = dict.fromkeys([*_chain(req_context), key])
+            chain = dict.fromkeys([*chain_of(req_context), key])
             wanted = [one for one in chain if one not in request.answers]
             job = self.tier.query(wanted)
             self._queries[job] = (req_context.req_id, wanted)
@@ -519,12 +520,6 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             stats.observe_histogram(exported_name("seconds"), seconds, (self.tier.name, op))
         self._times.clear()
         return stats
-
-
-def _chain(req_context: ReqContext) -> list[bytes]:
-    """Return the keys of a request, head to tail."""
-    positions = req_context._offload_key_positions
-    return sorted(positions, key=positions.__getitem__)
 
 
 def _emits_events(offloading_spec: Any, tier_type: str, is_enabled: bool) -> bool:

@@ -1,10 +1,11 @@
 """Host memory as the primary tier of vLLM's secondary tiers, and the spec that builds it.
 
 A request whose chunks are in a secondary tier waits until all of them are in the primary one. In
-vLLM itself a promotion may evict chunks promoted before it, for the same or another waiting
-request, and with little memory they evict each other forever. Here a promoted chunk is pinned for
-its request until that loads, stores or finishes. So every promotion advances a waiting request, or
-finds no room, which also ends the wait.
+vLLM itself a promotion may evict chunks that the request has just found, or that were promoted
+before it for the same or another waiting request, and with little memory they evict each other
+forever. Here a waiting request holds its chunks (see `Hold`) from its first promotion until it
+loads, stores, is scheduled for the first time, finishes or is dropped. So every promotion advances
+a waiting request, or finds no room, which also ends the wait.
 
 A secondary tier is offered only chunks that the primary one stores, and is read through its chunks.
 So with a secondary tier, the policy of the primary tier declines nothing while a chunk may leave.
@@ -13,19 +14,23 @@ So with a secondary tier, the policy of the primary tier declines nothing while 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvoffload.errors import describe
 from kvoffload.policies.base import CachePolicy
+from kvoffload.tiers.hold import Hold
 
 from ._upstream import (
     LoadStoreSpec,
+    LookupResult,
     OffloadingConfig,
     OffloadingManager,
     PrepareStoreOutput,
     ReqContext,
+    ScheduleEndContext,
     TieringOffloadingSpec,
     primary_tier_exchanged,
 )
@@ -35,6 +40,13 @@ from .spec import OwnPolicy
 __all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
 
 logger = logging.getLogger("vllm.kvoffload")
+
+
+class _Held(NamedTuple):
+    """The chunks held for a request, and its context."""
+
+    hold: Hold
+    context: weakref.ref[ReqContext]  # which reports that the request was dropped
 
 
 class KVOffloadPrimaryTier(KVOffloadManager):
@@ -60,7 +72,14 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         info: Any = None,
     ) -> None:
         self._require_new()
-        self._promoted: dict[str, list[bytes]] = {}  # request id -> keys pinned for it
+        self._held: dict[str, _Held] = {}  # by the id of a request that waits for promotions
+        self._dropped: list[str] = []  # requests whose contexts are gone
+        # The walk under way: the request that looks up its chunks, the first key, and those found.
+        self._walker: ReqContext | None = None
+        self._first = b""
+        self._found: dict[bytes, None] = {}
+        self._walk: Hold | None = None  # what the request holds
+        self._expects = False  # and whether that includes what is ready further on
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()
         try:
@@ -91,76 +110,147 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         """Release the pins of `prepare_read`."""
         self.complete_load(keys, req_context)
 
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+        """Return whether one chunk is resident and readable; no order changes.
+
+        A request that waits for promotions holds the chunk.
+        """
+        answer = super().lookup(key, req_context)
+        if req_context is not self._walker:
+            self._end_walk()
+            held = None if req_context is None else self._held.get(req_context.req_id)
+            self._walker, self._first = req_context, key
+            self._walk = None if held is None else held.hold
+        if answer is LookupResult.HIT:
+            if self._walk is None:
+                self._found[key] = None
+            elif key not in self._walk.keys:
+                with suppress(MemoryError):  # then it may be evicted, as in vLLM
+                    self._walk.add([key])
+        return answer
+
+    def _end_walk(self) -> None:
+        """End the walk under way, and let go of what dropped requests hold."""
+        self._require_ready()
+        with suppress(MemoryError):  # then a later call releases them
+            if self._expects and self._walk is not None:
+                self._walk.end_walk()
+            while self._dropped:
+                self._let_go(self._dropped[-1])
+                self._dropped.pop()
+        self._walker = self._walk = None
+        self._found = {}
+        self._expects = False
+
     def prepare_write(
         self, keys: Collection[bytes], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
         """Make room for chunks that a secondary tier will write; None if none of them is stored.
 
         Also return None if the policy stores none of them: vLLM treats an output without keys as a
-        promotion under way, and would wait for it.
+        promotion under way, and would wait for it. From its first promotion on, the request holds
+        the chunks that it finds.
         """
         self._require_ready()
         keys = list(keys)
-        self._promoted.setdefault(req_context.req_id, [])
-        output = super().prepare_store(keys, req_context)
-        if output is None or output.keys_to_store:
+        waits = req_context.req_id in self._held
+        try:
+            self._hold(req_context).make_room(len(keys))
+            output = super().prepare_store(keys, req_context)
+            if output is None or not (output.keys_to_store or all(map(self._chunk, keys))):
+                return None
+            waits = True
             return output
-        return None if any(self._chunk(key) is None for key in keys) else output
+        finally:
+            if not waits:
+                self._let_go(req_context.req_id)
+
+    def _hold(self, req_context: ReqContext) -> Hold:
+        """Return what a request holds, with what its walk has found and what is ready further on."""
+        name = req_context.req_id
+        held = self._held.get(name)
+        if held is None or held.context() is not req_context:
+            hold = Hold(self._pin, self._unpin, self._room) if held is None else held.hold
+            gone = self._dropped
+            held = _Held(hold, weakref.ref(req_context, lambda _: gone.append(name)))
+            self._held[name] = held
+        if req_context is self._walker and not self._expects:
+            self._walk = held.hold
+            self._expects = True
+            chain = chain_of(req_context)
+            start = chain.index(self._first) if self._first in chain else 0
+            self._walk.add(filter(self._is_ready, self._found))
+            self._walk.expect(filter(self._is_ready, chain[start:] + chain[:start][::-1]))
+        return held.hold
+
+    def _is_ready(self, key: bytes) -> bool:
+        status = self._chunk(key)
+        return status is not None and status[0] >= 0
 
     def complete_write(
         self, keys: Collection[bytes], req_context: ReqContext, success: bool = True
     ) -> None:
         """Make the chunks of `prepare_write` readable, or drop them.
 
-        If the request still waits for them, they are pinned for it.
+        If the request still waits for them, it holds them.
         """
         self._require_ready()
         keys = list(keys)
-        held = self._promoted.get(req_context.req_id)
+        held = self._held.get(req_context.req_id)
         if not success or held is None:
             self.complete_store(keys, req_context, success)
             return
-        statuses = [(key, self._chunk(key)) for key in dict.fromkeys(keys)]
-        written = [key for key, status in statuses if status is not None and status[0] < 0]
-        held = held + written
+        written = [key for key in keys if (status := self._chunk(key)) and status[0] < 0]
         self.complete_store(keys, req_context)
         with suppress(MemoryError):  # then they may be evicted, as in vLLM
-            self._hold(written, req_context)
-            self._promoted[req_context.req_id] = held
+            held.hold.add(written)
 
     def prepare_load(self, keys: Iterable[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks for reading, and count the access; the request waits no longer."""
         spec = super().prepare_load(keys, req_context)
         with suppress(MemoryError):  # then a later call releases them
-            self._let_go(req_context)
+            self._let_go(req_context.req_id)
         return spec
 
     def prepare_store(
         self, keys: Iterable[bytes], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
         """Make room for the chunks that are absent; the request waits no longer."""
+        self._end_walk()
         output = super().prepare_store(keys, req_context)
         with suppress(MemoryError):  # then a later call releases them
-            self._let_go(req_context)
+            self._let_go(req_context.req_id)
         return output
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Count the keys that the request has used as one access, tail first."""
-        self._let_go(req_context)
+        self._let_go(req_context.req_id)
         super().on_request_finished(req_context)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """End a scheduler step; requests scheduled for the first time wait no longer."""
+        self._end_walk()
+        for request_id in context.new_req_ids:
+            self._let_go(request_id)
 
     def reset_cache(self) -> None:
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
         super().reset_cache()
-        self._promoted.clear()
+        self._held.clear()
+        self._walk = None
+        self._end_walk()
 
-    def _let_go(self, req_context: ReqContext) -> None:
-        """Release the chunks promoted for a request."""
+    def _let_go(self, request_id: str) -> None:
+        """Release what a request holds."""
         self._require_ready()
-        held = self._promoted.get(req_context.req_id)
-        if held:
-            self.complete_load(held, req_context)
-        self._promoted.pop(req_context.req_id, None)
+        held = self._held.get(request_id)
+        if held is None:
+            return
+        held.hold.let_go()
+        del self._held[request_id]
+        if self._walk is held.hold:
+            self._walk = None
+            self._expects = False
 
     def get_kv_memoryview(self) -> memoryview:
         """Return the memory, one row per chunk: ``(num_chunks, bytes per chunk)``."""
@@ -225,9 +315,27 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
             raise RuntimeError("kvoffload: vLLM did not build the primary tier by its known name")
         if manager.secondary_tiers:
             manager.primary_tier.decline_nothing()
+            _tell_of_steps(manager)
         logger.info(
             "kvoffload: compiled primary tier active, policy %s, %d chunks",
             self._policy_text,
             self.num_chunks,
         )
         return manager
+
+
+def _tell_of_steps(manager: Any) -> None:
+    """Have vLLM's tiering manager tell the primary tier of each step's end, which it does not."""
+    end_step = manager.on_schedule_end
+
+    def on_schedule_end(context: ScheduleEndContext) -> None:
+        manager.primary_tier.on_schedule_end(context)
+        end_step(context)
+
+    manager.on_schedule_end = on_schedule_end
+
+
+def chain_of(req_context: ReqContext) -> list[bytes]:
+    """Return the keys of a request by position, those of a position by group."""
+    positions: dict[bytes, int] = getattr(req_context, "_offload_key_positions", {})
+    return sorted(positions, key=positions.__getitem__)
