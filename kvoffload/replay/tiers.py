@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
+from kvoffload.tiers.hold import Hold
 
 from .device import DeviceCache
 from .groups import ChunkIndex, GroupChunks
@@ -229,6 +230,16 @@ def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHas
     return [] if output is None else output.block_hashes_to_store
 
 
+def hold_of(manager: CPUOffloadingManager) -> Hold:
+    """Return what a request holds of a manager: nothing yet."""
+
+    def room() -> int:
+        sizes = manager.stats()
+        return sizes["free"] + sizes["resident"] - sizes["pending"] - sizes["pinned"]
+
+    return Hold(manager.prepare_load, manager.complete_load, room)
+
+
 class TieredServer(GroupServer):
     """A `GroupServer` with a disk behind its manager."""
 
@@ -256,16 +267,18 @@ class _TieredRequest(SteppedRequest):
         super().__init__(server, keys, told)
         self._disk = server.disk
         self._fetching: dict[BlockHash, None] = {}  # from the disk
-        self._fetched: list[BlockHash] = []  # and pinned
+        self._hold = hold_of(server.manager)
+        self._found: dict[BlockHash, None] = {}  # by the walk under way
+        self._start: BlockHash | None = None  # with which it has begun
+        self._waits = False  # for what it has fetched
+        self._expects = False  # the walk holds what is ready further on
         self._writing: list[BlockHash] = []  # to the disk
         self._written: set[BlockHash] = set()  # all that it offered to the disk
 
     def hit(self, length: int, local: int) -> int:
         """Return the tokens that can be loaded, when all chunks that they need have come."""
-        while (hit := self._groups.hit(length, local, self)) is None:
-            fetched = self._end_fetches()
-            self._manager.prepare_load(fetched)
-            self._fetched += fetched
+        while (hit := self._walk(length, local)) is None:
+            self._hold.add(self._end_fetches())
         chunks = self._groups.loaded_chunks(local, hit)
         self.served.disk_tokens = _length(
             self._groups.loaded_tokens(ChunkIndex(group, chunk), local, hit)
@@ -273,6 +286,12 @@ class _TieredRequest(SteppedRequest):
             for chunk in indexes
             if self._keys[group][chunk] in self._own
         )
+        return hit
+
+    def _walk(self, length: int, local: int) -> int | None:
+        self._found, self._start, self._expects = {}, None, False
+        hit = self._groups.hit(length, local, self)
+        self._hold.end_walk()
         return hit
 
     def leading(self, group: int, start: int, end: int) -> int | None:
@@ -287,9 +306,16 @@ class _TieredRequest(SteppedRequest):
 
     def _find(self, keys: Sequence[BlockHash]) -> tuple[int, bool]:
         """Return the leading keys that either tier has, and whether some are being fetched."""
+        if self._start is None and keys:
+            self._start = keys[0]
         found, is_fetching = 0, False
         while True:
-            found += self._manager.lookup(keys[found:])
+            ready = self._manager.lookup(keys[found:])
+            if self._waits:
+                self._hold.add(keys[found : found + ready])
+            else:
+                self._found.update(dict.fromkeys(keys[found : found + ready]))
+            found += ready
             if found == len(keys) or not self._fetch(keys[found]):
                 return found, is_fetching
             found, is_fetching = found + 1, True
@@ -297,10 +323,28 @@ class _TieredRequest(SteppedRequest):
     def _fetch(self, key: BlockHash) -> bool:
         """Return whether a key is being fetched; that begins if the disk has it."""
         if key not in self._fetching:
-            if not self._disk.lookup([key]) or not self._store([key]):
+            if not self._disk.lookup([key]):
+                return False
+            if not self._expects:
+                self._hold.add(self._found)
+                self._hold.expect(self._ahead())
+                self._expects = True
+            self._hold.make_room(1)
+            if not self._store([key]):
+                if not self._waits:
+                    self._hold.let_go()
+                    self._expects = False
                 return False
             self._fetching[key] = None
+            self._waits = True
         return True
+
+    def _ahead(self) -> list[BlockHash]:
+        """Return the ready keys in the order in which a walk from the first key on needs them."""
+        every, first = list(self._every()), self._start
+        start = 0 if first is None else every.index(first)
+        manager = self._manager
+        return [key for key in every[start:] + every[:start][::-1] if manager.lookup([key])]
 
     def _end_fetches(self) -> list[BlockHash]:
         """End the fetches; return their keys."""
@@ -318,7 +362,7 @@ class _TieredRequest(SteppedRequest):
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
         self._end_writes()
         stored = super()._offer(keys)
-        self._has_let_go = bool(self._fetching or self._fetched)
+        self._has_let_go = self._waits
         self._let_go()
         return stored
 
@@ -330,8 +374,8 @@ class _TieredRequest(SteppedRequest):
     def _let_go(self) -> None:
         """End the fetches, and release what was fetched."""
         self._end_fetches()
-        self._manager.complete_load(self._fetched)
-        self._fetched = []
+        self._hold.let_go()
+        self._waits = False
 
     def _end(self, keys: list[BlockHash]) -> None:
         """End a store, and offer its chunks to the disk."""
