@@ -189,38 +189,38 @@ def _counts(
 
 
 def _read(
-    host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash], *, in_parts: bool
+    host: CPUOffloadingManager, disk: OffloadingManager, blocks: list[BlockHash], *, in_parts: bool
 ) -> tuple[int, int]:
     """Read the leading blocks that either has; return the number from each.
 
     The disk's blocks are offered to host memory: a block already in host memory comes from there,
-    and one without a slot ends the read. With `in_parts` a refused offer is repeated with its first
-    half.
+    and one without a slot ends the read. With `in_parts` as many are offered as there is room for.
     """
-    pinned: list[BlockHash] = []
-    from_host = from_disk = 0
+    hold = hold_of(host)
+    num_read = from_host = from_disk = 0
     while True:
-        rest = blocks[len(pinned) :]
+        rest = blocks[num_read:]
         here = rest[: host.lookup(rest)]
-        host.prepare_load(here)  # or they could be evicted to make room
-        pinned += here
+        hold.add(here)
+        num_read += len(here)
         from_host += len(here)
         rest = rest[len(here) :]
         on_disk = offered = rest[: disk.lookup(rest)]
+        if in_parts and on_disk:
+            hold.expect(block for block in rest if block in host and host.lookup([block]))
+            missing = [block for block in on_disk if block not in host]
+            offered = missing[: hold.make_room(len(missing))]
         promoted = _offer(host, offered)
-        while in_parts and offered and not promoted:
-            offered = offered[: len(offered) // 2]
-            promoted = _offer(host, offered)
         host.complete_store(promoted)
         came = on_disk[: host.lookup(on_disk)]
-        host.prepare_load(came)
-        pinned += came
+        hold.add(came)
+        num_read += len(came)
         new = len(set(came).intersection(promoted))
         from_disk += new
         from_host += len(came) - new
         if not on_disk or len(came) < len(on_disk):
             break
-    host.complete_load(pinned)
+    hold.let_go()
     return from_host, from_disk
 
 
