@@ -230,7 +230,7 @@ def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHas
     return [] if output is None else output.block_hashes_to_store
 
 
-def hold_of(manager: CPUOffloadingManager) -> Hold:
+def hold_of(manager: CPUOffloadingManager) -> Hold[BlockHash]:
     """Return what a request holds of a manager: nothing yet."""
 
     def room() -> int:

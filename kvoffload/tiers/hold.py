@@ -15,13 +15,14 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-from kvoffload import BlockHash
+from typing import Generic, TypeVar
 
 __all__ = ["Hold"]
 
+Key = TypeVar("Key", bound=bytes)
 
-class Hold:
+
+class Hold(Generic[Key]):
     """The blocks that one request holds.
 
     Parameters
@@ -42,17 +43,17 @@ class Hold:
 
     def __init__(
         self,
-        pin: Callable[[list[BlockHash]], object],
-        unpin: Callable[[list[BlockHash]], object],
+        pin: Callable[[list[Key]], object],
+        unpin: Callable[[list[Key]], object],
         room: Callable[[], int],
     ) -> None:
         self._pin = pin
         self._unpin = unpin
         self._room = room
-        self._ahead: dict[BlockHash, None] = {}  # pinned until the walk ends; needed last at last
-        self.keys: dict[BlockHash, None] = {}
+        self._ahead: dict[Key, None] = {}  # pinned until the walk ends; needed last at last
+        self.keys: dict[Key, None] = {}
 
-    def add(self, keys: Iterable[BlockHash]) -> None:
+    def add(self, keys: Iterable[Key]) -> None:
         """Hold blocks that are ready; if an error is raised, none of them."""
         new = [key for key in dict.fromkeys(keys) if key not in self.keys]
         unpinned = [key for key in new if key not in self._ahead]
@@ -67,7 +68,7 @@ class Hold:
         for key in new:
             self._ahead.pop(key, None)
 
-    def expect(self, keys: Iterable[BlockHash]) -> None:
+    def expect(self, keys: Iterable[Key]) -> None:
         """Hold blocks that are ready further on until the walk ends, in the order of need."""
         new = dict.fromkeys(key for key in keys if key not in self.keys and key not in self._ahead)
         ahead = self._ahead | new

@@ -15,13 +15,15 @@ Cost
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import math
 import os
 import select
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetched", "TieredRequest", "TieredStore"]
 
+log = logging.getLogger("kvoffload.tiers")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
@@ -82,7 +86,7 @@ class _Fetch:
     job: int
     hashes: list[BlockHash]
     deadline: float
-    hold: Hold
+    hold: Hold[BlockHash]
     awaited: set[BlockHash] = field(default_factory=set)
 
 
@@ -544,7 +548,8 @@ class TieredStore:
             nbytes = len(wanted) * self.region.block_bytes
             seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
         self._next_job += 1
-        hold = Hold(self.manager.prepare_load, self.manager.complete_load, self._room)
+        pin, unpin = self.manager.prepare_load, self.manager.complete_load
+        hold: Hold[BlockHash] = Hold(pin, unpin, self._room)
         fetch = _Fetch(self._next_job, list(batch), time.monotonic() + seconds, hold)
         self._counters["fetches"] += 1
         self._fetches[fetch.job] = fetch
@@ -616,20 +621,20 @@ class TieredStore:
             seconds = min(self._loads[key].deadline for key in some) - now
             if any(self._find(key, index + 1, maybe=True) is not None for key in some):
                 seconds /= 2  # leave the next tier the other half
-            job = self.tiers[index].get(some, ids, seconds)
-            self._jobs[index][job] = _Job("load", some, ids)
+            if not self._begin_job(index, _Job("load", some, ids), self.tiers[index].get, seconds):
+                self._ask(some, index + 1)
         if lost:
             self._lose(lost)
 
     def _lose(self, keys: list[BlockHash]) -> None:
         """Free the slots of blocks that no tier returned."""
         self._counters["fetch_failed_blocks"] += len(keys)
-        self.manager.complete_store(keys, success=False)
         for key in keys:
             load = self._loads.pop(key)
             self._owner[load.block_id] = None  # its contents are undefined
             for fetch in load.fetches:
                 fetch.awaited.discard(key)
+        self.manager.complete_store(keys, success=False)
 
     def _loaded(self, index: int, job: _Job, done: Done) -> None:
         """Accept the blocks that a tier returned, and ask the next for the others."""
@@ -656,10 +661,14 @@ class TieredStore:
         count = 0
         while count < len(fetch.hashes) and fetch.hashes[count] in fetch.hold.keys:
             count += 1
-        spec = self.manager.prepare_load(fetch.hashes[:count])
-        fetch.hold.let_go()
         fetch.awaited.clear()  # later blocks are for other fetches
-        self._ended.append(Fetched(fetch.job, count, spec.block_ids))
+        try:
+            ids = self.manager.prepare_load(fetch.hashes[:count]).block_ids
+            fetch.hold.let_go()
+        except Exception:  # of a user's policy or backend
+            log.exception("fetch %d: its blocks cannot be pinned", fetch.job)
+            count, ids = 0, np.empty(0, np.int64)
+        self._ended.append(Fetched(fetch.job, count, ids))
 
     # -- the engine's reads and writes -------------------------------------------------------
 
@@ -760,8 +769,20 @@ class TieredStore:
             self._counters["demote_dropped_blocks"] += len(keys)
             self._buffers.extend(buffers.tolist())
             return
-        job = self.tiers[index].put(keys, buffers)
-        self._jobs[index][job] = _Job("demote", keys, buffers)
+        if not self._begin_job(index, _Job("demote", keys, buffers), self.tiers[index].put):
+            self._offer(index + 1, keys, buffers)
+
+    def _begin_job(
+        self, index: int, job: _Job, begin: Callable[..., int], *arguments: float
+    ) -> bool:
+        """Begin a job of a tier; return whether it has begun."""
+        try:
+            number = begin(job.keys, job.ids, *arguments)
+        except Exception:  # a user's policy may raise any exception
+            log.exception("tier %r: a job could not begin", self.tiers[index].name)
+            return False
+        self._jobs[index][number] = job
+        return True
 
     def _put(self, index: int, kind: Literal["write", "promote"], keys: list[BlockHash]) -> None:
         """Put blocks of host memory, pinned meanwhile, to a tier."""
@@ -769,7 +790,8 @@ class TieredStore:
         absent = [key for key in keys if tier.state(key) != State.HIT]
         if absent:
             ids = self.manager.prepare_load(absent).block_ids
-            self._jobs[index][tier.put(absent, ids)] = _Job(kind, absent, ids)
+            if not self._begin_job(index, _Job(kind, absent, ids), tier.put):
+                self.manager.complete_load(absent)
 
     # -- progress ----------------------------------------------------------------------------
 
@@ -785,8 +807,13 @@ class TieredStore:
         for index, tier in enumerate(self.tiers):
             for done in tier.poll():
                 job = self._jobs[index].pop(done.job, None)
-                if job is not None:  # else another caller's query
+                if job is None:  # another caller's query
+                    continue
+                try:
                     self._take_in(index, job, done)
+                except Exception:  # of a user's policy or backend
+                    log.exception("tier %r: the end of a job was not processed", tier.name)
+                    self._fail(job)
         for fetch in list(self._fetches.values()):
             self._end_if_done(fetch)
 
@@ -812,6 +839,12 @@ class TieredStore:
         name = "promoted_blocks" if job.kind == "promote" else "written_blocks"
         self._counters[name] += int(np.count_nonzero(is_ok))
         self.manager.complete_load(job.keys)
+
+    def _fail(self, job: _Job) -> None:
+        """Let fetches no longer wait for a load whose end could not be processed."""
+        asked = {key for jobs in self._jobs for other in jobs.values() for key in other.keys}
+        with contextlib.suppress(Exception):  # of the same policy or backend
+            self._lose([key for key in job.keys if key in self._loads and key not in asked])
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` seconds until `step` has something to do."""

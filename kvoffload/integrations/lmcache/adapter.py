@@ -9,7 +9,8 @@ Structure
 Invariants
     One lock serialises the calls of the tiers. It is not held while a tier is opened or LMCache's
     listeners are called. Data that is not certainly the stored object is a miss. An error of a tier
-    is a miss or a failed store, never an exception.
+    or an object is a miss or a failed store, never an exception: whatever is raised at the end of a
+    job, that job is settled, as failed, and no other is touched.
 Accounting
     Only the events of a tier show which objects are stored. ``counted`` has the objects reported to
     LMCache; ``offered`` those of puts whose event has not come. An object in neither was stored
@@ -51,7 +52,7 @@ from lmcache.v1.platform import create_event_notifier
 from kvoffload._checks import check_int
 from kvoffload._collector import TableCollector
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Sample
-from kvoffload.errors import OffloadError, describe
+from kvoffload.errors import describe
 from kvoffload.tiers import Done, Namespace, Region, State, Status, Tier, TierEvent, open_tier
 from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
 from kvoffload.tiers.options import split_url
@@ -76,7 +77,6 @@ COPY_BYTES = 64 * 2**20
 MAX_SIZES = 16
 """Most object sizes, and so most tiers."""
 _OPTIONS = ("url", "weights_id", "revision", "salt", "object_bytes")
-_TROUBLE = (OffloadError, RuntimeError, ValueError, TypeError, OSError, MemoryError)
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
 News = tuple[str, Keys, int]
@@ -179,7 +179,8 @@ class _Job:
 
     task: _Task
     positions: npt.NDArray[np.int64]
-    copied: dict[int, MemoryObj] = field(default_factory=dict)  # by the adapter's own block
+    # By the adapter's own block: the index in `positions`, and the object that is copied.
+    copied: dict[int, tuple[int, MemoryObj]] = field(default_factory=dict)
 
 
 class _Sized:
@@ -224,25 +225,41 @@ class _Sized:
 
     def place(
         self, positions: list[int], objects: list[MemoryObj], *, are_read: bool
-    ) -> tuple[list[int], list[int], dict[int, MemoryObj]]:
-        """Return the objects that have a block: positions, blocks, and by block the copied objects.
+    ) -> tuple[list[int], list[int], dict[int, tuple[int, MemoryObj]]]:
+        """Return the objects that have a block: positions, blocks, and `_Job.copied`.
 
         An object in other memory has none while all of the adapter's own blocks are in use. With
-        `are_read`, the bytes of such objects are copied now.
+        `are_read`, the bytes of such objects are copied now. An object that raises has none.
         """
-        where, ids, copied = [], [], {}
+        where: list[int] = []
+        ids: list[int] = []
+        copied: dict[int, tuple[int, MemoryObj]] = {}
         for position, obj in zip(positions, objects, strict=True):
-            block = self.block_of(obj)
-            if block < 0:
-                if not self.free:
-                    continue
-                block = self.free.pop()
-                copied[block] = obj
-                if are_read:
-                    self.region.write(block, obj.byte_array)
+            try:
+                block = self.block_of(obj)
+                if block < 0:
+                    if not self.free:
+                        continue
+                    if are_read:
+                        self.region.write(self.free[-1], obj.byte_array)
+                    block = self.free.pop()
+                    copied[block] = len(where), obj
+            except Exception:
+                log.exception("an object is not moved")
+                continue
             where.append(position)
             ids.append(block)
         return where, ids, copied
+
+    def copy_back(self, block: int, obj: MemoryObj) -> bool:
+        """Copy a loaded block to its object in other memory; return whether that succeeded."""
+        try:
+            (view,) = self.region.views(block)
+            np.frombuffer(obj.byte_array, np.uint8)[:] = view
+        except Exception:  # its memory is read-only, or was freed
+            log.exception("an object cannot be written, which is a miss")
+            return False
+        return True
 
     def used_bytes(self) -> int:
         """Return the bytes of the objects in the tier."""
@@ -357,7 +374,11 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             target=self._open_beside, args=(nbytes,), name="kvoffload-lmcache-open", daemon=True
         )
         self._opening[nbytes] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            del self._opening[nbytes]
+            log.error("the tier for objects of %d bytes cannot be opened now: %s", nbytes, error)
         return None
 
     def _open_beside(self, nbytes: int) -> None:
@@ -365,7 +386,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         sized = None
         try:
             sized = self._open(nbytes)
-        except (*_TROUBLE, ImportError) as error:
+        except Exception as error:  # noqa: BLE001  (a plug-in's tier may raise any)
             log.error(
                 "the tier for objects of %d bytes cannot be opened, which is tried again in %.0f "
                 "s: %s",
@@ -396,15 +417,15 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 continue
             sized = self._sized.get(nbytes)
             if sized is not None and not self._is_closed:
-                self._put(sized, task, positions, objects)
-            self._settle(task)
+                self._try(self._put, sized, task, positions, objects)
+            self._try(self._settle, task)
 
     def _drop_pending(self) -> None:
         """Fail stores that have waited long for a tier, since LMCache's lock may expire."""
         overdue = time.monotonic() - OPENING_S
         for entry in [entry for entry in self._pending if entry[0] < overdue or self._is_closed]:
             self._pending.remove(entry)
-            self._settle(entry[2])
+            self._try(self._settle, entry[2])
 
     # -- event descriptors -------------------------------------------------------------------
 
@@ -438,7 +459,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 sized = self._opened(size)
                 chosen = [objects[position] for position in positions]
                 if sized is not None:
-                    self._put(sized, task, positions, chosen)
+                    self._try(self._put, sized, task, positions, chosen)
                 elif size in self._opening:
                     task.waiting += 1
                     self._pending.append((time.monotonic(), size, task, positions, chosen))
@@ -462,9 +483,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for position, key in zip(where, stored, strict=True):
             sized.offered.setdefault(key, task.keys[position])
         job = _Job(task, np.array(where, np.int64), copied)
-        if not self._submit(
-            sized, job, lambda: sized.tier.put(stored, ids, _seconds(len(ids), sized.nbytes))
-        ):
+        seconds = _seconds(len(ids), sized.nbytes)
+        if not self._submit(sized, job, sized.tier.put, stored, ids, seconds):
             for key in stored:
                 sized.offered.pop(key, None)
 
@@ -488,25 +508,23 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             for size, positions in _by_size(sizes):
                 asked = self._opened(size)
                 if asked is not None:
-                    self._look_up(asked, task, positions)
+                    self._try(self._look_up, asked, task, positions)
                 elif not size:  # no layout has it
                     for each in self._sized.values():
-                        self._look_up(each, task, positions)
+                        self._try(self._look_up, each, task, positions)
             self._settle(task)
             return task.id
 
     def _look_up(self, sized: _Sized, task: _Task, positions: list[int]) -> None:
         """Look some of a task's keys up in a tier; query the medium for unknown ones."""
         stored = [task.stored[position] for position in positions]
-        states = self._try(lambda: sized.tier.lookup(stored))
-        if states is None:
-            return
+        states = sized.tier.lookup(stored)
         where = np.array(positions, np.int64)
         self._find(sized, task, where[states == State.HIT])
         unknown = np.flatnonzero(states == State.UNKNOWN)
         if len(unknown):
             asked = [stored[index] for index in unknown.tolist()]
-            self._submit(sized, _Job(task, where[unknown]), lambda: sized.tier.query(asked))
+            self._submit(sized, _Job(task, where[unknown]), sized.tier.query, asked)
 
     def _find(self, sized: _Sized, task: _Task, positions: npt.NDArray[np.int64]) -> None:
         """Record which keys of a lookup are present; count those from before a restart."""
@@ -543,7 +561,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             for size, positions in _by_size(sizes):
                 sized = self._opened(size)
                 if sized is not None:
-                    self._get(sized, task, positions, [objects[index] for index in positions])
+                    chosen = [objects[position] for position in positions]
+                    self._try(self._get, sized, task, positions, chosen)
             self._settle(task)
             return task.id
 
@@ -553,12 +572,10 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Begin the get of some of a task's objects."""
         where, ids, copied = sized.place(positions, objects, are_read=False)
         stored = [task.stored[position] for position in where]
-        self._loading.update(stored)
         job = _Job(task, np.array(where, np.int64), copied)
-        if not self._submit(
-            sized, job, lambda: sized.tier.get(stored, ids, _seconds(len(ids), sized.nbytes))
-        ):
-            self._end_loading(stored)
+        seconds = _seconds(len(ids), sized.nbytes)
+        if self._submit(sized, job, sized.tier.get, stored, ids, seconds):
+            self._loading.update(stored)
 
     def _end_loading(self, stored: list[bytes]) -> None:
         for key in stored:
@@ -580,17 +597,17 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._next_id += 1
         return _Task(self._next_id, kind, keys, stored, np.zeros(len(stored), bool))
 
-    def _try(self, call: Callable[[], Result]) -> Result | None:
-        """Call a tier; if it refuses, log that and return None."""
+    def _try(self, call: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Return the result of a call; if it raises, log that and return None."""
         try:
-            return call()
-        except _TROUBLE as error:
-            log.error("a tier refused a call: %s", error)
+            return call(*arguments)
+        except Exception:  # of a tier, a plug-in's policy or LMCache
+            log.exception("%s failed", getattr(call, "__name__", call))
             return None
 
-    def _submit(self, sized: _Sized, job: _Job, begin: Callable[[], int]) -> bool:
+    def _submit(self, sized: _Sized, job: _Job, begin: Callable[..., int], *arguments: Any) -> bool:
         """Begin a job of a tier; return whether it has begun."""
-        number = self._try(begin)
+        number = self._try(begin, *arguments)
         if number is None:
             sized.free.extend(job.copied)
             return False
@@ -634,7 +651,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 with self._lock:
                     self._drop_pending()
                     for sized in self._sized.values():
-                        self._collect(sized)
+                        self._try(self._collect, sized)
                 self._tell()
             except Exception:  # LMCache waits for this thread's results
                 log.exception("the adapter's thread continues after an error")
@@ -642,42 +659,51 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _collect(self, sized: _Sized) -> None:
         """Process the ends of a tier's jobs and its events."""
         ends = self._try(sized.tier.poll) or []
-        events: Iterator[TierEvent] = self._try(sized.tier.take_events) or iter(())
-        for event in events:
-            self._note(sized, event)
+        for event in self._try(lambda: list(sized.tier.take_events())) or ():
+            self._try(self._note, sized, event)
         for done in ends:
             job = sized.jobs.pop(done.job, None)
             if job is not None:
                 self._end(sized, job, done)
 
-    def _end(self, sized: _Sized, job: _Job, done: Done) -> None:
-        """Process the end of a job."""
+    def _end(self, sized: _Sized, job: _Job, done: Done | None) -> None:
+        """Settle a job, as failed without its end or if that cannot be processed."""
         task = job.task
         stored = [task.stored[position] for position in job.positions.tolist()]
+        if done is None or self._try(self._take_in, sized, job, stored, done) is None:
+            task.are_right[job.positions] = False
+            if task.kind == "store":
+                for key in stored:
+                    sized.offered.pop(key, None)
+        sized.free.extend(job.copied)
+        if task.kind == "load":
+            self._end_loading(stored)
+        self._try(self._settle, task)
+
+    def _take_in(self, sized: _Sized, job: _Job, stored: list[bytes], done: Done) -> bool:
+        """Record the results of a job; return True."""
+        task = job.task
         are_ok = done.status == Status.OK
-        there = [stored[index] for index in np.flatnonzero(are_ok).tolist()]
         if done.op == "query":
             self._find(sized, task, job.positions[are_ok])
-        elif done.op == "put":
+            return True
+        if done.op == "put":
             task.are_right[job.positions] = are_ok | (done.status == Status.DECLINED)
             task.nbytes += done.nbytes
             self._end_offers(sized, stored, are_ok)
-            if (
-                there and not done.nbytes and not self._is_closed
-            ):  # they were present, so this is another use
-                self._try(lambda: sized.tier.touch(there))
+            is_use = not done.nbytes  # they were present
         else:
-            for block, obj in job.copied.items():
-                (view,) = sized.region.views(block)
-                np.frombuffer(obj.byte_array, np.uint8)[:] = view
+            for block, (index, obj) in job.copied.items():
+                are_ok[index] = are_ok[index] and sized.copy_back(block, obj)
             task.are_right[job.positions] = are_ok
-            if there and not self._is_closed:
-                self._try(lambda: sized.tier.touch(there))
+            is_use = True
+        there = [stored[index] for index in np.flatnonzero(are_ok).tolist()]
+        if there and is_use and not self._is_closed:
+            self._try(sized.tier.touch, there)
+        if done.op == "get":
             loaded = [sized.counted[key] for key in there if key in sized.counted]
             self._tell_later("accessed", loaded, sized.nbytes)
-            self._end_loading(stored)
-        sized.free.extend(job.copied)
-        self._settle(task)
+        return True
 
     # -- accounting --------------------------------------------------------------------------
 
@@ -686,7 +712,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> None:
         """Process the end of a put after its events; objects that were present have no event."""
         left = dict.fromkeys(key for key in stored if key in sized.offered)
-        states = None if self._is_closed else self._try(lambda: sized.tier.lookup(left))
+        states = None if self._is_closed else self._try(sized.tier.lookup, left)
         are_there = states == State.HIT if states is not None else np.zeros(len(left), bool)
         ended = {key for key, is_ok in zip(stored, are_ok.tolist(), strict=True) if not is_ok}
         found = []
@@ -742,7 +768,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             if self._is_closed:
                 return
             for sized in self._sized.values():
-                self._try(lambda tier=sized.tier: tier.discard(stored))  # type: ignore[misc]
+                self._try(sized.tier.discard, stored)
             self._wake.notify()
 
     # -- health and closing ------------------------------------------------------------------
@@ -795,16 +821,13 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Close a tier when no job has the region, and end the tasks that wait for it."""
         tier = sized.tier
         if tier.direct:
-            while self._try(lambda: tier.wait(list(sized.jobs), POLL_S)) is False:
+            while self._try(tier.wait, list(sized.jobs), POLL_S) is False:
                 pass
-        tier.close(CLOSE_S)
+        self._try(tier.close, CLOSE_S)
         with self._lock:
             self._collect(sized)
-            for job in sized.jobs.values():  # of an interrupted tier
-                stored = [job.task.stored[position] for position in job.positions.tolist()]
-                self._end_loading([key for key in stored if job.task.kind == "load"])
-                self._settle(job.task)
-            sized.jobs.clear()
+            while sized.jobs:  # of an interrupted tier
+                self._end(sized, sized.jobs.popitem()[1], None)
 
 
 class _Metrics(TableCollector):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ log = logging.getLogger("kvoffload.sglang")
 
 CLOSE_S = 5.0
 """Seconds for transfers under way to end when a pool is closed."""
+Result = TypeVar("Result")
 COPY_BYTES = 64 * 2**20
 """Bytes of each of the two buffers for pages that are copied."""
 
@@ -156,23 +157,29 @@ class Pool:
         """Return the number of leading pages that are present without a gap."""
         if not keys or not self.serves():
             return 0
-        known = self._calls.lookup(keys)
+        known = self._try(self._calls.lookup, keys)
+        if known is None:
+            return 0
         count = _leading(known == State.HIT)
         if count < len(keys) and known[count] == State.UNKNOWN:
-            count += _leading(self._calls.query(keys[count:]) == Status.OK)
+            answers = self._try(self._calls.query, keys[count:])
+            count += 0 if answers is None else _leading(answers == Status.OK)
         return count
 
     def are_there(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
         """Return whether each page is present, ``(n,)`` bool; there may be gaps."""
         if not keys or not self.serves():
             return np.zeros(len(keys), np.bool_)
-        known = self._calls.lookup(keys)
+        known = self._try(self._calls.lookup, keys)
+        if known is None:
+            return np.zeros(len(keys), np.bool_)
         found: npt.NDArray[np.bool_] = known == State.HIT
         unknown = np.flatnonzero(known == State.UNKNOWN)
         # An object store treats the keys of a longer query as a chain without gaps.
         for start in range(0, len(unknown), PROBES):
             places = unknown[start : start + PROBES]
-            found[places] = self._calls.query([keys[place] for place in places]) == Status.OK
+            answers = self._try(self._calls.query, [keys[place] for place in places])
+            found[places] = answers == Status.OK  # False if there are none
         return found
 
     # -- transfers ---------------------------------------------------------------------------
@@ -209,21 +216,34 @@ class Pool:
     ) -> list[bool]:
         if not keys or not self.serves():
             return [False] * len(keys)
-        are_there: list[bool] = (self._calls.get(keys, ids) == Status.OK).tolist()
+        found = self._try(self._calls.get, keys, ids)
+        if found is None:
+            return [False] * len(keys)
+        are_there: list[bool] = (found == Status.OK).tolist()
         if any(are_there):  # one access; the preceding pages that SGLang gives become as recent
             there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
-            self._calls.touch([*prefix, *there])
+            self._try(self._calls.touch, [*prefix, *there])
         return are_there
 
     def _put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
         if not keys or not self.serves():
             return [False] * len(keys)
-        done = self._calls.put(keys, ids)
+        done = self._try(self._calls.put, keys, ids)
+        if done is None:
+            return [False] * len(keys)
         are_ok = done.status == Status.OK
         if not done.nbytes and are_ok.all():  # all were present, so this is another use
-            self._calls.touch(keys)
+            self._try(self._calls.touch, keys)
         are_right: list[bool] = (are_ok | (done.status == Status.DECLINED)).tolist()
         return are_right
+
+    def _try(self, call: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Return the result of a call of the tier; if it raises, log that and return None."""
+        try:
+            return call(*arguments)
+        except Exception:  # a user's policy may raise any exception
+            log.exception("a call of the tier of pool %r failed", self.name)
+            return None
 
 
 class CopiedPool(Pool):
@@ -277,9 +297,12 @@ class CopiedPool(Pool):
             with copies.locks[0]:
                 ids = copies.ids[0][: len(keys) - start]
                 found = self._get(keys[start : start + len(ids)], ids, prefix)
-                for index, is_there in enumerate(found):
-                    if is_there:
+                for index in np.flatnonzero(found).tolist():
+                    try:
                         take(start + index, copies.page(int(ids[index])))
+                    except Exception:  # noqa: PERF203  (the other pages can be written)
+                        log.exception("a page of pool %r is not loaded", self.name)
+                        found[index] = False
             loaded += found
         return loaded
 
@@ -288,15 +311,22 @@ class CopiedPool(Pool):
     ) -> list[bool]:
         """Store the pages that `page_of` returns for indexes in the keys.
 
-        If one cannot be stored, the pages after its buffer are not tried.
+        If one cannot be stored, the pages after its buffer are not tried; if one cannot be read,
+        nor are those after it.
         """
         copies, stored = self.copies, list[bool]()
-        while len(stored) < len(keys) and all(stored):
+        num_read = len(keys)
+        while len(stored) < num_read and all(stored):
             start = len(stored)
             with copies.locks[1]:
-                ids = copies.ids[1][: len(keys) - start]
+                ids = copies.ids[1][: num_read - start]
                 for index, block_id in enumerate(ids.tolist()):
-                    copies.page(block_id)[:] = page_of(start + index)
+                    try:
+                        copies.page(block_id)[:] = page_of(start + index)
+                    except Exception:  # noqa: PERF203
+                        log.exception("a page of pool %r is not stored", self.name)
+                        num_read, ids = start + index, ids[:index]
+                        break
                 stored += self._put(keys[start : start + len(ids)], ids)
         return stored + [False] * (len(keys) - len(stored))
 

@@ -9,8 +9,9 @@ Structure
     end to an access, and counters and events to vLLM's. Its subclasses open the tiers.
 Invariants
     Every job that vLLM submits is reported once. An error of a tier is a failed job or a miss,
-    never an exception in a call of the scheduler. A chunk that failed to load is a miss for its
-    request, so that no request waits forever.
+    never an exception in a call of the scheduler; if the end of a job cannot be processed, that job
+    has failed, and no other is touched. A chunk that failed to load is a miss for its request, so
+    that no request waits forever.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvoffload._checks import check_bool
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Metric
@@ -361,19 +363,17 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         job_metadata: TransferJob,
         request_id: str | None,
     ) -> None:
-        keys = list(job_metadata.keys)
-        if not self._serves():
-            self._failed(request_id, keys)
-            self._finished.append(JobResult(job_id=job_metadata.job_id, success=False))
-            return
+        transfer = _Transfer(job_metadata.job_id, list(job_metadata.keys), request_id)
         try:
-            job = submit(keys, np.asarray(job_metadata.chunk_ids))
+            job = None
+            if self._serves():
+                job = submit(transfer.keys, np.asarray(job_metadata.chunk_ids))
         except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
             self._log_error("store" if request_id is None else "load", error)
-            self._failed(request_id, keys)
-            self._finished.append(JobResult(job_id=job_metadata.job_id, success=False))
-            return
-        self._transfers[job] = _Transfer(job_metadata.job_id, keys, request_id)
+        if job is None:
+            self._fail(transfer)
+        else:
+            self._transfers[job] = transfer
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that ended since the last call."""
@@ -382,16 +382,37 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return finished
 
     def _collect(self) -> None:
-        for done in self.tier.poll():
-            self._times.append((done.op, done.seconds))
-            if done.op == "query":
-                request_id, keys = self._queries.pop(done.job)
-                request = self._requests.get(request_id)
-                if request is not None:
-                    found = (done.status == Status.OK).tolist()
-                    request.answers.update(zip(keys, found, strict=True))
-                continue
-            self._finished.append(self._result(self._transfers.pop(done.job), done))
+        try:
+            ends = self.tier.poll()
+        except Exception as error:  # noqa: BLE001
+            self._log_error("poll", error)
+            return
+        for done in ends:
+            query = self._queries.pop(done.job, None)
+            transfer = self._transfers.pop(done.job, None)
+            try:
+                self._times.append((done.op, done.seconds))
+                if query is not None:
+                    self._answer(*query, done.status == Status.OK)
+                elif transfer is not None:
+                    self._finished.append(self._result(transfer, done))
+            except Exception as error:  # noqa: BLE001
+                self._log_error("end of a job", error)
+                if query is not None:
+                    self._answer(*query, np.zeros(len(query[1]), bool))
+                elif transfer is not None:
+                    self._fail(transfer)
+
+    def _answer(self, request_id: str, keys: list[bytes], are_there: npt.NDArray[np.bool_]) -> None:
+        """Record the answers to a request's query."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.answers.update(zip(keys, are_there.tolist(), strict=True))
+
+    def _fail(self, transfer: _Transfer) -> None:
+        """Report a job of vLLM as failed."""
+        self._failed(transfer.request_id, transfer.keys)
+        self._finished.append(JobResult(job_id=transfer.job_id, success=False))
 
     def _result(self, transfer: _Transfer, done: Done) -> JobResult:
         successful = None

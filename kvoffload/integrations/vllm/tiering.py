@@ -45,7 +45,7 @@ logger = logging.getLogger("vllm.kvoffload")
 class _Held(NamedTuple):
     """The chunks held for a request, and its context."""
 
-    hold: Hold
+    hold: Hold[bytes]
     context: weakref.ref[ReqContext]  # which reports that the request was dropped
 
 
@@ -78,7 +78,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._walker: ReqContext | None = None
         self._first = b""
         self._found: dict[bytes, None] = {}
-        self._walk: Hold | None = None  # what the request holds
+        self._walk: Hold[bytes] | None = None  # what the request holds
         self._expects = False  # and whether that includes what is ready further on
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()
@@ -165,8 +165,8 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             if not waits:
                 self._let_go(req_context.req_id)
 
-    def _hold(self, req_context: ReqContext) -> Hold:
-        """Return what a request holds, with what its walk has found and what is ready further on."""
+    def _hold(self, req_context: ReqContext) -> Hold[bytes]:
+        """Return what a request holds, with what its walk found and what is ready further on."""
         name = req_context.req_id
         held = self._held.get(name)
         if held is None or held.context() is not req_context:

@@ -1,0 +1,359 @@
+"""A request that waits for promotions keeps what it has found, whatever the policy and the tier.
+
+vLLM's real tiering manager, file tier and scheduler; walks end at the first miss, as vLLM's do.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import defaultdict
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+
+from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
+from tests.vllm.conftest import SEED
+from tests.vllm.engine import Engine as SchedulerEngine
+from tests.vllm.test_secondary_tiers import TierEngine, slab
+from tests.vllm.test_starvation import MOST_STEPS, TieredEngine, prompts, tier
+from tests.vllm.test_tiers import OURS, Engine, key
+
+POLICIES = pytest.mark.parametrize("policy", registry.names())
+CHUNKS = 12  # of memory
+LENGTH = 10  # of a prefix
+PENDING = (LookupResult.RETRY, LookupResult.HIT_PENDING)
+
+
+@pytest.fixture(params=["vllm's file tier", "own file tier"])
+def engines(request, tmp_path):
+    made = []
+
+    def make(num_chunks, policy):
+        if request.param == "own file tier":
+            engine = TierEngine(slab(tmp_path), num_chunks, eviction_policy=policy)
+        else:
+            engine = Engine(tmp_path, num_chunks, OURS, eviction_policy=policy)
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def context_of(name, keys):
+    context = ReqContext(name)
+    for position, one in enumerate(keys):
+        context.set_offload_key_position(one, (position + 1) * 16)
+    return context
+
+
+class Waiting:
+    """A request that waits: its walks, and the chunks that memory lacked before the first."""
+
+    def __init__(self, engine, name, keys):
+        self.engine, self.keys = engine, keys
+        self.context = context_of(name, keys)
+        self.lacked = {one for one in keys if engine.primary._chunk(one) is None}
+        self.hits: list[int] = []  # leading ones, of each walk
+        self.is_ready = False
+        engine.manager.on_new_request(self.context)
+
+    def walk(self):
+        """Look up the keys, up to the first miss."""
+        answers = []
+        for one in self.keys:
+            answers.append(self.engine.manager.lookup(one, self.context))
+            if answers[-1] is LookupResult.MISS:
+                break
+        found = (at for at, answer in enumerate(answers) if answer is not LookupResult.HIT)
+        if self.hits or LookupResult.RETRY not in answers:  # nothing is promoted before
+            self.hits.append(next(found, len(answers)))
+        self.is_ready = not any(answer in PENDING for answer in answers)
+        if LookupResult.RETRY in answers:
+            time.sleep(0.01)  # vLLM's tier looks for files in a thread of its own
+
+    def finish(self):
+        """Load what was hit, store the rest, and finish."""
+        hits, manager = self.hits[-1], self.engine.manager
+        if hits:
+            manager.prepare_load(self.keys[:hits], self.context)
+            manager.complete_load(self.keys[:hits], self.context)
+        output = manager.prepare_store(self.keys[hits:], self.context)
+        if output is not None and output.keys_to_store:
+            manager.complete_store(output.keys_to_store, self.context)
+        manager.on_request_finished(self.context)
+        self.engine.end_step()
+
+
+def serve(engine, keys, name):
+    """Serve one request; return it, and the chunks that were read for it."""
+    request, before = Waiting(engine, name, keys), len(engine.jobs)
+    for _ in range(200):
+        request.walk()
+        if request.is_ready:
+            break
+        engine.end_step()
+    assert request.is_ready
+    read = [one for what, keys, _ in engine.jobs[before:] if what == "submit_load" for one in keys]
+    request.finish()
+    return request, read
+
+
+def assert_nothing_is_held(engine):
+    engine.settle()
+    assert engine.primary._usage() == (0, 0)
+    assert not engine.primary._held
+    check_invariants(engine.primary)
+
+
+@POLICIES
+@pytest.mark.parametrize("part", ["head", "tail", "middle", "every second"])
+def test_what_memory_has_of_a_prefix_is_not_read(engines, policy, part):
+    engine = engines(CHUNKS, policy)
+    keys = [key(number) for number in range(LENGTH)]
+    in_hand = {"head": keys[:4], "tail": keys[6:], "middle": keys[3:7], "every second": keys[::2]}
+    serve(engine, keys, "first")
+    serve(engine, [key(500 + number) for number in range(CHUNKS)], "others")
+    serve(engine, in_hand[part], "part")
+    serve(engine, [key(900 + number) for number in range(CHUNKS - 5)], "newer")
+    request, read = serve(engine, keys, "back")
+    assert request.hits[-1] == LENGTH
+    assert sorted(read) == sorted(request.lacked)
+    assert_nothing_is_held(engine)
+
+
+@POLICIES
+def test_a_prefix_larger_than_memory_fills_it_each_time(engines, policy):
+    engine = engines(8, policy)
+    keys = [key(number) for number in range(12)]
+    serve(engine, keys[:8], "head")
+    serve(engine, keys[8:], "tail")
+    for number in range(4):
+        request, read = serve(engine, keys, f"all {number}")
+        assert request.hits[-1] == 8
+        assert len(read) <= len(request.lacked)
+    assert_nothing_is_held(engine)
+
+
+@POLICIES
+def test_random_requests_lose_nothing_that_they_found(engines, policy):
+    rng = random.Random(SEED)
+    engine = engines(CHUNKS, policy)
+    for number in range(25):
+        start = rng.choice((0, 0, 20, 40))
+        keys = [key(start + at) for at in range(rng.randint(1, 16))]
+        request, read = serve(engine, keys, f"r{number}")
+        assert request.hits[-1] >= request.hits[0]
+        assert request.hits == sorted(request.hits)
+        assert len(read) <= len(request.lacked)
+    assert_nothing_is_held(engine)
+
+
+@POLICIES
+def test_requests_that_compete_all_end_their_walks(engines, policy):
+    engine = engines(CHUNKS, policy)
+    chains = [[key(100 * chain + at) for at in range(LENGTH)] for chain in range(4)]
+    for name, keys in enumerate(chains):
+        serve(engine, keys, f"first {name}")
+    serve(engine, chains[0][:3] + chains[1][:3], "heads")
+    requests = [Waiting(engine, f"back {name}", keys) for name, keys in enumerate(chains)]
+    waiting = list(requests)
+    for _ in range(200):
+        for request in list(waiting):
+            request.walk()
+            if request.is_ready:  # it is scheduled at once
+                request.finish()
+                waiting.remove(request)
+        engine.end_step()
+    assert not waiting
+    for request in requests[:2]:  # which found room for promotions
+        assert request.hits == sorted(request.hits)
+    assert sum(request.hits[-1] for request in requests) >= CHUNKS
+    assert_nothing_is_held(engine)
+
+
+class SlabEngine(TieredEngine):
+    """The same with the project's own file tier."""
+
+    def __init__(self, folder, num_chunks, num_groups=1, **extra):
+        tier = {**slab(folder / "slab", 64), "capacity_bytes": 2**24}
+        SchedulerEngine.__init__(
+            self, folder, {**OURS, "secondary_tiers": [tier], **extra}, num_groups, num_chunks
+        )
+        self.manager = self.connector.manager
+        self.primary = self.manager.primary_tier
+        (self.tier,) = self.manager.secondary_tiers
+
+    def step(self, delay):
+        orders = SchedulerEngine.step(self, delay)
+        assert self.tier.tier.wait([*self.tier._transfers], 60)
+        return orders
+
+
+@pytest.mark.usefixtures("host_platform")
+@POLICIES
+@pytest.mark.parametrize("kind", [TieredEngine, SlabEngine])
+@pytest.mark.parametrize("num_chunks", [12, 20])
+def test_in_the_real_scheduler_no_walk_loses_what_an_earlier_one_found(
+    tmp_path, policy, kind, num_chunks
+):
+    rng = random.Random(SEED + num_chunks)
+    engine = kind(tmp_path, num_chunks, eviction_policy=policy)
+    primary, manager = engine.primary, engine.manager
+    walks = defaultdict(list)  # by request and step: what its lookups found
+    promoting = {}  # by request: the step of its first promotion
+    lookup, write = manager.lookup, primary.prepare_write
+    load, reset = primary.prepare_load, primary.reset_cache
+
+    def looked_up(one, context):
+        answer = lookup(one, context)
+        walks[context.req_id, engine.steps].append((one, answer))
+        return answer
+
+    def written(keys, context):
+        output = write(keys, context)
+        if output is not None:
+            promoting.setdefault(context.req_id, engine.steps)
+        return output
+
+    compared = 0
+
+    def loaded(keys, context):
+        nonlocal compared
+        first = promoting.pop(context.req_id, None)
+        if first is not None:
+            # Meanwhile the accelerator's own cache may have got a part of the beginning.
+            position_of = context.get_offload_key_position
+            for one, answer in walks[context.req_id, first]:
+                if answer is not LookupResult.HIT:
+                    break
+                assert position_of(one) <= position_of(keys[-1])
+                compared += 1
+        return load(keys, context)
+
+    def forgotten():
+        reset()
+        promoting.clear()
+
+    manager.lookup, primary.prepare_write = looked_up, written
+    primary.prepare_load, primary.reset_cache = loaded, forgotten
+    try:
+        waiting = prompts(rng, 8) * 6
+        rng.shuffle(waiting)
+        count = 0
+        while waiting or not engine.is_idle():
+            if waiting and rng.random() < 0.5:
+                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
+                count += 1
+                if rng.random() < 0.7 and not engine.is_loading():
+                    engine.scheduler.reset_prefix_cache(False, False)
+            engine.step(rng.randrange(2))
+            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+        assert compared
+        for _ in range(3):
+            engine.step(0)
+        assert not primary._held
+        assert primary._usage() == (0, 0)
+        check_invariants(primary)
+    finally:
+        manager.shutdown()
+
+
+# -- how a hold ends -------------------------------------------------------------------------------
+
+
+def waiting(primary, keys, name="r"):
+    """Return the context of a request that holds keys 0 and 1 and waits for key 2."""
+    stored = context_of("stored", keys[:2])
+    primary.prepare_store(keys[:2], stored)
+    primary.complete_store(keys[:2], stored)
+    primary.on_request_finished(stored)
+    context = context_of(name, keys)
+    for one in keys:
+        if primary.lookup(one, context) is LookupResult.MISS:
+            assert primary.prepare_write([one], context).keys_to_store == [one]
+            primary.complete_write([one], context)
+    return context
+
+
+@pytest.mark.parametrize("end", ["load", "store", "finish", "scheduled", "dropped", "reset"])
+def test_a_hold_ends_with_the_wait(end):
+    primary, keys = tier(6), [key(number) for number in range(3)]
+    context = waiting(primary, keys)
+    primary.on_schedule_end(ScheduleEndContext((), ()))
+    assert primary._usage() == (3, 0)  # other requests' steps change nothing
+    if end == "load":
+        primary.prepare_load(keys[:1], context)
+        primary.complete_load(keys[:1], context)
+    elif end == "store":
+        primary.prepare_store([key(9)], context)
+        primary.complete_store([key(9)], context)
+    elif end == "finish":
+        primary.on_request_finished(context)
+    elif end == "scheduled":
+        primary.on_schedule_end(ScheduleEndContext(("r",), ()))
+    elif end == "dropped":
+        del context
+        gc.collect()
+        primary.on_new_request(context_of("other", []))  # until then the last context is kept
+        primary.on_schedule_end(ScheduleEndContext((), ()))
+    else:
+        primary.reset_cache()
+        primary.on_request_finished(context)
+    assert primary._usage() == (0, 0)
+    assert not primary._held
+    check_invariants(primary)
+
+
+def test_vllm_s_manager_tells_of_the_end_of_a_step(tmp_path):
+    engine = TierEngine(slab(tmp_path), 6)
+    try:
+        keys = [key(number) for number in range(3)]
+        context = waiting(engine.primary, keys)
+        engine.manager.on_schedule_end(ScheduleEndContext((context.req_id,), ()))
+        assert engine.primary._usage() == (0, 0)
+    finally:
+        engine.close()
+
+
+def test_a_refused_first_promotion_holds_nothing():
+    primary, keys = tier(2), [key(number) for number in range(3)]
+    stored = context_of("stored", keys[:2])
+    primary.prepare_store(keys[:2], stored)
+    primary.complete_store(keys[:2], stored)
+    context = context_of("r", keys)
+    assert [primary.lookup(one, context) for one in keys][-1] is LookupResult.MISS
+    assert primary.prepare_write(keys[2:], context) is None
+    assert primary._usage() == (0, 0)
+    assert not primary._held
+
+
+def test_what_is_ready_further_on_leaves_only_for_a_promotion_without_other_room():
+    """Memory for 6: keys 4 to 7 of a chain, and two others, which leave first; then 7, then 6."""
+    primary, keys = tier(6), [key(number) for number in range(8)]
+    for name, some in (("chain", keys[4:]), ("others", [key(50), key(51)])):
+        stored = context_of(name, some)
+        primary.prepare_store(some, stored)
+        primary.complete_store(some, stored)
+        primary.on_request_finished(stored)
+    context = context_of("r", keys)
+    left = []
+    for one in keys[:4]:
+        assert primary.lookup(one, context) is LookupResult.MISS
+        left += primary.prepare_write([one], context).evicted_keys
+    assert set(left[:2]) == {key(50), key(51)}
+    assert left[2:] == [keys[7], keys[6]]
+    assert primary.lookup(keys[4], context) is LookupResult.HIT
+    primary.on_schedule_end(ScheduleEndContext((), ()))
+    assert primary._usage() == (5, 4)  # the promoted ones and key 4; 5 was not found
+    primary.on_request_finished(context)
+    for one in keys[:4]:
+        primary.complete_write([one], context)
+    assert primary._usage() == (0, 0)
