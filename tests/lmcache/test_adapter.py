@@ -14,6 +14,7 @@ import prometheus_client
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
+from lmcache.v1.memory_management import TensorMemoryObj
 
 from kvoffload.integrations.lmcache import KVOffloadL2Adapter, KVOffloadL2AdapterConfig
 from kvoffload.tiers import TierInUseError, TierSpaceError
@@ -28,6 +29,7 @@ from .memory import (
     bytes_of,
     eventually,
     keys_of,
+    layout,
     load,
     lookup,
     object_of,
@@ -467,3 +469,104 @@ def test_it_closes_while_a_tier_is_opened(tmp_path, arena, make):
     adapter.close()
     assert task in adapter.pop_completed_store_tasks()
     make(slab(tmp_path), SMALL)  # not in use any longer
+
+
+# -- the ends of jobs that raise ---------------------------------------------------------------
+
+
+class Freed(TensorMemoryObj):
+    """An object in other memory whose bytes can be neither read nor written."""
+
+    @property
+    def byte_array(self):
+        raise RuntimeError("its memory was freed")
+
+
+class ReadOnly(TensorMemoryObj):
+    """An object in other memory that cannot be written."""
+
+    @property
+    def byte_array(self):
+        return bytes(super().byte_array)
+
+
+def elsewhere(kind) -> TensorMemoryObj:
+    made = object_of(torch.empty(SMALL, dtype=torch.uint8))
+    return kind(raw_data=made.raw_data, metadata=made.metadata, parent_allocator=None)
+
+
+def assert_all_has_ended(adapter) -> None:
+    (sized,) = adapter._sized.values()
+    assert not sized.jobs
+    assert not sized.offered
+    assert not adapter._loading
+    assert len(sized.free) == len(set(sized.free)) == 64 * MIB // SMALL
+
+
+@pytest.mark.parametrize("kind", [Freed, ReadOnly])
+def test_an_object_that_cannot_be_written_is_the_only_miss(tmp_path, arena, make, kind):
+    adapter = make(slab(tmp_path), SMALL)
+    keys, objects = keys_of(0, 8), arena.objects(8)
+    assert store(adapter, keys, objects).is_successful()
+    bad = elsewhere(kind)
+    tasks = [adapter.submit_load_task(keys[:2], [bad, objects[1]])]
+    tasks += [
+        adapter.submit_load_task([key], [obj])
+        for key, obj in zip(keys[2:], objects[2:], strict=True)
+    ]
+    assert eventually(lambda: not adapter._loading)
+    adapter.submit_unlock(keys)
+    found = [result_of(adapter, "load", task) for task in tasks]
+    assert found == [[False, True], *[[True]] * 6]
+    assert_all_has_ended(adapter)
+
+
+def test_an_object_that_cannot_be_read_fails_its_store_only(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    keys, objects = keys_of(0, 3), arena.objects(2)
+    assert not store(adapter, keys[:2], [elsewhere(Freed), objects[0]]).is_successful()
+    assert store(adapter, keys[2:], objects[1:]).is_successful()
+    assert lookup(adapter, keys) == [False, True, True]
+    assert_all_has_ended(adapter)
+
+
+def raising(*_arguments):
+    raise KeyError("of a plug-in")
+
+
+@pytest.mark.parametrize("part", ["_end_offers", "_note", "_tell_later"])
+def test_an_end_that_cannot_be_processed_is_a_failure_and_the_next_is_not(
+    tmp_path, arena, make, monkeypatch, part
+):
+    adapter = make(slab(tmp_path), SMALL)
+    keys, objects = keys_of(0, 4), arena.objects(4)
+    assert store(adapter, keys[:2], objects[:2]).is_successful()
+    with monkeypatch.context() as patched:
+        patched.setattr(adapter, part, raising)
+        store(adapter, keys[2:], objects[2:])  # it ends
+        load(adapter, keys[:2], objects[:2])
+    adapter.submit_unlock(keys)
+    assert store(adapter, keys_of(10, 2), objects[:2]).is_successful()
+    assert load(adapter, keys[:2], objects[:2]) == [True, True]
+    assert eventually(lambda: lookup(adapter, keys_of(10, 2)) == [True, True])
+
+
+@pytest.mark.parametrize("op", ["put", "get", "lookup", "poll", "take_events", "touch"])
+def test_whatever_a_tier_raises_no_task_stays_open(tmp_path, arena, make, monkeypatch, op):
+    adapter = make(slab(tmp_path), SMALL)
+    keys, objects = keys_of(0, 4), arena.objects(4)
+    assert store(adapter, keys[:2], objects[:2]).is_successful()
+    (sized,) = adapter._sized.values()
+    with monkeypatch.context() as patched:
+        patched.setattr(sized.tier, op, raising)
+        put = adapter.submit_store_task(keys[2:], objects[2:])
+        get = adapter.submit_load_task(keys[:2], objects[:2])
+        found = adapter.submit_lookup_and_lock_task(keys[:2], {0: layout(SMALL)})
+        time.sleep(0.1)
+    adapter.delete([])  # wakes the adapter's thread
+    assert result_of(adapter, "load", get) == [op != "get"] * 2
+    assert result_of(adapter, "lookup_and_lock", found) == [op != "lookup"] * 2
+    assert eventually(lambda: put in adapter.pop_completed_store_tasks())
+    adapter.submit_unlock(keys)
+    assert eventually(lambda: not sized.jobs)
+    assert store(adapter, keys_of(10, 2), objects[:2]).is_successful()

@@ -659,7 +659,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _collect(self, sized: _Sized) -> None:
         """Process the ends of a tier's jobs and its events."""
         ends = self._try(sized.tier.poll) or []
-        for event in self._try(lambda: list(sized.tier.take_events())) or ():
+        for event in self._try(_events_of, sized.tier) or ():
             self._try(self._note, sized, event)
         for done in ends:
             job = sized.jobs.pop(done.job, None)
@@ -881,6 +881,10 @@ def _own_url(url: str, name: str) -> str:
     if kind == "slab" and options.setdefault("staged", "yes").lower() in ("yes", "true", "1"):
         options.setdefault("ack", "stored")
     return f"{kind}:{place}?{urlencode({**options, 'name': name, 'events': 'yes'})}"
+
+
+def _events_of(tier: Tier) -> list[TierEvent]:
+    return list(tier.take_events())
 
 
 def _stored_key(key: ObjectKey) -> bytes:
