@@ -208,8 +208,8 @@ def _read(
         on_disk = offered = rest[: disk.lookup(rest)]
         if in_parts and on_disk:
             hold.expect(block for block in rest if block in host and host.lookup([block]))
-            missing = [block for block in on_disk if block not in host]
-            offered = missing[: hold.make_room(len(missing))]
+            on_disk = list(itertools.takewhile(lambda block: block not in host, on_disk))
+            offered = on_disk[: hold.make_room(len(on_disk))]
         promoted = _offer(host, offered)
         host.complete_store(promoted)
         came = on_disk[: host.lookup(on_disk)]

@@ -75,6 +75,10 @@ class Hold(Generic[Key]):
         self._pin(list(new))
         self._ahead = ahead
 
+    def __contains__(self, key: object) -> bool:
+        """Return whether a block is pinned and was not given up."""
+        return key in self.keys or key in self._ahead
+
     def make_room(self, num_blocks: int) -> int:
         """Give up blocks further on as needed; return for how many of the blocks there is room."""
         while (room := self._room()) < num_blocks and self._ahead:

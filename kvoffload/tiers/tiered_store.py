@@ -578,7 +578,7 @@ class TieredStore:
     def _start_loads(self, fetch: _Fetch, keys: list[BlockHash]) -> None:
         """Hold the blocks in host memory, make room for the others, and ask the nearest tiers.
 
-        The prefix ends at the first block without room.
+        The prefix ends at the first block without room, or that left for one before it.
         """
         hold = fetch.hold
         hold.expect([key for key in keys if self._is_ready(key)])
@@ -586,15 +586,18 @@ class TieredStore:
         for is_resident, run in itertools.groupby(keys, self._resident.__contains__):
             some = list(run)
             if is_resident:
-                hold.add([key for key in some if key not in self._loads])
-                for key in some:
+                kept = list(
+                    itertools.takewhile(lambda key: key in hold or key in self._loads, some)
+                )
+                hold.add([key for key in kept if key not in self._loads])
+                for key in kept:
                     if key in self._loads:  # another fetch is loading it
                         self._loads[key].fetches.append(fetch)
                         fetch.awaited.add(key)
-                continue
-            fits = hold.make_room(len(missing) + len(some)) - len(missing)
-            missing += some[:fits]
-            if fits < len(some):
+            else:
+                kept = some[: hold.make_room(len(missing) + len(some)) - len(missing)]
+                missing += kept
+            if len(kept) < len(some):
                 break
         hold.end_walk()
         while (output := self.manager.prepare_store(missing)) is None:  # a policy may refuse more

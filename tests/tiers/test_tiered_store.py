@@ -14,6 +14,7 @@ from kvoffload import (
     Hints,
     RequestFinishedError,
 )
+from kvoffload.policies import registry
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import (
     Fetched,
@@ -969,3 +970,88 @@ def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int)
     assert store.stats()["free_buffers"] == 6
     print(f"attack: {loaded} blocks loaded, every byte verified; {computed} computed; {moved}")
     store.close()
+
+
+class TestHeld:
+    """A fetch evicts none of its own blocks that it needs, and takes what fits."""
+
+    @staticmethod
+    def engine(policy: str, tier) -> Engine:
+        manager = CPUOffloadingManager(16, HOST, policy)
+        engine = Engine(TieredStore(Region.allocate(HOST, BLOCK), manager, [tier]))
+        for first in (0, 8):
+            engine.compute(KEYS[first : first + 8])
+            engine.quiet()
+        return engine
+
+    @pytest.mark.parametrize("policy", registry.names())
+    @pytest.mark.parametrize("part", [slice(0, 2), slice(4, 6), slice(1, 6, 2)])
+    def test_what_host_memory_has_is_not_loaded_again(self, policy: str, part: slice) -> None:
+        engine = self.engine(policy, memory())
+        assert engine.fetch(KEYS[:6][part]) == len(KEYS[:6][part])
+        engine.compute(KEYS[20:24])
+        engine.quiet()
+        lacked = sum(key not in engine.store.manager for key in KEYS[:6])
+        before = engine.store.stats()["fetched_blocks"]
+        assert engine.fetch(KEYS[:6]) == 6
+        assert engine.store.stats()["fetched_blocks"] - before == lacked
+
+    @pytest.mark.parametrize("policy", registry.names())
+    def test_a_prefix_larger_than_memory_fills_it(self, policy: str) -> None:
+        engine = self.engine(policy, memory())
+        for _ in range(3):
+            assert engine.fetch(KEYS[:16]) == HOST
+        pinned = engine.wait(engine.store.fetch(KEYS[8:11]))
+        assert engine.fetch(KEYS[:16]) == HOST - 3, "others hold three of its last blocks"
+        engine.store.complete_load(KEYS[8 : 8 + pinned.num_blocks])
+        engine.quiet()
+
+
+class TestRaising:
+    """A job that a tier refuses, or whose end raises, is settled, and no other is touched."""
+
+    @pytest.mark.parametrize("write", ["through", "demote"])
+    def test_the_next_tier_is_asked_if_one_raises(self, write: str, monkeypatch) -> None:
+        tiers = [memory(name="first"), memory(name="second")]
+        engine = make(tiers, write, 8, promote=False)
+
+        def raising(*_arguments):
+            raise KeyError("of a plug-in")
+
+        for op in ("put", "get"):
+            monkeypatch.setattr(tiers[0], op, raising)
+        for first in (0, 8):
+            engine.compute(KEYS[first : first + 8])
+            engine.quiet()
+        monkeypatch.setattr(tiers[0], "state", lambda key: State.UNKNOWN)
+        assert engine.fetch(KEYS[:8]) == 8
+        engine.quiet()
+        monkeypatch.setattr(tiers[1], "get", raising)
+        assert engine.fetch(KEYS[8:16]) == 0
+        engine.quiet()
+        assert engine.store.stats()["free_buffers"] == 8 * (write == "demote") + 8 * (
+            write == "through"
+        )
+        engine.store.close()
+
+    def test_the_end_of_one_load_that_raises_ends_its_fetch_only(self, monkeypatch) -> None:
+        tier = memory()
+        engine = make([tier])
+        for first in (0, 8, 16):
+            engine.compute(KEYS[first : first + 8])
+            engine.quiet()
+        loaded, bad = engine.store._loaded, KEYS[0]
+
+        def raising(index, job, done):
+            if bad in job.keys:
+                raise KeyError("of a plug-in")
+            loaded(index, job, done)
+
+        monkeypatch.setattr(engine.store, "_loaded", raising)
+        jobs = [engine.store.fetch(KEYS[:3]), engine.store.fetch(KEYS[8:11])]
+        assert tier.wait(list(engine.store._jobs[0]), PATIENCE_S)
+        found = {ended.job: ended.num_blocks for ended in engine.store.step()}
+        assert found == {jobs[0]: 0, jobs[1]: 3}
+        engine.store.complete_load(KEYS[8:11])
+        engine.quiet()
+        engine.store.close()

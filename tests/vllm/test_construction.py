@@ -29,6 +29,8 @@ ARGUMENTS = {
     "name": "chunks",
     "success": True,
     "groups": None,
+    "context": ScheduleEndContext(("r",), ()),
+    "request_id": "r",
 }
 CLASSES = [RequestManagerCore, KVOffloadManager, KVOffloadPrimaryTier]
 #: What constructs.

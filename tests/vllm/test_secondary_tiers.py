@@ -761,3 +761,30 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     assert len(found[f"{IN_VLLM}seconds"]["near", "put"]) == 4
     assert len(found[f"{IN_VLLM}seconds"]["near", "get"]) == 1
     assert engine.tier.get_stats().data["types"].get(f"{IN_VLLM}hits") is None  # told already
+
+
+def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(tmp_path, engines, monkeypatch):
+    engine = engines(slab(tmp_path), 12)
+    for start in (0, 10, 20, 30):
+        engine.request(chain(start))
+    result, bad = engine.tier._result, chain(0)
+
+    def raising(transfer, done):
+        if set(transfer.keys) & set(bad):
+            raise KeyError("of a plug-in")
+        return result(transfer, done)
+
+    monkeypatch.setattr(engine.tier, "_result", raising)
+    contexts = {}
+    for start in (0, 10):
+        keys, contexts[start] = chain(start), ReqContext(f"back {start}")
+        engine.manager.on_new_request(contexts[start])
+        for one in keys:
+            engine.manager.lookup(one, contexts[start])
+    engine.end_step()  # the ends of both come in one poll
+    for start in (0, 10):
+        answers = {engine.manager.lookup(one, contexts[start]) for one in chain(start)}
+        assert answers == {LookupResult.MISS if start == 0 else LookupResult.HIT}
+        engine.manager.on_request_finished(contexts[start])
+    engine.request(chain(40))
+    assert_nothing_is_left(engine)

@@ -167,6 +167,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
 
     def _hold(self, req_context: ReqContext) -> Hold[bytes]:
         """Return what a request holds, with what its walk found and what is ready further on."""
+        self._require_ready()
         name = req_context.req_id
         held = self._held.get(name)
         if held is None or held.context() is not req_context:
