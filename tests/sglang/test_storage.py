@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from sglang.srt.runtime_context import get_context
@@ -462,3 +463,43 @@ def test_closed_it_has_nothing(tmp_path, host):
     assert made.batch_get_v1(keys, indices) == made.batch_set_v1(keys, indices) == [False] * PAGES
     assert not made.clear()
     assert made.stats() == {}
+
+
+def test_a_page_that_cannot_be_written_or_read_is_the_only_failure(tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host, copied=True)
+    pool, keys = made._pools["kv"], [b"%d" % number for number in range(4)]
+
+    def taking(index, page):
+        if index == 1:
+            raise RuntimeError("its memory was freed")
+        taken.append((index, bytes(page)))
+
+    def page_of(index):
+        if index == 2:
+            raise RuntimeError("its memory was freed")
+        return bytes([index]) * pool.copies.region.block_bytes
+
+    def page(index):
+        return np.frombuffer(page_of(index), np.uint8)
+
+    taken = []
+    assert pool.copy_in(keys, page) == [True, True, False, False]
+    assert pool.copy_in(keys[3:], lambda _: page(3)) == [True]
+    assert pool.copy_out(keys, taking) == [True, False, False, True]
+    assert taken == [(0, page_of(0)), (3, page_of(3))]
+
+
+@pytest.mark.parametrize("op", ["put", "get", "touch", "lookup"])
+def test_a_tier_that_raises_is_a_miss_or_a_failed_store(tmp_path, host, make, monkeypatch, op):
+    made, (keys, indices) = make(slab(tmp_path, CAPACITY), host), prompt()
+    assert all(made.batch_set_v1(keys, indices))
+
+    def raising(*_arguments):
+        raise KeyError("of a plug-in")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made.tier, op, raising)
+        assert made.batch_set_v1(keys, indices) == [op != "put"] * PAGES
+        assert made.batch_get_v1(keys, indices) == [op != "get"] * PAGES
+        assert made.batch_exists(keys) == (0 if op == "lookup" else PAGES)
+    assert all(made.batch_get_v1(keys, indices))

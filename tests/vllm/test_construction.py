@@ -8,7 +8,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
 from kvoffload.integrations.vllm._manager_c import RequestManagerCore
