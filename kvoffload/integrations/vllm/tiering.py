@@ -41,6 +41,10 @@ __all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
 
 logger = logging.getLogger("vllm.kvoffload")
 
+# Named once, since a walk looks up each chunk of a request.
+_HIT = LookupResult.HIT
+_lookup = KVOffloadManager.lookup
+
 
 class _Held(NamedTuple):
     """The chunks held for a request, and its context."""
@@ -115,13 +119,13 @@ class KVOffloadPrimaryTier(KVOffloadManager):
 
         A request that waits for promotions holds the chunk.
         """
-        answer = super().lookup(key, req_context)
+        answer: LookupResult = _lookup(self, key, req_context)
         if req_context is not self._walker:
             self._end_walk()
             held = None if req_context is None else self._held.get(req_context.req_id)
             self._walker, self._first = req_context, key
             self._walk = None if held is None else held.hold
-        if answer is LookupResult.HIT:
+        if answer is _HIT:
             if self._walk is None:
                 self._found[key] = None
             elif key not in self._walk.keys:
@@ -226,6 +230,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Count the keys that the request has used as one access, tail first."""
         self._let_go(req_context.req_id)
+        self._end_walk()
         super().on_request_finished(req_context)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
