@@ -243,7 +243,7 @@ cdef inline void serve_at_once(
     cdef Node* node
     if known:
         go_on(table, batch, known)
-    for index in range(batch.size - 1, batch.size - 1 - num_last, -1):
+    for index in range(batch.size - 1, max(batch.size - num_last, 0) - 1, -1):
         node = resident(table, batch, index)
         if node != NULL:
             node.flags |= ENDS_REQUEST

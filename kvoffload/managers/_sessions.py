@@ -62,7 +62,7 @@ class Sessions:
             known -= 1
         if known:
             self._go_on(hashes[:known])
-        for block_hash in hashes[len(hashes) - num_last :][::-1]:
+        for block_hash in hashes[max(0, len(hashes) - num_last) :][::-1]:
             if block_hash in self._resident:
                 self._ends.add(block_hash)
                 break

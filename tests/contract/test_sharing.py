@@ -261,3 +261,15 @@ def test_the_marks_of_eight_blocks_are_kept_apart(twin: ModuleType) -> None:
         serve(manager, blocks)
     manager.release([A, B, C, D, E, F, G, H])
     assert manager.policy.num_released == 7
+
+
+def test_a_request_served_at_once_may_be_shorter_than_its_end(twin: ModuleType) -> None:
+    """The mark of its end goes to its last resident block, and to no block outside of it."""
+    manager = new_manager(twin)
+    serve(manager, [A])
+    manager._served_at_once([], set(), 1)
+    manager._served_at_once([A, C], set(), 3)  # C is not resident, so it ends at A
+    serve(manager, [A, B])  # goes on there: the same session
+    end(manager, [A, B])
+    assert manager.policy.num_released == 2
+    check_invariants(manager)
