@@ -10,7 +10,7 @@ chosen: then the trace does not show the knee.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.processes import Elsewhere
@@ -73,7 +73,7 @@ class Knee:
     memory: int
     least: int
     most: int
-    is_shown: bool
+    is_shown: bool = field(kw_only=True)
     curve: tuple[Rung, ...]
 
     @property

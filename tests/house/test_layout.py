@@ -20,7 +20,7 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_extras", "_interrupts", "_metrics"},
+    {"_checks", "_extras", "_interrupts", "_metrics", "_sampling"},
     {"_sizes"},
     {"_collector"},
     {"_implementation"},
@@ -47,6 +47,7 @@ DOCUMENTED |= {
     "_extras",
     "_implementation",
     "_interrupts",
+    "_sampling",
     "_sizes",
 }  # and these are the same for every module
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}

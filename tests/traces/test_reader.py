@@ -112,7 +112,7 @@ def row(**fields: object) -> bytes:
     ("line", "rule"),
     [
         (row(timestamp="gone"), "must have the field timestamp, got only"),
-        (row(hash_ids="gone"), "a trace must have the ids of blocks, or prompts: counts of"),
+        (row(hash_ids="gone"), "must have the field hash_ids, got only"),
         (row(timestamp=-1), "timestamp must be a number >= 0, got -1"),
         (row(timestamp="now"), "timestamp must be a number >= 0, got 'now'"),
         (row(timestamp=True), "timestamp must be a number >= 0, got True"),
