@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload._former import former_attribute
-from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
+from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions, ReplayResult
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
@@ -188,6 +188,8 @@ class Cell:
         The same in the part of the trace where the sum of both is highest.
     loaded : int
         Slots loaded for the hits.
+    honest_hit_ratio, liar_hit_ratio : float or None
+        `hit_ratio` of the honest sessions and of those that give false hints; None without such.
     """
 
     hit_ratio: float
@@ -199,6 +201,8 @@ class Cell:
     busiest_store_rate: float | None
     busiest_load_rate: float | None
     loaded: int
+    honest_hit_ratio: float | None = None
+    liar_hit_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +514,7 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     has_times = span >= LEAST_SECONDS
     saved = outcome.hit_tokens
     blocks_hit = saved / setup.block_tokens
+    together = ReplayResult.of_parts(outcome.parts)
     return Cell(
         hit_ratio=outcome.hit_ratio,
         saved_tokens=saved,
@@ -520,6 +525,8 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
         busiest_store_rate=busiest[0],
         busiest_load_rate=busiest[1],
         loaded=sum(loaded),
+        honest_hit_ratio=together.honest_hit_ratio,
+        liar_hit_ratio=together.liar_hit_ratio,
     )
 
 

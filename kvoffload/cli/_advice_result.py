@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -17,6 +17,7 @@ from kvoffload.advise.units import bytes_text, count_text, duration_text, percen
 from kvoffload.advise.wording import noise_text
 
 from ._model_options import groups_object
+from ._replay_result import liar_columns
 from ._terminal import Column, print_prose, print_tables
 
 NAMES = ("prefix cache", "recommended")
@@ -157,8 +158,10 @@ def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
 
 
 def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
-    """Return a cell; loaded tokens differ from hits only with groups."""
+    """Return a cell: slots loaded only with groups, and hit ratios apart only if some lie."""
     cell = asdict(advice.cell(policy, index))
+    if cell["liar_hit_ratio"] is None:
+        del cell["honest_hit_ratio"], cell["liar_hit_ratio"]
     if advice.setup.chunks.is_plain:
         del cell["loaded"]
     return cell
@@ -220,7 +223,10 @@ def _table(subject: Subject) -> None:
                 + [percent_text(alone.ceilings[alone.memory_index]), percent_text(alone.unbounded)],
             )
         )
+    liars = liar_columns(cells)
+    apart = "hit ratios of honest sessions and liars, " if liars else ""
     rest = [
+        *(replace(column, cells=column.cells + blank) for column in liars),
         Column("tokens saved", tokens_saved),
         Column("stored\nper hit", stored + blank),
         Column("to host", [rate_text(c.store_rate) for c in cells] + blank),
@@ -237,7 +243,7 @@ def _table(subject: Subject) -> None:
         subject.name,
         subject.trace_text(),
         subject.memory_text(),
-        f"tokens saved, stores and rates are for {asked}",
+        f"{apart}tokens saved, stores and rates are for {asked}",
     ]
     print_tables(
         title, [Column("policy", [*names, "belady", "infinite"], numeric=False)], [hit_ratios, rest]

@@ -22,6 +22,7 @@ from kvoffload.replay.offline import BELADY, INFINITE
 
 from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text
+from ._replay_result import liar_columns, liars_object
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_json, print_prose, print_tables
 
@@ -125,6 +126,8 @@ def print_fleets(grid: FleetGrid) -> None:
         *([[column("blocks in\nhost", share("host_hits"))]] if has_device or has_tier else []),
         *([[column("blocks in\ntier", share("tier_hits"))]] if has_tier else []),
     ]
+    liars = liar_columns([found for _, found in rows])
+    groups += [liars] if liars else []
     if first.rate is not None:
         groups += [
             [column("prefill\nsaved", lambda _, found: percent_text(found.saved))],
@@ -290,6 +293,7 @@ def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
         "hit_tokens": found.hit_tokens,
         "missed_tokens": found.missed_tokens,
         "token_hit_ratio": found.token_hit_ratio,
+        **liars_object(found),
         "saved": found.saved,
         "host_stored": found.host_stored,
         "tier_stored": found.tier_stored,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import GroupChunks, ReplayResult
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
-from kvoffload.replay.results import LoopTimes
+from kvoffload.replay.results import HitRatios, LoopTimes
 
 from ._loop_options import duration_text, times_object
 from ._sources import BlockTokens, Source
@@ -84,10 +85,6 @@ KEPT_SLOTS = [
     Field("slots\nevicted", KEPT[1].text),
     KEPT[2],
 ]
-OF_LIARS = [
-    Field("hit ratio\nhonest", lambda cell: percent_text(cell.result.honest_hit_ratio)),
-    Field("hit ratio\nliars", lambda cell: percent_text(cell.result.liar_hit_ratio)),
-]
 NOT_ADMITTED = Field("not\nadmitted", known(lambda result: f"{result.not_admitted:,}"))
 TIME = [
     Field("p50\nms", known(lambda result: milliseconds(result.times.percentile(50)))),
@@ -127,7 +124,27 @@ UNKNOWN_OF_CEILINGS = (
 )
 
 
-def liars_object(result: ReplayResult) -> dict[str, float | None]:
+class Apart(Protocol):
+    """The hit ratios of honest and lying sessions, None if none lies."""
+
+    @property
+    def honest_hit_ratio(self) -> float | None: ...
+
+    @property
+    def liar_hit_ratio(self) -> float | None: ...
+
+
+def liar_columns(results: Sequence[Apart]) -> list[Column]:
+    """Return the hit ratios of honest and lying sessions as columns; none if none lies."""
+    if all(one.liar_hit_ratio is None for one in results):
+        return []
+    return [
+        Column("hit ratio\nhonest", [percent_text(one.honest_hit_ratio) for one in results]),
+        Column("hit ratio\nliars", [percent_text(one.liar_hit_ratio) for one in results]),
+    ]
+
+
+def liars_object(result: HitRatios) -> dict[str, float | None]:
     """Return the hit ratios of honest and lying sessions, if some lie."""
     if result.liar_asked is None:
         return {}
@@ -207,8 +224,6 @@ def print_cells(
         which, found, kept = WHICH_SLOTS, FOUND_TOKENS, KEPT_SLOTS
     if any(cell.given != str(cell.capacity) for cell in cells):
         found = [GIVEN, *found]
-    if any(cell.result.liar_asked is not None for cell in cells):
-        found = [*found, *OF_LIARS]
     if any(cell.result.not_admitted for cell in cells):
         kept = [*kept, NOT_ADMITTED]
     ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})
@@ -218,8 +233,6 @@ def print_cells(
     title += group_remarks(groups)
     title.append(f"ms: time in the manager per request{by_one}")
     tables = [found, kept, *([LOOP] if any(cell.result.loop for cell in cells) else []), time]
-    print_tables(
-        title,
-        [field.of(cells) for field in which],
-        [[field.of(cells) for field in fields] for fields in tables],
-    )
+    columns = [[field.of(cells) for field in fields] for fields in tables]
+    columns[0] += liar_columns([cell.result for cell in cells])
+    print_tables(title, [field.of(cells) for field in which], columns)

@@ -179,6 +179,18 @@ class TraceHints:
             "lies": self.lies,
         }
 
+    def of_liars(
+        self, asked: Numbers, hits: Numbers | None, part: slice | None = None
+    ) -> tuple[int, int | None] | None:
+        """Return what liars asked for and hit, from the counts of each request; None if none lies.
+
+        `part` are the requests counted, all by default; hits that are not known are None.
+        """
+        if not self.lies.any():
+            return None
+        lies = self.lies if part is None else self.lies[part]
+        return int(asked[lies].sum()), None if hits is None else int(hits[lies].sum())
+
     def of_each(self, part: slice | None = None) -> Iterator[Told]:
         """Yield the hints of each request, or of a slice of the requests."""
         part = part or slice(0, self.num_requests)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .groups import GroupChunks
 
-__all__ = ["ERROR_PARTS", "DurationHistogram", "LoopTimes", "ReplayResult"]
+__all__ = ["ERROR_PARTS", "DurationHistogram", "HitRatios", "LoopTimes", "ReplayResult"]
 
 ERROR_PARTS = 5
 """Parts of a trace, of equally many requests, from which the errors of results are estimated."""
 
 _STEP_BITS = 6
+_OF_HITS = (
+    "asked_blocks",
+    "hit_blocks",
+    "asked_tokens",
+    "loaded_tokens",
+    "liar_asked",
+    "liar_hits",
+)
 
 
 class DurationHistogram:
@@ -111,8 +119,45 @@ class LoopTimes:
     busy: float
 
 
+class HitRatios:
+    """The hit ratios of a result: of all its sessions, and of honest and lying ones apart."""
+
+    __slots__ = ()
+
+    liar_asked: int | None
+    liar_hits: int | None
+
+    def _counted(self) -> tuple[int, int]:
+        """Return the units asked for and hit."""
+        raise NotImplementedError
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks, or tokens, asked for that were hits; 0 if none were asked for."""
+        return _ratio(*self._counted())
+
+    @property
+    def liar_hit_ratio(self) -> float | None:
+        """The hit ratio of the sessions that give false hints; None without such sessions."""
+        if self.liar_asked is None or self.liar_hits is None:
+            return None
+        return _ratio(self.liar_asked, self.liar_hits)
+
+    @property
+    def honest_hit_ratio(self) -> float | None:
+        """The hit ratio of the other sessions; None without such that give false hints."""
+        if self.liar_asked is None or self.liar_hits is None:
+            return None
+        asked, hits = self._counted()
+        return _ratio(asked - self.liar_asked, hits - self.liar_hits)
+
+
+def _ratio(asked: int, hits: int) -> float:
+    return hits / asked if asked else 0.0
+
+
 @dataclass(slots=True)
-class ReplayResult:
+class ReplayResult(HitRatios):
     """The result of a replay, or of one of its parts.
 
     A slot holds a block of the trace, or a chunk of any group of a model with several KV groups.
@@ -215,33 +260,20 @@ class ReplayResult:
             liar_hits=row.get("liar_hits"),
         )
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[ReplayResult]) -> ReplayResult:
+        """Return the hits of some parts together; the other counts are left out."""
+        result = cls()
+        for name in _OF_HITS:
+            counts = [getattr(part, name) for part in parts]
+            setattr(result, name, None if None in counts else sum(counts))
+        return result
+
     asked = _renamed("asked", "asked_blocks", "asked_tokens")
     hits = _renamed("hits", "hit_blocks", "loaded_tokens")
     loaded = _renamed("loaded", "loaded_slots")
     stored = _renamed("stored", "stored_slots")
     evicted = _renamed("evicted", "evicted_slots")
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of the blocks, or tokens, asked for that were hits; 0 if none were asked for."""
-        asked, hits = self._counted()
-        return hits / asked if asked else 0.0
-
-    @property
-    def liar_hit_ratio(self) -> float | None:
-        """The hit ratio of the sessions that give false hints; None without such sessions."""
-        if self.liar_asked is None or self.liar_hits is None:
-            return None
-        return self.liar_hits / self.liar_asked if self.liar_asked else 0.0
-
-    @property
-    def honest_hit_ratio(self) -> float | None:
-        """The hit ratio of the other sessions; None without such that give false hints."""
-        if self.liar_asked is None or self.liar_hits is None:
-            return None
-        asked, hits = self._counted()
-        asked, hits = asked - self.liar_asked, hits - self.liar_hits
-        return hits / asked if asked else 0.0
 
     @property
     def token_hit_ratio(self) -> float | None:

@@ -483,10 +483,7 @@ def _result(
 def _liars(demand: Demand, part: slice, hits: Hits | None) -> tuple[int, int | None] | None:
     """Return the tokens asked for and hit by sessions that lie; None if none does."""
     told = demand.trace.hints
-    if told is None or not told.lies.any():
-        return None
-    lies = told.lies[part]
-    return int(demand.asked[part][lies].sum()), None if hits is None else int(hits[lies].sum())
+    return None if told is None else told.of_liars(demand.asked[part], hits, part)
 
 
 def _not_admitted(manager: OffloadingManager) -> int:

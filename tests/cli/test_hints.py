@@ -1,4 +1,4 @@
-"""`--hints` of `replay`, `sweep` and `advise`."""
+"""`--hints` of `replay`, `sweep`, `fleet` and `advise`."""
 
 from __future__ import annotations
 
@@ -120,6 +120,60 @@ def test_liars_are_reported_apart(kvoffload, trace, tmp_path):
     rows = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()
     assert "liar_hit_ratio" in rows[0]
     assert "liar_hit_ratio" not in kvoffload("sweep", *asked, *liars[:2], "--json").out
+
+
+LIARS = ("--hints", "both", "--hints-liars", ".4")
+
+
+def test_a_fleet_reports_liars_apart_as_a_sweep_does(kvoffload, trace, tmp_path):
+    memory = (trace, "--policy", "lru,hit-density", "--capacity", "2%", "--jobs", "1", "--quiet")
+    names = ("honest_hit_ratio", "liar_hit_ratio")
+    fleet, table = ("fleet", *memory, "--router", "session"), tmp_path / "rows.csv"
+    alone = read(kvoffload, *fleet, "--engines", "1", *LIARS, "--csv", table)["results"]
+    swept = read(kvoffload, "sweep", *memory, *LIARS)["results"]
+    assert [[row[name] for name in names] for row in alone] == [
+        [row[name] for name in names] for row in swept
+    ]
+    assert alone[1]["honest_hit_ratio"] != alone[1]["liar_hit_ratio"] > 0
+    assert "honest_hit_ratio,liar_hit_ratio" in table.read_text(encoding="utf-8")
+    more = ("--engines", "3", "--disk", "4%", "--device-memory", "1%")
+    asked_by = swept[0]["asked"] - swept[0]["liar_asked"], swept[0]["liar_asked"]
+    for row in read(kvoffload, *fleet, *more, *LIARS)["results"]:
+        hits = row["device_hits"] + row["host_hits"] + row["tier_hits"]
+        assert min(row["device_hits"], row["tier_hits"]) > 0
+        ratios = zip(names, asked_by, strict=True)
+        assert sum(row[name] * asked for name, asked in ratios) == pytest.approx(hits)
+    shown = kvoffload(*fleet, *more, *LIARS).out
+    assert shown.count("honest") == 1
+    assert "liars" in shown.split("honest")[1].splitlines()[0]
+    assert not {*names} & {*read(kvoffload, *fleet, *LIARS[:2])["results"][0]}
+    advised = ("advise", trace, *ADVISE, "--jobs", "1", "--engines", "2", "--router", "session")
+    advice = read(kvoffload, *advised, *LIARS)
+    assert {*names} <= {*advice["results"][0]} & {*advice["best"]}
+    assert "honest" in kvoffload(*advised, *LIARS).out
+
+
+def test_advice_reports_liars_apart_as_a_sweep_does(kvoffload, trace):
+    bytes_of = ("--kv-bytes-per-token", "100", "--capacity", "2%", "--policy", "lru,hit-density")
+    advised = ("advise", trace, *bytes_of, "--jobs", "1", "--quiet", "--step-tokens", "1024")
+    advice = read(kvoffload, *advised, *LIARS)
+    names = ("honest_hit_ratio", "liar_hit_ratio")
+    for memory in advice["memories"]:
+        sizes = ("--capacity", str(memory["capacity"]), "--step-tokens", "1024", "--jobs", "1")
+        block = ("--block-tokens", str(advice["block_tokens"]), "--full-blocks", "--quiet")
+        swept = read(kvoffload, "sweep", trace, *bytes_of[4:], *sizes, *block, *LIARS)["results"]
+        assert [row["policy"] for row in swept] == list(memory["policies"])
+        for row in swept:
+            found = memory["policies"][row["policy"]]
+            assert [found[name] for name in names] == [row[name] for name in names]
+            assert found["honest_hit_ratio"] != found["liar_hit_ratio"] > 0
+    shown = kvoffload(*advised, *LIARS).out
+    assert "of honest sessions and liars, tokens saved, stores and rates are for" in " ".join(
+        shown.split()
+    )
+    assert "honest" in shown.split("rates are for")[1]
+    without = kvoffload(*advised, *LIARS[:2], "--json").out
+    assert "liar_hit_ratio" not in without
 
 
 def test_none_is_what_it_was_without(kvoffload, trace):

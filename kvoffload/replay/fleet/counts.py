@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay.results import ERROR_PARTS
+from kvoffload.replay.results import ERROR_PARTS, HitRatios
 
 from .engine import Hits
 from .events import NANOSECONDS
@@ -66,6 +66,13 @@ class Log:
         """Nanoseconds from the first arrival to the last finish."""
         return self.ended - min(self.arrived, default=0)
 
+    def found(self) -> npt.NDArray[np.int64]:
+        """Return the blocks of each row that were found in any place."""
+        device, host, tier = (
+            np.array(column, dtype=np.int64) for column in (self.device, self.host, self.tier)
+        )
+        return device + host + tier
+
     def placement(self) -> str:
         """Return a digest of each row's engine: 12 hex digits."""
         engines = np.array(self.engines, dtype="<u2").tobytes()
@@ -88,7 +95,7 @@ class EngineCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetResult:
+class FleetResult(HitRatios):
     """The result of a fleet; its times rank designs but do not predict milliseconds.
 
     Attributes
@@ -119,6 +126,9 @@ class FleetResult:
         The same by engine.
     ttft_p95_of_parts : tuple of float
         The 95th percentile in each of `ERROR_PARTS` parts of the requests; empty without a rate.
+    liar_asked, liar_hits : int or None
+        Of the blocks, and those found in any place, the part of the sessions that give false hints;
+        None without such sessions.
     """
 
     requests: int
@@ -142,17 +152,17 @@ class FleetResult:
     placement: str
     engines: tuple[EngineCounts, ...]
     ttft_p95_of_parts: tuple[float, ...] = ()
+    liar_asked: int | None = None
+    liar_hits: int | None = None
 
     @property
     def token_hit_ratio(self) -> float:
         """Share of the tokens that were found; 0 without tokens."""
         return self.hit_tokens / self.tokens if self.tokens else 0.0
 
-    @property
-    def hit_ratio(self) -> float:
-        """Share of the blocks that were found; 0 without blocks."""
-        found = self.device_hits + self.host_hits + self.tier_hits
-        return found / self.blocks if self.blocks else 0.0
+    def _counted(self) -> tuple[int, int]:
+        """Return all blocks, and those found in any place."""
+        return self.blocks, self.device_hits + self.host_hits + self.tier_hits
 
     @classmethod
     def of(
@@ -163,6 +173,7 @@ class FleetResult:
         stored: Sequence[tuple[int, int]],
         *,
         uncached_ns: int | None,
+        liars: tuple[int, int | None] | None = None,
     ) -> FleetResult:
         """Sum up a log.
 
@@ -178,6 +189,8 @@ class FleetResult:
             Blocks that each engine stored in host memory and in a tier.
         uncached_ns : int or None
             Time in prefill without caches; None without a rate.
+        liars : (int, int), optional
+            `liar_asked` and `liar_hits`.
         """
         engine_of, columns = np.array(log.engines, dtype=np.int64), _columns(log)
         by_engine = []
@@ -226,6 +239,8 @@ class FleetResult:
             placement=log.placement(),
             engines=tuple(by_engine),
             ttft_p95_of_parts=of_parts,
+            liar_asked=None if liars is None else liars[0],
+            liar_hits=None if liars is None else liars[1],
         )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.errors import describe
 from kvoffload.replay.arrivals import NONE
@@ -189,7 +191,14 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
     if fleet.rate is not None:
         uncached = sum(duration(length, fleet.rate) for length in rows.lengths)
     stored = [(engine.host_stored, engine.tier_stored) for engine in engines]
-    return FleetResult.of(log, rows.lengths, trace.num_blocks, stored, uncached_ns=uncached)
+    liars = None
+    if trace.hints is not None:
+        hits = np.empty_like(rows.order)
+        hits[rows.order] = log.found()
+        liars = trace.hints.of_liars(np.diff(trace.starts), hits)
+    return FleetResult.of(
+        log, rows.lengths, trace.num_blocks, stored, uncached_ns=uncached, liars=liars
+    )
 
 
 def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engine | RowEngine]:
