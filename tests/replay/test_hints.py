@@ -24,6 +24,7 @@ from kvoffload.replay import (
     simulate,
     simulate_tiers,
 )
+from kvoffload.replay.fleet import Fleet, replay_fleet
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.requests import digest_of
 from kvoffload.replay.results_file import ResultsFile
@@ -358,3 +359,17 @@ def test_results_are_kept_apart_by_what_was_told(tmp_path) -> None:
         results.add(cell, found)
     for trace in traces:
         assert len(ResultsFile(file, trace).read([cell])) == 1
+
+
+def test_a_fleet_counts_liars_by_session_where_files_are_out_of_order() -> None:
+    early = [Request(minute * MINUTE, 1, 1, (minute,), "new") for minute in range(1, 6)]
+    late = [Request(minute * MINUTE, 1, 1, (0,), "same") for minute in range(10, 14)]
+    rows = [*late, *early]
+    liars = (HintOptions(told="expect", liars=0.5, seed=seed) for seed in range(100))
+    for options in liars:
+        trace = DecodedTrace.of(rows, hints=options, arrivals=True)
+        if trace.hints is not None and trace.hints.lies.tolist() == [True] * 4 + [False] * 5:
+            break
+    found = replay_fleet(trace, trace.keys(), Fleet(engines=1, host_blocks=100))
+    assert (found.liar_asked, found.liar_hits) == (4, 3)
+    assert (found.honest_hit_ratio, found.liar_hit_ratio) == (0.0, 0.75)
