@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
-from kvoffload.tiers.hold import Hold
+from kvoffload._hold import Hold
 
 from .device import DeviceCache
 from .groups import ChunkIndex, GroupChunks

@@ -40,6 +40,7 @@ from kvoffload import (
     Request,
 )
 from kvoffload._checks import as_batch, check_bool, check_hints, check_part
+from kvoffload._hold import Hold
 from kvoffload.errors import describe, request_finished
 from kvoffload.tiers.engine.tier import (
     TRANSFER_BYTES_PER_S,
@@ -49,7 +50,6 @@ from kvoffload.tiers.engine.tier import (
 )
 
 from .base import Done, State, Status, Tier
-from .hold import Hold
 from .region import Region
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_extras", "_interrupts", "_metrics", "_sampling"},
+    {"_checks", "_extras", "_hold", "_interrupts", "_metrics", "_sampling"},
     {"_sizes"},
     {"_collector"},
     {"_implementation"},
@@ -45,6 +45,7 @@ DOCUMENTED = {"errors", "types", "policies.registry"}
 DOCUMENTED |= {
     "_checks",
     "_extras",
+    "_hold",
     "_implementation",
     "_interrupts",
     "_sampling",
@@ -55,7 +56,7 @@ FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the ne
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.
 TIERS_LAYERS = [
-    {"base", "epoch", "folder", "hold", "metrics", "namespace", "options", "region", "seal"},
+    {"base", "epoch", "folder", "metrics", "namespace", "options", "region", "seal"},
     {"engine"},
     {"local", "remote"},
     {"tiered_store"},

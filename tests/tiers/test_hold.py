@@ -3,7 +3,7 @@
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.tiers.hold import Hold
+from kvoffload._hold import Hold
 
 pytestmark = pytest.mark.fast
 

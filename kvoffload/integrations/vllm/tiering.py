@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from kvoffload._hold import Hold
 from kvoffload.errors import describe
 from kvoffload.policies.base import CachePolicy
-from kvoffload.tiers.hold import Hold
 
 from ._upstream import (
     LoadStoreSpec,
