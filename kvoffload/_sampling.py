@@ -1,4 +1,4 @@
-"""Who is sampled: by a keyed hash, so that whoever chooses keys does not choose the sample.
+"""Samples of blocks, drawn by a keyed hash: whoever chooses keys does not choose the sample.
 
 All samples of blocks are drawn with the hash of ``_core/hash.h`` and 64 secret bytes. They come
 from the operating system where clients are served; a replay, which must give the same figures every

@@ -377,7 +377,7 @@ cdef class CompiledSteps(Steps):
         self.finish_batch(&self.batch, hints, hint, None, met, own)
 
     def _tell(self, hints, now):
-        """Tell the watch what the client of the request that it will see next has said."""
+        """Give the watch the hints of the request that it will see next."""
         if self._watch is not None:
             self._watch.tell(hints, now)
 

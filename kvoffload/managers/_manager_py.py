@@ -238,7 +238,7 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.released(unshared)
 
     def _tell(self, hints: Hints | None, now: float | None) -> None:
-        """Tell the watch what the client of the request that it will see next has said."""
+        """Give the watch the hints of the request that it will see next."""
         if self._watch is not None:
             self._watch.tell(hints, now)
 
