@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import threading
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -762,13 +763,14 @@ def test_an_instance_with_ghosts_can_be_watched(twin):
 
 
 def test_the_default_sample_cannot_be_foreseen():
-    orders = []
-    for _ in range(2):
+    def sampled() -> list[bool]:
         manager = CPUOffloadingManager(16, 1_000, watch=Watch(max_rate=0.5, slots=2**20))
         keys = [block_hash(index) for index in range(64)]
         serve(manager, keys)
-        orders.append([each.sampled for each in manager.watch.explain(keys)])
-    assert orders[0] != orders[1]
+        return [each.sampled for each in manager.watch.explain(keys)]
+
+    # Outside the context in which the tests draw the same samples.
+    assert Context().run(sampled) != Context().run(sampled)
 
 
 def test_a_watch_explains_though_its_managers_policy_is_initialised_again(twin):
