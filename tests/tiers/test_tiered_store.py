@@ -940,7 +940,7 @@ def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int)
         request = store.begin(prefix)
         ready, reachable = request.lookup()
         assert ready <= reachable
-        ended = engine.wait(request.fetch(deadline_s=chance.choice([None, SHORT_S])))
+        ended = engine.wait(request.fetch(deadline_s=chance.choice([1.0, SHORT_S])))
         engine.verify(prefix, ended)
         loaded += ended.num_blocks
         output = request.prepare_store()
