@@ -40,5 +40,6 @@ def test_predictions_are_within_some_points_of_the_engine(compared, name):
     assert found.engine.disk > 0
     assert found.engine.device > 30
     # What host memory holds of the dense model, the device holds as well, more or less of it as the
-    # guard's sample has it; so what counts is that both tiers together serve something.
-    assert found.engine.host + found.engine.disk > 0.5
+    # guard's sample has it; there, what counts is that both tiers together serve something.
+    served = found.engine.host + (found.engine.disk if name == "dense" else 0.0)
+    assert served > 0.5
