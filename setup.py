@@ -93,7 +93,7 @@ def link_args() -> list[str]:
 
 
 def extensions() -> list[Extension]:
-    """Return one extension for each .pyx file."""
+    """Return one extension for each .pyx file, and for each .py file with a .pxd of types."""
     try:
         import numpy as np
         from Cython.Build import cythonize
@@ -124,7 +124,11 @@ def extensions() -> list[Extension]:
                 extra_compile_args=compile_args(),
                 extra_link_args=link_args(),
             )
-            for source in sorted(path.relative_to(ROOT) for path in ROOT.glob("kvoffload/**/*.pyx"))
+            for source in sorted(
+                path.relative_to(ROOT)
+                for path in ROOT.glob("kvoffload/**/*.py*")
+                if path.suffix == ".pyx" or path.suffix == ".py" and path.with_suffix(".pxd").exists()
+            )
         ],
         compiler_directives=DIRECTIVES,
         emit_linenums=LINETRACE,

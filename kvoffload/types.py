@@ -270,21 +270,16 @@ class HintSource:
         Requests with a return time from this source; the same hint again at the finish counts once.
     returns : int
         Requests that came back to the blocks of such a request. Several may come back to one.
-    slope : float or None
-        Slope of ln of the elapsed seconds over ln of the said seconds, in [0, 1]: 1 if the hints
-        are fully informative, 0 if they are not. Fitted to recent returns, with the returns to all
-        sources as a prior. None below 10 returns.
-    spread : float or None
-        Recent standard deviation of ln of the elapsed seconds around the fitted line: about two
-        returns in three are within a factor of e to this, if they spread evenly to both sides. None
-        below 10 returns.
+    factors : tuple of (float, float)
+        What was learned of the stated times: pairs of a number of requests per stated second and
+        the factor by which a hint multiplies the chance of a return then. All factors are near 1 if
+        the hints mean nothing. Only pairs with evidence, in rising order.
     """
 
     name: str | None
     hints: int
     returns: int
-    slope: float | None
-    spread: float | None
+    factors: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)

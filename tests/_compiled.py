@@ -26,7 +26,7 @@ ARCOffloadingManager = rebuild(kvoffload.ARCOffloadingManager, Manager)
 
 def policy_class(name: str) -> type[CachePolicy]:
     """Return the class of a registered policy, by the text that asks for it."""
-    return registry.load(registry.parse(name).kind, "c")
+    return registry.load(registry.parse(name).entry, "c")
 
 
 ARCCachePolicy = policy_class("arc")

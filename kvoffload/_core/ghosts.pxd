@@ -1,16 +1,16 @@
-"""Ghosts: compact records of keys that are not resident, by fingerprint.
+"""Ghosts: compact entries of keys that are not resident, by fingerprint.
 
 Structure
-    A ghost is 12 bytes: 48 bits of the key's hash, and the policy's record of the key. Ghosts are
-    in two clocks, which share one array; an index like that of the nodes has the positions in this
-    array. A clock's hand finds the next position to use: a free one, or that of a ghost that must
-    not be passed over.
+    A ghost is 24 bytes: 48 bits of the key's hash, and the number of the policy's record of the
+    key. Ghosts are on two lists, least recent first; an index like that of the nodes has their
+    positions in the array that both share. Free positions are on a stack.
 Invariants
-    A ghost is in the index exactly if its ``kind`` is not 0.
+    A ghost is in the index and on its list exactly if it is in use. A list has at most ``most``
+    ghosts: the caller removes the oldest before it adds another.
 Cost
-    O(1), amortised if ghosts are passed over. 12 bytes and 6.4 of the index per position, touched
-    when the hand first reaches it. Two keys are confused with a probability of 2**-48 per ghost;
-    the hash is keyed with the table's secret, so that no client can force it.
+    O(1). 24 bytes and 6.4 of the index per position, touched when first used. Two keys are confused
+    with a probability of 2**-48 per ghost; the hash is keyed with the table's secret, so that no
+    client can force it.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -25,36 +25,33 @@ from kvoffload._core.buckets cimport (
     probe_next,
 )
 
+cdef enum:
+    NUM_LISTS = 2
+
 cdef struct Ghost:
-    uint32_t last           # request of the last use
     uint32_t low            # fingerprint
     uint16_t high           # fingerprint, upper 16 bits
-    uint8_t kind            # class of the block, from 1; 0: the position is free
-    uint8_t flags           # PASSED_OVER, DECLINED, ...
+    uint8_t list            # the list that the ghost is on, from 1; 0: the position is free
+    uint32_t record
+    uint32_t older          # position, NIL for none; free: the next free position
+    uint32_t newer
 
-cdef enum:
-    PASSED_OVER = 1         # passes the hand once more
-    DECLINED = 2            # was not stored since its last touch
-    UNCOUNTED = 4           # released: its age is not counted, until its next use
-    SHARED = 8              # used by several sessions: it no longer belongs to a turn
-    OF_TURN = 16            # belongs to a part of a turn
-    NUM_CLOCKS = 2
-
-cdef struct Clock:
-    uint32_t start          # first position
-    uint32_t size           # number of positions
-    uint32_t hand           # the next position, from the start
-    uint32_t reached        # positions that the hand has reached so far
+cdef struct GhostList:
+    uint32_t oldest         # position, NIL for none
+    uint32_t newest
+    uint32_t size
+    uint32_t most
 
 cdef struct Ghosts:
     Ghost* items
-    Clock clocks[NUM_CLOCKS]
-    uint64_t size           # number of ghosts
+    GhostList lists[NUM_LISTS]
+    uint32_t num_used       # positions that were in use at least once
+    uint32_t free_head      # stack of freed positions
     KvoBucket* buckets
     uint64_t num_buckets
 
-# Reserve room; False, with nothing reserved, if there is no memory.
-cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept
+# Reserve room for two lists; False, with nothing reserved, if there is no memory.
+cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_most, uint32_t second_most) noexcept
 cdef void ghosts_close(Ghosts* ghosts) noexcept
 cdef void ghosts_clear(Ghosts* ghosts) noexcept
 # Verify the invariants; return the broken one, or NULL.
@@ -88,45 +85,71 @@ cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil
     return position
 
 
+cdef inline void ghosts_unlink(Ghosts* ghosts, Ghost* ghost) noexcept nogil:
+    cdef GhostList* its_list = &ghosts.lists[ghost.list - 1]
+    if ghost.older == NIL:
+        its_list.oldest = ghost.newer
+    else:
+        ghosts.items[ghost.older].newer = ghost.newer
+    if ghost.newer == NIL:
+        its_list.newest = ghost.older
+    else:
+        ghosts.items[ghost.newer].older = ghost.older
+    its_list.size -= 1
+
+
+cdef inline void ghosts_link(Ghosts* ghosts, uint32_t position, int list_index) noexcept nogil:
+    """Make a ghost that is on no list the most recent of one."""
+    cdef Ghost* ghost = ghosts.items + position
+    cdef GhostList* its_list = &ghosts.lists[list_index]
+    ghost.list = <uint8_t>(list_index + 1)
+    ghost.newer = NIL
+    ghost.older = its_list.newest
+    if its_list.newest == NIL:
+        its_list.oldest = position
+    else:
+        ghosts.items[its_list.newest].newer = position
+    its_list.newest = position
+    its_list.size += 1
+
+
+cdef inline void ghosts_move(Ghosts* ghosts, uint32_t position, int list_index) noexcept nogil:
+    """Make a ghost the most recent of a list."""
+    ghosts_unlink(ghosts, ghosts.items + position)
+    ghosts_link(ghosts, position, list_index)
+
+
 cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
     """Free the position of a ghost."""
     cdef Ghost* ghost = ghosts.items + position
     cdef uint64_t hashed = fingerprint(ghost)
-    ghost.kind = 0
-    ghost.flags = 0
-    ghosts.size -= 1
+    ghosts_unlink(ghosts, ghost)
+    ghost.list = 0
+    ghost.older = ghosts.free_head
+    ghosts.free_head = position
     buckets_remove(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
 
 
-cdef inline void ghosts_set(
-    Ghosts* ghosts, uint32_t position, uint64_t hashed, uint8_t kind, uint32_t last
+cdef inline uint32_t ghosts_add(
+    Ghosts* ghosts, int list_index, uint64_t hashed, uint32_t record
 ) noexcept nogil:
-    """Put the ghost of an absent key into a free position."""
-    cdef Ghost* ghost = ghosts.items + position
-    ghost.last = last
+    """Add an absent key to a list that has room, as its most recent; return its position."""
+    cdef uint32_t position = ghosts.free_head
+    cdef Ghost* ghost
+    if position == NIL:
+        position = ghosts.num_used
+        ghosts.num_used += 1
+        ghost = ghosts.items + position
+    else:
+        ghost = ghosts.items + position
+        ghosts.free_head = ghost.older
     ghost.low = <uint32_t>hashed
     ghost.high = <uint16_t>(hashed >> 32)
-    ghost.kind = kind
-    ghost.flags = 0
-    ghosts.size += 1
+    ghost.record = record
+    ghosts_link(ghosts, position, list_index)
     buckets_insert(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
-
-
-cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
-    """Return the next position to use, free or not, and move the hand past it; `size` is > 0."""
-    cdef Ghost* ghost
-    cdef uint32_t hand
-    while True:
-        hand = clock.hand
-        clock.hand = 0 if hand + 1 == clock.size else hand + 1
-        if hand == clock.reached:
-            clock.reached += 1
-            return clock.start + hand
-        ghost = ghosts.items + clock.start + hand
-        if ghost.kind == 0 or not ghost.flags & PASSED_OVER:
-            return clock.start + hand
-        ghost.flags &= <uint8_t>(~PASSED_OVER & 0xFF)
+    return position

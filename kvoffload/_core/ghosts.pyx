@@ -13,15 +13,24 @@ LAYOUT = {"ghost": sizeof(Ghost)}
 
 
 cdef uint64_t num_positions(const Ghosts* ghosts) noexcept:
-    return <uint64_t>ghosts.clocks[0].size + ghosts.clocks[1].size
+    return <uint64_t>ghosts.lists[0].most + ghosts.lists[1].most
 
 
-cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept:
-    cdef uint64_t total = <uint64_t>first_size + second_size
+cdef void empty_lists(Ghosts* ghosts) noexcept:
+    cdef int list_index
+    for list_index in range(NUM_LISTS):
+        ghosts.lists[list_index].oldest = ghosts.lists[list_index].newest = NIL
+        ghosts.lists[list_index].size = 0
+    ghosts.num_used = 0
+    ghosts.free_head = NIL
+
+
+cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_most, uint32_t second_most) noexcept:
+    cdef uint64_t total = <uint64_t>first_most + second_most
     memset(ghosts, 0, sizeof(Ghosts))
-    ghosts.clocks[0].size = first_size
-    ghosts.clocks[1].start = first_size
-    ghosts.clocks[1].size = second_size
+    ghosts.lists[0].most = first_most
+    ghosts.lists[1].most = second_most
+    empty_lists(ghosts)
     ghosts.num_buckets = total // GHOSTS_PER_BUCKET + 1
     ghosts.items = <Ghost*>reserve(total * sizeof(Ghost))
     ghosts.buckets = <KvoBucket*>reserve(ghosts.num_buckets * sizeof(KvoBucket))
@@ -38,14 +47,11 @@ cdef void ghosts_close(Ghosts* ghosts) noexcept:
 
 
 cdef void ghosts_clear(Ghosts* ghosts) noexcept:
-    cdef Clock* clock
-    cdef uint32_t position
-    for which in range(NUM_CLOCKS):
-        clock = &ghosts.clocks[which]
-        for position in range(clock.start, clock.start + clock.reached):
-            if ghosts.items[position].kind:
-                ghosts_remove(ghosts, position)
-        clock.hand = clock.reached = 0
+    cdef int list_index
+    for list_index in range(NUM_LISTS):
+        while ghosts.lists[list_index].oldest != NIL:
+            ghosts_remove(ghosts, ghosts.lists[list_index].oldest)
+    empty_lists(ghosts)
 
 
 cdef uint64_t distance(Ghosts* ghosts, uint32_t position) noexcept:
@@ -67,27 +73,33 @@ cdef uint64_t distance(Ghosts* ghosts, uint32_t position) noexcept:
 
 cdef const char* ghosts_check(Ghosts* ghosts) noexcept:
     cdef uint64_t filled = 0, entries = 0, passed = 0, overflow = 0, bucket_index
-    cdef Clock* clock
-    cdef Ghost* ghost
-    cdef uint32_t position, entry
-    cdef int which
-    for which in range(NUM_CLOCKS):
-        clock = &ghosts.clocks[which]
-        if clock.reached > clock.size or clock.hand > clock.reached:
-            return b"the hand of a clock has reached its positions one after the other"
-        for position in range(clock.start, clock.start + clock.reached):
-            ghost = ghosts.items + position
-            if not ghost.kind:
-                continue
-            filled += 1
-            if ghosts_find(ghosts, fingerprint(ghost)) != position:
+    cdef uint32_t position, older, entry, size
+    cdef int list_index
+    for list_index in range(NUM_LISTS):
+        position = ghosts.lists[list_index].oldest
+        older = NIL
+        size = 0
+        while position != NIL:
+            if ghosts.items[position].list != list_index + 1:
+                return b"a ghost is on its list"
+            if ghosts.items[position].older != older:
+                return b"a list of ghosts is linked both ways"
+            if ghosts_find(ghosts, fingerprint(ghosts.items + position)) != position:
                 return b"the index finds every ghost at its position"
             passed += distance(ghosts, position)
+            older = position
+            position = ghosts.items[position].newer
+            size += 1
+        if size != ghosts.lists[list_index].size or older != ghosts.lists[list_index].newest:
+            return b"the ghosts of a list are counted"
+        if size > ghosts.lists[list_index].most:
+            return b"a list of ghosts is within its room"
+        filled += size
     for bucket_index in range(ghosts.num_buckets):
         for entry in range(<uint32_t>BUCKET_ENTRIES):
             entries += ghosts.buckets[bucket_index].tags[entry] != 0
         overflow += ghosts.buckets[bucket_index].overflow
-    if filled != ghosts.size or entries != filled:
+    if entries != filled:
         return b"the index holds every ghost once"
     if passed != overflow:
         return b"a bucket counts the ghosts that passed it"

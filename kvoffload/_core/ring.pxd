@@ -42,6 +42,8 @@ cdef struct Ring:
     uint32_t oldest         # least recent node of the list, NIL if empty
     uint32_t newest         # most recent node of the list, NIL if empty
     uint8_t id              # what the ring's nodes have in `ring`, from 1
+    uint8_t note            # and in `note`, as far as the mask goes: for more than 255 rings
+    uint8_t note_mask
     uint64_t size           # nodes on the list and parked
     uint64_t num_parked
     uint64_t num_listed     # parked nodes that are in the heap
@@ -73,6 +75,10 @@ cdef list ring_node_ids(Table* table, Ring* ring)
 cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* ring_check(Table* table, Ring* ring) noexcept
+
+
+cdef inline bint is_on_ring(const Ring* ring, const Node* node) noexcept nogil:
+    return node.ring == ring.id and node.note & ring.note_mask == ring.note
 
 
 cdef inline uint64_t parking_position(const Node* node) noexcept nogil:

@@ -21,8 +21,11 @@ cdef void ring_close(Ring* ring) noexcept:
 
 
 cdef void ring_clear(Ring* ring) noexcept:
+    cdef uint8_t note = ring.note, note_mask = ring.note_mask
     ring_close(ring)
     ring_open(ring, ring.id)
+    ring.note = note
+    ring.note_mask = note_mask
 
 
 cdef bint ring_grow_heap(Ring* ring) noexcept:
@@ -64,7 +67,7 @@ cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
     cdef Node* node = node_at(table, entry.node_id)
     return (
         (node.flags & LISTED) != 0
-        and node.ring == ring.id
+        and is_on_ring(ring, node)
         and parking_position(node) == entry.position
     )
 
@@ -176,7 +179,7 @@ cdef list ring_node_ids(Table* table, Ring* ring):
     if ring.num_parked:
         for node_id in range(table.num_used):
             node = node_at(table, node_id)
-            if node.flags & PARKED and node.ring == ring.id:
+            if node.flags & PARKED and is_on_ring(ring, node):
                 parked.append((parking_position(node), node_id))
         parked.sort()
     node_ids = [pair[1] for pair in parked]
@@ -212,7 +215,7 @@ cdef const char* ring_check(Table* table, Ring* ring) noexcept:
         node = node_at(table, node_id)
         if node.prev != before:
             return b"the links of a ring agree in both directions"
-        if node.ring != ring.id or node.flags & (PARKED | LISTED):
+        if not is_on_ring(ring, node) or node.flags & (PARKED | LISTED):
             return b"the nodes of a ring's list know it and are not parked"
         linked += 1
         before = node_id
@@ -221,7 +224,7 @@ cdef const char* ring_check(Table* table, Ring* ring) noexcept:
         return b"a ring's list ends at its newest node"
     for node_id in range(table.num_used):
         node = node_at(table, node_id)
-        if node.ring == ring.id and node.flags & PARKED:
+        if is_on_ring(ring, node) and node.flags & PARKED:
             parked += 1
             listed += (node.flags & LISTED) != 0
             if parking_position(node) >= ring.next_position:

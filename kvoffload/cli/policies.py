@@ -33,9 +33,6 @@ def policies(*, as_json: bool) -> None:
                         "name": entry.name,
                         "summary": entry.summary,
                         "ranks_by_return": entry.ranks_by_return,
-                        "ranks_by_return_with": None
-                        if entry.with_hints is None
-                        else entry.with_hints.name,
                         "options": [
                             {
                                 "name": option.name,
@@ -59,10 +56,10 @@ def policies(*, as_json: bool) -> None:
             bounds = f"{option.minimum:g} to {option.maximum:g}"
             text = f"?{option.name}={option.default}  {option.summary}, {bounds}"
             print_prose(f"{'':15}{text}", " " * 17)
-    ranking = " and ".join(kind.name for kind in registry.kinds() if kind.ranks_by_return)
+    ranking = " and ".join(entry.name for entry in entries if entry.ranks_by_return)
     click.echo()
     print_prose(
-        f"hints: {ranking} rank blocks by when clients expect their session to return; the others "
+        f"hints: {ranking} ranks blocks by when clients expect their session to return; the others "
         "ignore that. All evict first the blocks of a session that ends, except those that other "
         "sessions share."
     )

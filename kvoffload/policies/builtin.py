@@ -27,26 +27,6 @@ _ENTRIES = (
         "least recently used leaves first",
         simplicity=1,
         explained_by="One order of the resident blocks.",
-        options=(
-            _Option(
-                "hints",
-                0,
-                0,
-                1,
-                "1: rank blocks by when clients say they return; rewards clients that say nothing, "
-                "and goes in a later release",
-            ),
-        ),
-        with_hints=_Entry(
-            "lru?hints=1",
-            "LRUByReturnCachePolicy",
-            "least recently used leaves first, but by when clients say they return",
-            simplicity=8,
-            explained_by="What was learned of what each source says, as much as of hit-density.",
-            learns_by_request=True,
-            ranks_by_return=True,
-            warm_up_blocks=2048,
-        ),
     ),
     _Entry(
         "arc",
@@ -106,11 +86,11 @@ _ENTRIES = (
         explained_by="What was learned from all traffic so far, which cannot be followed by hand.",
         options=(
             _Option("ghosts", 3.5, 0.0, 16.0, "ghosts for each block of the capacity"),
-            _Option("guard", 1, 0, 1, "1: follow LRU or ARC while a sample does better under it"),
+            _Option("guard", 1, 0, 1, "1: evict by recency while a sample does better that way"),
         ),
         learns_by_request=True,
         ranks_by_return=True,
-        warm_up_blocks=2048,  # it learns at the end of epochs of 1,024, however small the cache is
+        warm_up_blocks=2048,  # it learns after 1,024 blocks at the earliest, however small the cache is
     ),
 )
 

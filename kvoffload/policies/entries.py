@@ -76,8 +76,7 @@ class Entry:
     explained_by : str
         One sentence on what one must know for that. It does not depend on the policy's hits.
     options : tuple of Option
-        Keywords of the constructor besides ``cache_capacity``. ``hints``, which selects a class, is
-        listed but is not a keyword.
+        Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
         Whether it learns from whole requests; policies of the table that do also decline stores.
     ranks_by_return : bool
@@ -90,9 +89,6 @@ class Entry:
         Whether a small cache that serves a sample of the blocks has the hit ratio of a large one.
     warm_up_blocks : int
         Number of requested blocks after which it has learned; 0 if it learns nothing.
-    with_hints : Entry, optional
-        The variant that the option ``hints=1`` selects: a separate class with its own facts. Its
-        name is the text that selects it.
     """
 
     name: str
@@ -106,12 +102,11 @@ class Entry:
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
     warm_up_blocks: int = 0
-    with_hints: Entry | None = None
 
     @property
     def stem(self) -> str:
         """The name as used in file names."""
-        return self.name.replace("-", "_").replace("?hints=1", "_by_return")
+        return self.name.replace("-", "_")
 
     def check(self, name: str, value: str) -> int | float:
         """Return the value of the option `name` from its text; ValueError if it is unknown."""

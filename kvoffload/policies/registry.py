@@ -25,7 +25,6 @@ __all__ = [
     "entry",
     "entry_of",
     "is_builtin",
-    "kinds",
     "load",
     "names",
     "parse",
@@ -35,10 +34,6 @@ __all__ = [
 Value = TypeVar("Value")
 
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
-# Entries of all classes; the variant of a policy with hints follows it.
-_OF_CLASSES = tuple(
-    each for entry in _ENTRIES for each in (entry, entry.with_hints) if each is not None
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +55,16 @@ class PolicySpec:
         given = "&".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.entry.name}?{given}" if given else self.entry.name
 
-    @property
-    def kind(self) -> Entry:
-        """The entry of the class that the options select."""
-        other = self.entry.with_hints
-        return other if other is not None and self.options.get("hints") else self.entry
-
     def build(self, twin: Literal["py", "c"], cache_capacity: int) -> CachePolicy:
         """Return the described policy, in Python (``"py"``) or compiled (``"c"``)."""
-        options = dict(self.options)
-        if self.entry.with_hints is not None:
-            options.pop("hints", None)  # it has chosen the class
-        found: Any = load(self.kind, twin)
-        policy: CachePolicy = found(cache_capacity=cache_capacity, **options)
+        found: Any = load(self.entry, twin)
+        policy: CachePolicy = found(cache_capacity=cache_capacity, **self.options)
         return policy
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all policies, in the order of the documentation."""
     return tuple(_BY_NAME)
-
-
-def kinds() -> tuple[Entry, ...]:
-    """Return the entries of all classes; the variant of a policy with hints follows it."""
-    return _OF_CLASSES
 
 
 def entry(name: str, argument: str = "cache_policy") -> Entry:
@@ -171,7 +152,7 @@ def entry_of(policy_class: type) -> Entry | None:
 
 def _entry_of(policy_class: type, twin: str) -> Entry | None:
     # No closure: CPython 3.12 and 3.13 crash if no memory is left to create one.
-    for known in _OF_CLASSES:
+    for known in _ENTRIES:
         module = sys.modules.get(f"{__package__}._{known.stem}_{twin}")
         if getattr(module, known.class_name, None) is policy_class:
             return known

@@ -132,7 +132,7 @@ class Miniature:
 
         A policy starts learning again after each of the `resets` in the `window`.
         """
-        entry = registry.parse(self.policy).kind
+        entry = registry.parse(self.policy).entry
         if not entry.scales:
             return ("biased",)
         if resets:

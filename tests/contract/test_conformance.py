@@ -25,7 +25,7 @@ class TestBuiltIn(PolicyConformance):
     checks_arguments = True
     num_random_runs = 20
 
-    @pytest.fixture(autouse=True, params=[kind.name for kind in registry.kinds()])
+    @pytest.fixture(autouse=True, params=registry.names())
     def choose(self, twin: ModuleType, request: pytest.FixtureRequest) -> None:
         self.twin = twin
         self.policy_class: Any = twin.policy_class(request.param)

@@ -22,7 +22,7 @@ from tests.policies.steps import idle
 pytestmark = pytest.mark.fast
 
 
-@pytest.fixture(params=[kind.name for kind in registry.kinds()])
+@pytest.fixture(params=registry.names())
 def policy_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -17,7 +17,7 @@ from tests.observation import observe
 from tests.strategies import BATCHES
 
 ENDS = Hints(ends=True)
-EVERY_POLICY = pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+EVERY_POLICY = pytest.mark.parametrize("policy", registry.names())
 
 
 def filled(twin: ModuleType, policy: str, *batches: Sequence[BlockHash]) -> Any:

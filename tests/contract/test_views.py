@@ -21,7 +21,7 @@ from tests.policies.steps import idle, request
 View = Any
 
 
-@pytest.fixture(params=[kind.name for kind in registry.kinds()])
+@pytest.fixture(params=registry.names())
 def policy(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
     """Return a policy of capacity 4 that holds A, B, C and D, and ghosts where it has any."""
     policy = twin.policy_class(request.param)(4)

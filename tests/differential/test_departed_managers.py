@@ -64,7 +64,7 @@ def drive_policies(pair: Pair, generator: random.Random) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed: int) -> None:
     for number in range(max(1, round(25 * read_budget()))):
         generator = random.Random(f"{seed} {number}")

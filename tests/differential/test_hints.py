@@ -137,21 +137,9 @@ def test_sessions_with_hints(
     assert rules == {"hit-density"} or "guard=0" not in options
 
 
-@pytest.mark.parametrize(("capacity", "live"), [(1, 3), (8, 6), (24, 8), (60, 20)])
-def test_sessions_with_hints_by_lru(twins: Twins, seed: int, capacity: int, live: int) -> None:
-    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, "lru?hints=1", True))
-    assert replay(pair, seed, 300, live, every=7) == {"lru"}
-
-
-def test_many_sessions_with_hints_by_lru(twins: Twins, seed: int) -> None:
-    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 2000, "lru?hints=1"))
-    replay(pair, seed, 2500, 400, every=400)
-    assert pair.python.policy.hint_sources
-    assert pair.python.stats()["evicted_blocks"] > 0
-
-
 def test_many_sessions_with_hints(twins: Twins, seed: int) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 2000, "hit-density"))
     replay(pair, seed, 2500, 400, every=400)
-    assert pair.python.policy.trial_hits["plain"] > 0.0
+    assert pair.python.policy.hint_gain is not None
+    assert pair.python.policy.hint_sources
     assert pair.python.stats()["evicted_blocks"] > 0

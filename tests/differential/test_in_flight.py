@@ -132,7 +132,7 @@ class Traffic:
             self.pair.do("complete_store", output[0], self.draw.random() < 0.2)
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_sessions_end_while_others_load_and_store(twins: Twins, seed: int, name: str) -> None:
     for number in range(max(1, round(SEQUENCES * read_budget()))):
         traffic = Traffic(twins, name, seed + number)

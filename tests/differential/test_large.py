@@ -20,7 +20,7 @@ def length(number: int) -> int:
     return 70 if number % 7 == 0 else 36
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, name: str) -> None:
     generator = random.Random(seed)
     pair = Pair(twins, lambda twin: twin.policy_class(name)(3))
@@ -50,7 +50,7 @@ def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, na
     pair.agree()
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_a_large_manager_with_a_long_run_of_pinned_blocks(
     twins: Twins, seed: int, name: str
 ) -> None:

@@ -71,6 +71,6 @@ def test_managers_of_every_kind_are_twins(twins: Twins, kind: str) -> None:
     run_state_machine_as_test(machine(twins, kind))
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_managers_with_every_policy_are_twins(twins: Twins, name: str) -> None:
     run_state_machine_as_test(machine(twins, "cpu", name))

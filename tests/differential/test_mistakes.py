@@ -190,7 +190,6 @@ MISTAKES: dict[str, Mistake] = {
         )
         for name in registry.names()
         for option in registry.entry(name).options
-        if registry.entry(name).with_hints is None  # else the option is no keyword
     },
     **{
         f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)

@@ -13,7 +13,7 @@ from tests.differential.test_replays import replay
 from tests.differential.workloads import GENERATED
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_a_policy_of_the_other_twin(twins: Twins, seed: int, name: str) -> None:
     other = dict(zip(twins, reversed(twins), strict=True))
 
@@ -34,7 +34,7 @@ def test_a_pool_of_the_other_twin(twins: Twins, seed: int, manager: str) -> None
     assert replay(Pair(twins, build), GENERATED["scans"](seed, 80))["evicted_blocks"] > 0
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_a_subclass_of_a_policy_that_changes_nothing(twins: Twins, seed: int, name: str) -> None:
     def build(twin: ModuleType) -> Any:
         same = type("Same", (twin.policy_class(name),), {})

@@ -139,7 +139,7 @@ def machine(twins: Twins, name: str) -> Any:
     return PolicyPairMachine
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_every_policy_is_a_twin(twins: Twins, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tuple(KEYS[:-1])  # one of the longest, since hypothesis prints them
     monkeypatch.setattr("kvoffload.testing.policies.KEYS", keys)

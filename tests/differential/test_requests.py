@@ -61,7 +61,7 @@ def drive(pair: Pair, workload: str, seed: int, *, requests: int = 90) -> None:
     pair.agree()
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [1, 16, 60])
 def test_requests_that_overlap(
@@ -71,7 +71,7 @@ def test_requests_that_overlap(
     drive(pair, workload, seed)
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_requests_over_a_subclass_of_a_policy(twins: Twins, seed: int, name: str) -> None:
     """A derived policy goes through the Python manager in both twins, and decides as its base."""
 

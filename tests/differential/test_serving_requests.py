@@ -15,7 +15,7 @@ from tests.differential.workloads import GENERATED
 TOLD = (None, Hints(ends=True), Hints(expect_s=3.0, source="a"), Hints(ends=True, expect_s=30.0))
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [1, 16, 60])
 def test_served_in_one_call_or_call_by_call(

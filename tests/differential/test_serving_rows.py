@@ -36,7 +36,7 @@ def numbered(workload: str, seed: int) -> tuple[list[list[int]], list[bytes]]:
     return rows, list(numbers)
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [0, 1, 16, 60])
 def test_served_by_rows_or_call_by_call(
@@ -55,7 +55,7 @@ def test_served_by_rows_or_call_by_call(
     require_equal(pair.python.stats(), pair.compiled.stats(), "stats")
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [0, 1, 16, 60])
 def test_one_row_and_what_it_changes(

@@ -22,7 +22,7 @@ CLASSES = (
     "LRUOffloadingManager",
     "ARCOffloadingManager",
 )
-POLICIES = tuple(f"policy {kind.name}" for kind in registry.kinds())
+POLICIES = tuple(f"policy {name}" for name in registry.names())
 SPECIAL = ("__init__", "__len__", "__contains__", "__bool__")
 
 

@@ -11,7 +11,7 @@ from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("capacity", [16, 60])
 def test_touches_of_what_a_request_has_stored_itself(
     twins: Twins, seed: int, name: str, capacity: int

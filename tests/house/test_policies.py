@@ -16,7 +16,7 @@ if not (ROOT / POLICIES).is_dir():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-@pytest.mark.parametrize("entry", registry.kinds(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", map(registry.entry, registry.names()), ids=lambda entry: entry.name)
 @pytest.mark.parametrize("ending", ["py.py", "c.pyx"])
 def test_every_entry_has_both_twins(entry: registry.Entry, ending: str) -> None:
     path = POLICIES / f"_{entry.stem}_{ending}"
@@ -27,7 +27,7 @@ def test_every_entry_has_both_twins(entry: registry.Entry, ending: str) -> None:
 
 
 def test_every_policy_has_an_entry() -> None:
-    known = {entry.class_name for entry in registry.kinds()}
+    known = {registry.entry(name).class_name for name in registry.names()}
     for path in sorted((ROOT / POLICIES).glob("_*_*.py*")):
         if path.name.endswith(("_py.py", "_c.pyx")):
             for name in CLASS.findall(path.read_text(encoding="utf-8")):

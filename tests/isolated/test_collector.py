@@ -112,7 +112,7 @@ print("standing")
 
 
 @pytest.mark.parametrize("how", ["managed", "alone"])
-@pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("policy", registry.names())
 def test_finalisers_that_call_back(
     twins: tuple[ModuleType, ModuleType], policy: str, how: str
 ) -> None:
@@ -236,7 +236,7 @@ print("standing")
 """
 
 
-@pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_finaliser_that_evicts_during_a_get_shows_no_other_block(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:

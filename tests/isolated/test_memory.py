@@ -13,7 +13,7 @@ pytestmark = pytest.mark.thorough
 
 ONE_IN_EACH_CHANGE = [
     pytest.param(kind.name, marks=[] if kind.name == "arc" else pytest.mark.nightly)
-    for kind in registry.kinds()
+    for name in registry.names()
 ]
 
 PRELUDE = """
@@ -339,7 +339,7 @@ print("nothing changed")
 
 
 @pytest.mark.refused_allocations
-@pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_failing_allocation_of_ours_changes_nothing(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
@@ -347,7 +347,7 @@ def test_a_failing_allocation_of_ours_changes_nothing(
 
 
 @pytest.mark.refused_allocations
-@pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_failing_allocation_while_the_storage_grows(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
@@ -364,7 +364,7 @@ kinds = [(lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks
 @pytest.mark.parametrize(
     "whose", [pytest.param("ours", marks=pytest.mark.refused_allocations), "python's"]
 )
-@pytest.mark.parametrize("policy", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("policy", registry.names())
 def test_an_object_whose_construction_failed_says_so(
     twins: tuple[ModuleType, ModuleType], policy: str, whose: str
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_search_in_python_looks_once_at_what_waits(
             assert looks < 8
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_a_released_block_leaves_once_however_a_search_meets_it_again(
     twin: ModuleType, name: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_released_block_leaves_once_however_a_search_meets_it_again(
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in registry.kinds()])
+@pytest.mark.parametrize("name", registry.names())
 def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
     twin: ModuleType, name: str
 ) -> None:

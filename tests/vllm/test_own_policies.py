@@ -20,7 +20,7 @@ from tests.vllm.conftest import SEED
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
-OWN = [kind.name for kind in registry.kinds() if kind.name not in ("lru", "arc")]
+OWN = [kind.name for name in registry.names() if kind.name not in ("lru", "arc")]
 
 
 def key(number: int) -> bytes:

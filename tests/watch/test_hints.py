@@ -36,7 +36,7 @@ def heard_by(manager: Any) -> dict[str | None, tuple[int, int]]:
 # -- counts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["lru", "lru?hints=1", "hit-density"])
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
 def test_hints_are_counted_by_source_and_kind(twin: ModuleType, policy: str) -> None:
     manager = whole(twin, 16, policy)
     serve_request(manager, [A], Hints(ends=True, source="job"), 0.0)
@@ -118,7 +118,7 @@ def test_hints_are_forgotten_with_the_window_and_counters_go_on(twin: ModuleType
     assert manager.watch.counters()["hints"] == {("job", "ends"): 1, ("job", "expects"): 0}
 
 
-@pytest.mark.parametrize("policy", ["lru", "lru?hints=1", "hit-density"])
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
 def test_the_twins_hear_the_same(
     twins: tuple[ModuleType, ModuleType], policy: str, seed: int
 ) -> None:

@@ -31,7 +31,7 @@ def make_rules(
             f"{cause}; a policy from cache_policy_module_path ({module_path!r}) needs vLLM's own "
             "manager"
         ) from None
-    kind = spec.kind
+    kind = spec.entry
     if kind.name == "lru":
         return LRURules(RankedLRU(capacity), release.provisional_ranks)
     policy = spec.build("c", capacity)

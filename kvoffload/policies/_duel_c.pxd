@@ -1,0 +1,67 @@
+"""The duel, compiled: see ``_duel_py``."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.table cimport Node, Table
+from kvoffload.policies._miniature_c cimport Miniature
+from kvoffload.policies._twin_c cimport Hint
+
+cdef enum:
+    DENSITY = 0
+    LRU = 1
+    MOST_NOTED = 256
+
+# A store of the cache.
+cdef struct Noted:
+    uint64_t hashed             # of its first key
+    uint32_t request            # in which it began
+
+# Fading sums over the requests that were served with hints and without.
+cdef struct Gain:
+    uint64_t requests
+    double blocks
+    double hits
+    double plain
+    double squares              # by the squares of the weights: of d * d, d * a, a * a
+    double products
+    double squared_blocks
+
+
+cdef class Duel:
+    cdef int rule
+    cdef int shift              # one block in 2**shift is sampled
+    cdef uint64_t secret[8]     # words that key the sample
+    cdef Miniature by_density
+    cdef Miniature by_recency
+    cdef Miniature without_hints  # None before the gain by hints was asked for
+    cdef double hits[2]         # recent hits by rule, fading
+    cdef uint32_t request       # immediate repeats count as well
+    cdef uint32_t lag           # requests that a store of the cache takes
+    cdef bint store_begins      # the cache begins a store, and nothing was inserted since
+    cdef uint32_t oldest        # index of the oldest noted store
+    cdef uint32_t num_noted
+    cdef Noted noted[MOST_NOTED]
+    cdef Gain gain
+
+    cdef void clear(self) noexcept
+    cdef bint samples(self, const Batch* batch, Py_ssize_t index) noexcept
+    cdef bint samples_node(self, const Node* node) noexcept
+    # Take the blocks of a batch whose flag in ``indexes`` is set, which are then overwritten.
+    cdef Py_ssize_t take(self, Batch* batch) noexcept
+    # Serve such a request to the miniatures; return the rule that leads.
+    cdef int serve(
+        self, Table* table, Batch* batch, const Hint* hint, double mean_length
+    ) noexcept
+    cdef void measure_lag(self, Table* table) noexcept
+    # Apply a hint at the end of such a request; release such blocks.
+    cdef void finish(self, Batch* batch, const Hint* hint) noexcept
+    cdef void release(self, Batch* batch) noexcept
+    cdef bint ensure_release(self) noexcept
+    # Note a store of the cache by its first key.
+    cdef void note_store(self, uint64_t hashed) noexcept
+    cdef object gain_seen(self)
+
+
+# Return s such that one block in 2**s is sampled for a cache of `capacity` blocks.
+cdef int sample_shift(int64_t capacity) noexcept

@@ -1,0 +1,217 @@
+"""The duel of two miniatures of hit density, compiled; see ``_duel_py`` for the rules."""
+
+from libc.math cimport sqrt
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from kvoffload._core.batch cimport Batch, item_key, item_length
+from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
+from kvoffload._core.table cimport (
+    Node,
+    Table,
+    hash_node,
+    home_of,
+    key_bytes,
+    kvo_hash,
+    node_at,
+    sample_of,
+    tag_of,
+)
+from kvoffload.policies._miniature_c cimport Miniature
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
+
+from kvoffload._sampling import new_secret, words_of
+from kvoffload.types import HintGain
+
+cdef enum:
+    LEAST_BLOCKS = 64
+    MOST_SHIFT = 2
+    BLOCKS_BOUND = 1024
+    SAMPLE_CAPACITIES = 4
+    LEAST_COMPARED = 256
+
+cdef double FADE = 0.9988454217380301
+cdef double LEAD = 1.0
+cdef double STANDARD_ERRORS = 2.5
+cdef double MINIATURE_BIAS = 0.17
+
+
+cdef int sample_shift(int64_t capacity) noexcept:
+    cdef int shift = 0
+    while capacity >> shift >= 2 * LEAST_BLOCKS and shift < MOST_SHIFT:
+        shift += 1
+    while capacity >> shift >= BLOCKS_BOUND:
+        shift += 1
+    return shift
+
+
+cdef class Duel:
+    """The choice of the rule by which hit density evicts."""
+
+    def __cinit__(self, int64_t capacity, CompiledPolicy by_density, CompiledPolicy by_recency):
+        cdef int index
+        self.shift = sample_shift(capacity)
+        self.by_density = self.new_miniature(by_density)
+        self.by_recency = self.new_miniature(by_recency)
+        for index, word in enumerate(words_of(new_secret())):
+            self.secret[index] = word
+        self.clear()
+
+    def new_miniature(self, CompiledPolicy policy):
+        """Return a miniature with a small policy."""
+        return Miniature(policy, SAMPLE_CAPACITIES * policy.capacity)
+
+    def compare(self, CompiledPolicy policy):
+        """Begin to serve requests without their hints."""
+        self.without_hints = self.new_miniature(policy)
+
+    cdef void clear(self) noexcept:
+        self.rule = DENSITY
+        self.hits[DENSITY] = self.hits[LRU] = 0.0
+        self.request = self.oldest = self.num_noted = 0
+        self.lag = 1
+        self.store_begins = False
+        self.without_hints = None
+        memset(&self.gain, 0, sizeof(Gain))
+        self.by_density.clear()
+        self.by_recency.clear()
+
+    cdef bint samples(self, const Batch* batch, Py_ssize_t index) noexcept:
+        cdef uint64_t hashed = kvo_hash(
+            item_key(batch, index), item_length(batch, index), self.secret
+        )
+        return sample_of(hashed) & ((<uint32_t>1 << self.shift) - 1) == 0
+
+    cdef bint samples_node(self, const Node* node) noexcept:
+        cdef uint64_t length
+        cdef const uint8_t* key = key_bytes(node, &length)
+        return sample_of(kvo_hash(key, length, self.secret)) & ((<uint32_t>1 << self.shift) - 1) == 0
+
+    cdef Py_ssize_t take(self, Batch* batch) noexcept:
+        cdef Py_ssize_t index = 0, size = 0
+        while index < batch.size and size < self.by_density.most:
+            if batch.indexes[index]:
+                batch.indexes[size] = <uint32_t>index
+                size += 1
+            index += 1
+        self.by_density.take(batch, batch.indexes, size)
+        self.by_recency.take(batch, batch.indexes, size)
+        if self.without_hints is not None:
+            self.without_hints.take(batch, batch.indexes, size)
+        return size
+
+    cdef int serve(
+        self, Table* table, Batch* batch, const Hint* hint, double mean_length
+    ) noexcept:
+        cdef bint ends = hint != NULL and hint.ends
+        cdef Py_ssize_t size = self.take(batch), plain
+        cdef double found, lead
+        cdef int other = 1 - self.rule
+        self.request += 1
+        self.measure_lag(table)
+        found = <double>self.by_density.serve(hint, ends, self.request, self.lag)
+        self.hits[DENSITY] = self.hits[DENSITY] * FADE + found
+        self.hits[LRU] = self.hits[LRU] * FADE + <double>self.by_recency.serve(
+            hint, ends, self.request, self.lag
+        )
+        if self.without_hints is not None:
+            plain = self.without_hints.serve(NULL, ends, self.request, self.lag)
+            add_gain(&self.gain, <double>size, found, <double>plain)
+        lead = (self.hits[other] - self.hits[self.rule]) * <double>(<uint64_t>1 << self.shift)
+        if lead > LEAD * mean_length:
+            self.rule = other
+        return self.rule
+
+    cdef void measure_lag(self, Table* table) noexcept:
+        """Forget the noted stores that have ended; take the lag from the last of them."""
+        cdef Noted* noted
+        while self.num_noted:
+            noted = &self.noted[self.oldest]
+            if is_pending(table, noted.hashed):
+                break
+            self.lag = self.request - noted.request
+            self.oldest = (self.oldest + 1) % MOST_NOTED
+            self.num_noted -= 1
+
+    cdef void finish(self, Batch* batch, const Hint* hint) noexcept:
+        self.take(batch)
+        self.by_density.finish(hint)
+        self.by_recency.finish(hint)
+
+    cdef void release(self, Batch* batch) noexcept:
+        self.take(batch)
+        self.by_density.release()
+        self.by_recency.release()
+        if self.without_hints is not None:
+            self.without_hints.release()
+
+    cdef bint ensure_release(self) noexcept:
+        return (
+            self.by_density.ensure_release()
+            and self.by_recency.ensure_release()
+            and (self.without_hints is None or self.without_hints.ensure_release())
+        )
+
+    cdef void note_store(self, uint64_t hashed) noexcept:
+        cdef Noted* noted
+        self.store_begins = False
+        if self.num_noted == MOST_NOTED:
+            self.oldest = (self.oldest + 1) % MOST_NOTED
+            self.num_noted -= 1
+        noted = &self.noted[(self.oldest + self.num_noted) % MOST_NOTED]
+        noted.hashed = hashed
+        noted.request = self.request
+        self.num_noted += 1
+
+    cdef object gain_seen(self):
+        """Return the recent gain by hints, or None without enough data."""
+        cdef const Gain* sums = &self.gain
+        cdef double gain, squares, variance, error
+        if sums.requests < LEAST_COMPARED or sums.blocks <= 0.0:
+            return None
+        gain = sums.hits / sums.blocks - sums.plain / sums.blocks
+        squares = sums.squares - 2.0 * gain * sums.products + gain * gain * sums.squared_blocks
+        variance = max(0.0, squares) / (sums.blocks * sums.blocks)
+        error = sqrt(
+            STANDARD_ERRORS * STANDARD_ERRORS * variance
+            + MINIATURE_BIAS * MINIATURE_BIAS / <double>self.by_density.policy.capacity
+        )
+        return HintGain(
+            sums.hits / sums.blocks, sums.plain / sums.blocks, error, self.rule == DENSITY
+        )
+
+    def check(self):
+        """Verify the invariants; raise AssertionError with the broken one."""
+        if self.hits[DENSITY] < 0.0 or self.hits[LRU] < 0.0:
+            raise AssertionError("hits are counted")
+        if self.lag < 1:
+            raise AssertionError("a store takes a request")
+        for miniature in (self.by_density, self.by_recency, self.without_hints):
+            if miniature is not None:
+                policy = (<Miniature>miniature).policy
+                if policy.num_resident > <uint64_t>policy.capacity:
+                    raise AssertionError("each is within its capacity")
+                policy._check()
+
+
+cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
+    """Return whether the block of a key with that hash is being stored."""
+    cdef Probe probe = probe_from(
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
+    )
+    cdef uint32_t node_id = probe_next(&probe)
+    while node_id != NIL and hash_node(table, node_at(table, node_id)) != hashed:
+        node_id = probe_next(&probe)
+    return node_id != NIL and node_at(table, node_id).block.ref_cnt < 0
+
+
+cdef void add_gain(Gain* sums, double blocks, double hits, double plain) noexcept:
+    """Count a request."""
+    cdef double gained = hits - plain
+    sums.requests += 1
+    sums.blocks = sums.blocks * FADE + blocks
+    sums.hits = sums.hits * FADE + hits
+    sums.plain = sums.plain * FADE + plain
+    sums.squares = sums.squares * (FADE * FADE) + gained * gained
+    sums.products = sums.products * (FADE * FADE) + gained * blocks
+    sums.squared_blocks = sums.squared_blocks * (FADE * FADE) + blocks * blocks

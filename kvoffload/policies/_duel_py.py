@@ -1,0 +1,221 @@
+"""The duel: hit density follows recency while a sample of its blocks has more hits that way.
+
+Hit density has fewer hits while it learns how blocks are reused, and when its assumptions do not
+hold. So two miniatures of the policy itself serve a sample of the blocks side by side, one by
+density and one by recency, and the cache follows the one with the most hits.
+
+Structure
+    One block in ``2**shift`` is sampled, by a hash whose secret no client knows, and a miniature
+    has that share of the capacity. Both read what the policy learns, and count nothing. Their
+    stores take as long as those of the cache: its stores are noted, at most 256, each by its first
+    block and its request; when the block at the old end of the list is no longer pending, its age
+    is the lag.
+    From the first time that the gain by hints is read, a third miniature serves the requests
+    without their hints.
+Cost
+    O(1) per block; a sampled block costs two or three times as much as in a policy. A miniature
+    has fewer than 1,024 blocks, whatever the capacity.
+Differs from set dueling (Qureshi et al., "Adaptive Insertion Policies", ISCA 2007)
+    The miniatures run beside the cache instead of in a part of it, and their hits count with a
+    half-life, so that the rule recovers after a change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from kvoffload._sampling import hash_key, new_secret, sample_of, words_of
+from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
+
+from ._miniature_py import Miniature
+from ._twin_py import require
+
+DENSITY, LRU = "hit-density", "lru"
+_WITHOUT_HINTS = ""
+
+# 2 ** (-1 / 600): hits lose half their weight over 600 requests.
+_FADE = 0.9988454217380301
+# The leader must be ahead by the blocks of this many requests.
+_LEAD = 1.0
+# Most stores of the cache that are noted.
+_MOST_NOTED = 256
+# A miniature has at least this many blocks while at least one block in four is sampled ...
+_LEAST_BLOCKS = 64
+_MOST_SHIFT = 2
+# ... and fewer than this many, however small the sample then is.
+_BLOCKS_BOUND = 1024
+# Most blocks of a request that a miniature examines, as a multiple of its capacity.
+_SAMPLE_CAPACITIES = 4
+
+# Requests after which the gain by hints is reported; half the width of its interval in standard
+# errors, more than 1.96 since requests depend on one another; and the additional error of
+# miniatures of one block, which for n blocks is divided by sqrt(n).
+_LEAST_COMPARED = 256
+_STANDARD_ERRORS = 2.5
+_MINIATURE_BIAS = 0.17
+
+
+def sample_shift(capacity: int) -> int:
+    """Return s such that one block in ``2**s`` is sampled for a cache of `capacity` blocks."""
+    shift = 0
+    while capacity >> shift >= 2 * _LEAST_BLOCKS and shift < _MOST_SHIFT:
+        shift += 1
+    while capacity >> shift >= _BLOCKS_BOUND:
+        shift += 1
+    return shift
+
+
+@dataclass(slots=True)
+class _Gain:
+    """Fading sums over the requests that were served with hints and without.
+
+    The gain is a ratio of sums, hits gained over blocks asked for. Its variance, with weights w
+    whose squares enter the error, is that of independent requests,
+    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks. The
+    difference between small and large caches adds to it.
+    """
+
+    requests: int = 0
+    blocks: float = 0.0
+    hits: float = 0.0
+    plain: float = 0.0
+    squares: float = 0.0  # by the squares of the weights: sums of d * d, d * a, a * a
+    products: float = 0.0
+    squared_blocks: float = 0.0
+
+    def add(self, blocks: int, hits: int, plain: int) -> None:
+        """Count a request."""
+        gained = hits - plain
+        self.requests += 1
+        self.blocks = self.blocks * _FADE + blocks
+        self.hits = self.hits * _FADE + hits
+        self.plain = self.plain * _FADE + plain
+        self.squares = self.squares * (_FADE * _FADE) + gained * gained
+        self.products = self.products * (_FADE * _FADE) + gained * blocks
+        self.squared_blocks = self.squared_blocks * (_FADE * _FADE) + blocks * blocks
+
+    def seen(self, capacity: int, followed: bool) -> HintGain | None:
+        """Return the gain in miniatures of a capacity; None without enough data."""
+        if self.requests < _LEAST_COMPARED or self.blocks <= 0.0:
+            return None
+        hit_ratio, plain = self.hits / self.blocks, self.plain / self.blocks
+        gain = hit_ratio - plain
+        squares = self.squares - 2.0 * gain * self.products + gain * gain * self.squared_blocks
+        variance = max(0.0, squares) / (self.blocks * self.blocks)
+        error = math.sqrt(
+            _STANDARD_ERRORS * _STANDARD_ERRORS * variance
+            + _MINIATURE_BIAS * _MINIATURE_BIAS / capacity
+        )
+        return HintGain(hit_ratio, plain, error, followed)
+
+
+class Duel:
+    """The choice of the rule by which hit density evicts.
+
+    `policy` is the policy that follows the rule, of `capacity` blocks.
+    """
+
+    def __init__(self, policy: Any, capacity: int) -> None:
+        self._shift = sample_shift(capacity)
+        self._secret = words_of(new_secret())
+        self._small_capacity = capacity >> self._shift
+        self._miniatures = {
+            rule: Miniature(policy.small(self._small_capacity, rule)) for rule in (DENSITY, LRU)
+        }
+        self._learned = policy._learned
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rule = DENSITY
+        self.hits = {DENSITY: 0.0, LRU: 0.0}  # recent ones, fading
+        self._noted: deque[tuple[BlockHash, int]] = deque(maxlen=_MOST_NOTED)
+        self._store_begins = False  # nothing was inserted since
+        self._request = 0  # immediate repeats count as well
+        self._lag = 1
+        self._gain = _Gain()
+        self._miniatures.pop(_WITHOUT_HINTS, None)
+        for miniature in self._miniatures.values():
+            miniature.clear()
+
+    def serve(
+        self, batch: list[BlockHash], hints: Hints | None, resident: Mapping[BlockHash, BlockStatus]
+    ) -> str:
+        """Serve a request to the miniatures; return the rule that leads."""
+        self._request += 1
+        while self._noted:  # stores of the cache that have ended
+            block_hash, began = self._noted[0]
+            if block_hash in resident and resident[block_hash].ref_cnt < 0:
+                break
+            self._noted.popleft()
+            self._lag = self._request - began
+        sample = self._sample(batch)
+        found = {}
+        for rule, miniature in self._miniatures.items():
+            told = hints
+            if rule == _WITHOUT_HINTS and hints is not None:
+                told = Hints(ends=hints.ends)
+            found[rule] = miniature.serve(sample, told, self._request, self._lag)
+        for rule in self.hits:
+            self.hits[rule] = self.hits[rule] * _FADE + found[rule]
+        if _WITHOUT_HINTS in found:
+            self._gain.add(len(sample), found[DENSITY], found[_WITHOUT_HINTS])
+        other = LRU if self._rule == DENSITY else DENSITY
+        lead = (self.hits[other] - self.hits[self._rule]) * (1 << self._shift)
+        if lead > _LEAD * self._learned.mean_length:
+            self._rule = other
+        return self._rule
+
+    def finish(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        """Apply a hint that came at the end of a request."""
+        sample = self._sample(batch)
+        for rule in self.hits:
+            self._miniatures[rule].finish(sample, hints)
+
+    def release(self, batch: list[BlockHash]) -> None:
+        """Release blocks in all miniatures."""
+        sample = self._sample(batch)
+        for miniature in self._miniatures.values():
+            miniature.policy._release(sample)
+
+    def begin_store(self) -> None:
+        """Note that the cache begins a store."""
+        self._store_begins = True
+
+    def note_insert(self, block_hash: BlockHash) -> None:
+        """Note a store of the cache by its first block."""
+        if self._store_begins:
+            self._store_begins = False
+            self._noted.append((block_hash, self._request))
+
+    def set_declining(self, allowed: bool) -> None:
+        """Allow or forbid the miniatures to decline blocks."""
+        for miniature in self._miniatures.values():
+            miniature.policy._set_declining(allowed)
+
+    def gain(self, policy: Any) -> HintGain | None:
+        """Return the recent gain by hints; the first call begins the comparison."""
+        if _WITHOUT_HINTS not in self._miniatures:
+            small = policy.small(self._small_capacity, DENSITY)
+            small._set_declining(policy._declines)
+            self._miniatures[_WITHOUT_HINTS] = Miniature(small)
+        return self._gain.seen(self._small_capacity, self._rule == DENSITY)
+
+    def _sample(self, batch: list[BlockHash]) -> list[BlockHash]:
+        below = 1 << self._shift
+        sampled = (key for key in batch if sample_of(hash_key(key, self._secret)) % below == 0)
+        return list(islice(sampled, _SAMPLE_CAPACITIES * self._small_capacity))
+
+    def _check(self) -> None:
+        """Verify the invariants; raise AssertionError with the broken one."""
+        require(all(count >= 0.0 for count in self.hits.values()), "hits are counted")
+        require(self._lag >= 1, "a store takes a request")
+        for miniature in self._miniatures.values():
+            policy = miniature.policy
+            require(len(policy) <= policy.cache_capacity, "each is within its capacity")
+            policy._check()
