@@ -479,18 +479,13 @@ class HitDensityCachePolicy(PythonPolicy):
             num_admitted += 1
         if self._declines and self._rule == LRU and num_admitted < len(hashes):
             num_admitted, victims = 0, []
-        return self._take_in(num_admitted, victims)
+        return num_admitted, self._let_go(victims)
 
     def _make_room_of_released(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims]:
         released = list(self._choose_released(max(0, len(hashes) - num_free), protected))
-        return self._take_in(min(len(hashes), num_free + len(released)), released)
-
-    def _take_in(self, num_admitted: int, victims: list[BlockHash]) -> tuple[int, Victims]:
-        if self._duel is not None:
-            self._duel.begin_store()
-        return num_admitted, self._let_go(victims)
+        return min(len(hashes), num_free + len(released)), self._let_go(released)
 
     def _set_declining(self, allowed: bool) -> None:
         self._declines = allowed
@@ -502,7 +497,9 @@ class HitDensityCachePolicy(PythonPolicy):
         return self._let_go(victims) if len(victims) == n else None
 
     def _let_go(self, victims: list[BlockHash]) -> Victims:
-        """Make ghosts of the victims."""
+        """Make ghosts of the victims; a store begins."""
+        if self._duel is not None:
+            self._duel.begin_store()
         evicted = [(block_hash, self._drop(block_hash)) for block_hash in victims]
         for block_hash in victims:
             record = self._records[block_hash]
@@ -530,14 +527,14 @@ class HitDensityCachePolicy(PythonPolicy):
         changed = list(tails)
         while True:
             for label in changed:
-                block_hash = next(tails[label], None)
-                if block_hash is None:
+                eldest = next(tails[label], None)
+                if eldest is None:
                     oldest.pop(label, None)
                     continue
-                last = self._records[block_hash].last
+                last = self._records[eldest].last
                 # Its next chance is the next request.
                 density = self._row(label)[age_bin(self._learned.request - last + 1)]
-                oldest[label] = density, last, block_hash
+                oldest[label] = density, last, eldest
             if not oldest:
                 return
             by_age = [(oldest[label][1], label) for label in oldest]
@@ -546,9 +543,9 @@ class HitDensityCachePolicy(PythonPolicy):
             else:
                 leaves = min((oldest[label][:2], label) for label in oldest)[1]
                 if leaves[0] <= SHARED:
-                    eldest = min(age for age in by_age if age[1][0] <= SHARED)[1]
-                    if oldest[eldest][0] <= _NEARLY * oldest[leaves][0]:
-                        leaves = eldest
+                    other = min(age for age in by_age if age[1][0] <= SHARED)[1]
+                    if oldest[other][0] <= _NEARLY * oldest[leaves][0]:
+                        leaves = other
             changed = [leaves]
             yield oldest[leaves][2], oldest[leaves][0]
 
@@ -591,9 +588,7 @@ class HitDensityCachePolicy(PythonPolicy):
             require(block_hash in self._place(block_hash, record.label), "a label has its block")
         require(len(self._walk) == len(self._records), "the walk is all records")
         require(sum(map(len, self._rings.values())) == len(self._resident), "rings are residents")
-        require(
-            len(self._records) == len(self._resident) + self.num_ghosts, "records are in use"
-        )
+        require(len(self._records) == len(self._resident) + self.num_ghosts, "records are in use")
         for ghosts, most in zip(self._ghosts, self._most_ghosts, strict=True):
             require(len(ghosts) <= most, "ghosts are within their number")
         for block_hash in self._released:

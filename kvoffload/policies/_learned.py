@@ -12,8 +12,9 @@ Structure
     The *density* of a block is the most hits per request and slot that keeping it can bring (LHD:
     Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI'18).
 Ages
-    Ages are in requests, by bin: one request wide up to 6, then four bins per doubling. Stated times
-    have two steps per doubling, so that an age's bin less twice the step is its share of the time.
+    Ages are in requests, by bin: one request wide up to 6, then four bins per doubling. Stated
+    times have two steps per doubling, so that an age's bin less twice the step is its share of the
+    time.
 Classes
     0: never used again. 1-7: used again once. 8-14: more often. Within the seven, a shorter gap
     between the last two uses has a lower number.
@@ -105,6 +106,7 @@ class Learned:
         self._run_hits = _zeros(_BINS)
         self._run_time = _zeros(_BINS)
         self._run_lasting = _zeros(_BINS)
+        self.num_computed = 0  # whoever keeps rows tells by it whether they still hold
         self.clear()
 
     def clear(self) -> None:
@@ -117,7 +119,6 @@ class Learned:
         self.request = 0
         self.mean_length = 0.0
         self.is_hinted = False
-        self.num_computed = 0
         self._touches = 0
         self._compute()
 
@@ -140,7 +141,9 @@ class Learned:
         index = reuse_class * _BINS + bin_index
         self.time[index] += requests
         if said:
-            self.expected[share_index(said, bin_index)] += requests * self.logs[index] / bin_width(bin_index)
+            self.expected[share_index(said, bin_index)] += (
+                requests * self.logs[index] / bin_width(bin_index)
+            )
 
     def end_request(self, length: int) -> None:
         """Note a request of `length` blocks; if enough were touched, compute and fade."""

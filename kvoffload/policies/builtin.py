@@ -90,7 +90,7 @@ _ENTRIES = (
         ),
         learns_by_request=True,
         ranks_by_return=True,
-        warm_up_blocks=2048,  # it learns after 1,024 blocks at the earliest, however small the cache is
+        warm_up_blocks=2048,  # it computes after 1,024 blocks at the earliest, however small it is
     ),
 )
 
