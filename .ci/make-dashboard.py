@@ -269,24 +269,18 @@ def panels() -> Iterator[Panel]:
         "last reset.",
         (Target(f"sum by (source) {returns}", "{{source}}"),),
     )
-    slope, spread = f"({of.gauge('hint_slope')} >= 0)", f"({of.gauge('hint_spread')} >= 0)"
+    factor = f"({of.gauge('hint_factor')} >= 0)"
     yield Panel(
         "Quality of hints",
         "timeseries",
         "short",
-        "Slope: 1 if a source's announced times predict the actual ones fully, 0 if not at all. "
-        "Spread: the standard deviation of ln of the actual seconds around that. Weighted by "
-        "returns.",
+        "Greatest factor by which a source's announced times multiply the chance that a block is "
+        "used: between 1 and 2 if they mean nothing. Weighted by returns.",
         (
             Target(
-                f"sum by (source) ({slope} * {returns}) / "
-                f"(sum by (source) ({returns} and {slope}) > 0)",
-                "{{source}} slope",
-            ),
-            Target(
-                f"(sum by (source) ({spread} ^ 2 * {returns}) / "
-                f"(sum by (source) ({returns} and {spread}) > 0)) ^ 0.5",
-                "{{source}} spread",
+                f"sum by (source) ({factor} * {returns}) / "
+                f"(sum by (source) ({returns} and {factor}) > 0)",
+                "{{source}}",
             ),
         ),
     )

@@ -173,20 +173,14 @@ WATCH_METRICS = (
         "gauge",
         ("source",),
         "requests that came back to blocks of which the source had said when, since the last "
-        "reset; absent, as the next two, where the source is silent for the watch's window",
+        "reset; absent, as hint_factor, where the source is silent for the watch's window",
     ),
     Metric(
-        "hint_slope",
+        "hint_factor",
         "gauge",
         ("source",),
-        "by how much ln of the seconds that pass rises with ln of those that the source says, of "
-        "late; absent below 10 returns",
-    ),
-    Metric(
-        "hint_spread",
-        "gauge",
-        ("source",),
-        "standard deviation of ln of the seconds that pass around that; likewise",
+        "greatest factor by which what the source says multiplies the chance that a block is used; "
+        "between 1 and 2 if its hints mean nothing; absent without evidence",
     ),
     Metric(
         "hint_hit_ratio",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
-import math
 import threading
 import time
 import urllib.error
@@ -34,8 +33,6 @@ MOST_BYTES = 2**24
 MOST_OF_FAULT = 200
 """Longest message about a URL, in characters."""
 WIDEST_BAR = 100
-MOST_SPREAD = 7.0
-"""Standard deviation of logarithms from which no factor is shown."""
 
 CAUSES = {
     "broken_prefix": "present, but behind a gap",
@@ -296,7 +293,7 @@ def _waste(view: View) -> Table:
 def _hints(view: View) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("hints of")
-    for heading in ("ends", "returns in", "came back", "slope", "within"):
+    for heading in ("ends", "returns in", "came back", "factor"):
         table.add_column(heading, justify="right")
     for each in view.hints:
         table.add_row(
@@ -304,15 +301,9 @@ def _hints(view: View) -> Table:
             count_text(each.ends),
             count_text(each.expects),
             "-" if each.returns is None else count_text(each.returns),
-            "-" if each.slope is None else f"{each.slope:.2f}",
-            "-" if each.spread is None else f"× {_factor(each.spread)}",
+            "-" if each.factor is None else f"× {each.factor:.2g}",
         )
     return table
-
-
-def _factor(spread: float) -> str:
-    """Return e to a standard deviation of logarithms, as text."""
-    return f"{math.exp(spread):.2g}" if spread < MOST_SPREAD else "many"
 
 
 def _trials(trials: HintTrials) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from kvoffload.managers._watching import MOST_SOURCES
@@ -25,18 +26,19 @@ class HeardHints:
         at the finish counts once.
     returns : int or None
         Requests that came back to blocks with a hint of when, since the start or the last reset.
-        None, like the next two, if the policy does not rank by such hints.
-    slope, spread : float or None
-        The quality of the hints, as in `kvoffload.HintSource`: the slope of ln(actual seconds) over
-        ln(hinted seconds), and the standard deviation around that line. None below 10 returns.
+        None if the policy does not rank by such hints.
+    factor, requests_per_s : float or None
+        The greatest of the factors of `kvoffload.HintSource`, by which a hint multiplies the chance
+        that a block is used, and the number of requests per stated second at which it does. Hints
+        that mean nothing have a factor between 1 and 2, by chance. None without evidence.
     """
 
     source: str | None
     ends: int
     expects: int
     returns: int | None = None
-    slope: float | None = None
-    spread: float | None = None
+    factor: float | None = None
+    requests_per_s: float | None = None
 
 
 def heard(
@@ -62,7 +64,8 @@ def heard(
         if known is None:
             found.append(HeardHints(name, ends, expects))
         else:
-            found.append(HeardHints(name, ends, expects, known.returns, known.slope, known.spread))
+            best = max(known.factors, key=itemgetter(1), default=(None, None))
+            found.append(HeardHints(name, ends, expects, known.returns, best[1], best[0]))
     return tuple(found)
 
 

@@ -109,11 +109,8 @@ def samples(watch: Watch) -> Iterator[Sample]:
         "hint_returns": [
             (label, each.returns) for label, each in learned.items() if each.returns is not None
         ],
-        "hint_slope": [
-            (label, each.slope) for label, each in learned.items() if each.slope is not None
-        ],
-        "hint_spread": [
-            (label, each.spread) for label, each in learned.items() if each.spread is not None
+        "hint_factor": [
+            (label, each.factor) for label, each in learned.items() if each.factor is not None
         ],
         "hint_hit_ratio": [
             ((trial,), ratio)

@@ -35,7 +35,7 @@ MOST_SERIES = 1024
 """Most series of one metric over all watches of a URL."""
 LARGEST = 2.0**63
 """Largest value of a metric that is not a share."""
-SHARES = ("shadow_hit_ratio", "shadow_error", "hint_slope", "hint_hit_ratio", "hints_followed")
+SHARES = ("shadow_hit_ratio", "shadow_error", "hint_hit_ratio", "hints_followed")
 
 # Prometheus' text format. No alternatives of an expression match the same text, so that each takes
 # time linear in a line; prometheus_client's parser copies a label for each of its escaped quotes.
@@ -81,9 +81,7 @@ class SourceHints:
     ends: float
     expects: float
     returns: float | None  # since each engine's start or last reset; None if no engine counts them
-    # Weighted by the returns of the engines with enough of them; the spread is a root mean square.
-    slope: float | None
-    spread: float | None
+    factor: float | None  # the mean of the engines', weighted by returns; None without evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +264,7 @@ def _hints(
         )
     rest = [*order[MOST_SOURCES:], *([] if others is None else [OTHERS])]
     if rest:
-        worth = _worth(engines, OTHERS) if rest == [OTHERS] else (None, None, None)
+        worth = _worth(engines, OTHERS) if rest == [OTHERS] else (None, None)
         yield SourceHints(
             OTHERS,
             sum(ends.get(source, 0.0) for source in rest),
@@ -275,28 +273,21 @@ def _hints(
         )
 
 
-def _worth(
-    engines: Sequence[Engine], source: str
-) -> tuple[float | None, float | None, float | None]:
-    """Return the number of returns, the slope and the spread of a source over the engines."""
+def _worth(engines: Sequence[Engine], source: str) -> tuple[float | None, float | None]:
+    """Return the number of returns and the factor of a source over the engines."""
     key = (source,)
     known: list[float] = []
-    fitted = slopes = squares = 0.0
+    weight = factors = 0.0
     for engine in engines:
         returns = engine.values.get("hint_returns", {}).get(key)
-        slope = engine.values.get("hint_slope", {}).get(key)
-        spread = engine.values.get("hint_spread", {}).get(key)
+        factor = engine.values.get("hint_factor", {}).get(key)
         if returns is None:
             continue
         known.append(returns)
-        if slope is not None and spread is not None:
-            fitted += returns
-            slopes += returns * slope
-            squares += returns * spread**2
-    whole = sum(known) if known else None
-    if not fitted:
-        return whole, None, None
-    return whole, min(1.0, slopes / fitted), math.sqrt(squares / fitted)
+        if factor is not None:
+            weight += returns
+            factors += returns * factor
+    return sum(known) if known else None, factors / weight if weight else None
 
 
 def _hint_trials(engines: Sequence[Engine]) -> HintTrials | None:

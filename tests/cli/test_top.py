@@ -451,7 +451,7 @@ def parsed_by_prometheus(line: str) -> tuple[dict[str, str], float] | None:
     value=st.sampled_from(["1", " 1", "\t1 ", " +Inf", " 1e3 5", " -5", " x", " 1_0", "", " 1 x"]),
 )
 def test_lines_are_read_as_prometheus_reads_them(label, ends, value):
-    line = f'kvoffload_hint_slope{{e="{"".join(label)}"{ends}{value}'
+    line = f'kvoffload_hint_factor{{e="{"".join(label)}"{ends}{value}'
     start = scraped._NAME.match(line)
     try:
         found = scraped._sample(line, start.end(), has_labels=True)

@@ -303,11 +303,8 @@ def hinted(counted: Counted) -> dict[str, dict[Labels, float]]:
         "Announced returns|{{source}}": {
             key: float(each.returns) for key, each in learned.items() if each.returns is not None
         },
-        "Quality of hints|{{source}} slope": {
-            key: each.slope for key, each in learned.items() if each.slope is not None
-        },
-        "Quality of hints|{{source}} spread": {
-            key: each.spread for key, each in learned.items() if each.spread is not None
+        "Quality of hints|{{source}}": {
+            key: each.factor for key, each in learned.items() if each.factor is not None
         },
     }
     gain = report.hint_gain
