@@ -72,7 +72,7 @@ def summary(policy: str) -> str:
     if policy in CEILINGS:
         return _CEILING_SUMMARIES[policy]
     if not is_own(policy):
-        return registry.parse(policy).kind.summary
+        return registry.parse(policy).entry.summary
     text = inspect.getdoc(_own_class(policy)) or ""
     return text.partition("\n")[0].strip() or "a class of one's own"
 

@@ -16,7 +16,9 @@ if not (ROOT / POLICIES).is_dir():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-@pytest.mark.parametrize("entry", map(registry.entry, registry.names()), ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", map(registry.entry, registry.names()), ids=lambda entry: entry.name
+)
 @pytest.mark.parametrize("ending", ["py.py", "c.pyx"])
 def test_every_entry_has_both_twins(entry: registry.Entry, ending: str) -> None:
     path = POLICIES / f"_{entry.stem}_{ending}"

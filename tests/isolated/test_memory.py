@@ -12,7 +12,7 @@ from tests.isolated.scripts import run_script
 pytestmark = pytest.mark.thorough
 
 ONE_IN_EACH_CHANGE = [
-    pytest.param(kind.name, marks=[] if kind.name == "arc" else pytest.mark.nightly)
+    pytest.param(name, marks=[] if name == "arc" else pytest.mark.nightly)
     for name in registry.names()
 ]
 

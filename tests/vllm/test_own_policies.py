@@ -20,7 +20,7 @@ from tests.vllm.conftest import SEED
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
-OWN = [kind.name for name in registry.names() if kind.name not in ("lru", "arc")]
+OWN = [name for name in registry.names() if name not in ("lru", "arc")]
 
 
 def key(number: int) -> bytes:
@@ -34,11 +34,10 @@ class Requests:
         self.manager = manager
         self.count = 0
 
-    def run(self, keys, load_own=False, expect_s=None):
+    def run(self, keys, load_own=False):
         """Load what hits, store the rest; return the evicted keys."""
         self.count += 1
-        said = None if expect_s is None else {"kvoffload": {"expect_s": expect_s}}
-        context = ReqContext(str(self.count), kv_transfer_params=said)
+        context = ReqContext(str(self.count))
         for place, one in enumerate(keys):
             context.set_offload_key_position(one, (place + 1) * 16)
         manager = self.manager
@@ -83,23 +82,10 @@ def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
 
 
 @pytest.mark.parametrize(
-    "cache_policy", [name for name in OWN if registry.parse(name).kind.tail_first != "never"]
+    "cache_policy", [name for name in OWN if registry.entry(name).tail_first != "never"]
 )
 def test_a_chain_leaves_tail_first(cache_policy):
     requests = Requests(KVOffloadManager(4, cache_policy))
     requests.run([key(n) for n in range(4)])
     evicted = requests.run([key(9)])
     assert evicted == [key(3)]
-
-
-@pytest.mark.parametrize(
-    ("cache_policy", "order"), [("lru", [1, 2]), ("lru?hints=0", [1, 2]), ("lru?hints=1", [2, 1])]
-)
-def test_lru_ranks_by_returns_where_it_is_asked_to(cache_policy, order):
-    requests = Requests(KVOffloadManager(3, cache_policy))
-    requests.run([key(1)])
-    requests.run([key(2)], expect_s=1e6)  # it is back last
-    requests.run([key(3)])
-    evicted = requests.run([key(4)]) + requests.run([key(5)])
-    assert evicted == [key(number) for number in order]
-    check_invariants(requests.manager)
