@@ -287,7 +287,7 @@ class HintGain:
     """The gain by hints of returns: a small cache that heeds them compared with one that does not.
 
     Both serve the same sample of the blocks of recent requests; a request's weight halves within
-    600 requests. Both heed the ends of sessions.
+    600 requests. Both heed the ends of sessions. The comparison begins when it is first read.
 
     Attributes
     ----------
@@ -296,8 +296,7 @@ class HintGain:
     error : float
         Half-width of the 95 % interval of `gain`.
     followed : bool
-        Whether the manager itself evicts by the rule with hints; otherwise it does not have this
-        gain now.
+        Whether the manager evicts by density now; by recency it does not have this gain.
     """
 
     hit_ratio: float
