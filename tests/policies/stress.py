@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from kvoffload import CPUOffloadingManager
+from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 
@@ -362,6 +363,7 @@ def line_of(name: str, cells: list[tuple[float, float]]) -> str:
     return f"{name:14}{len(cells):5}" + "".join(figures)
 
 
+@secrets_from(REPEATABLE)
 def main() -> None:
     """Print what lies between hit density and the better of LRU and published ARC."""
     parser = argparse.ArgumentParser(description=main.__doc__)
