@@ -13,7 +13,7 @@ from tests.blocks import block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
 from tests.policies.steps import request
-from tests.policies.test_guard import ENDS_WITH, following
+from tests.policies.test_duel import following_lru
 from tests.policies.test_hit_density import train
 
 CAPACITY = 12
@@ -49,9 +49,8 @@ def test_leading_blocks_get_their_slots_while_others_may_leave(
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("rule", ENDS_WITH)
-def test_by_the_rule_of_another_the_leading_blocks_are_stored(twin: ModuleType, rule: str) -> None:
-    manager, _ = following(twin, rule)
+def test_by_lru_s_rule_the_leading_blocks_are_stored(twin: ModuleType) -> None:
+    manager, _ = following_lru(twin)
     manager.policy._set_declining(False)
     capacity = manager.policy.cache_capacity
     blocks = block_hashes(*range(10**7, 10**7 + capacity + 1))
@@ -106,8 +105,8 @@ def test_the_twins_agree(twins: Twins, seed: int, workload: str, capacity: int) 
 
 
 @pytest.mark.thorough
-def test_the_trial_of_hit_density_declines_as_little(twins: Twins) -> None:
-    """The guard compares rules as they are followed, and in both twins alike."""
+def test_the_miniature_by_density_declines_as_little(twins: Twins) -> None:
+    """The duel compares rules as they are followed, and in both twins alike."""
     hits = []
     for declines in (True, False):
         pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 200, "hit-density"))

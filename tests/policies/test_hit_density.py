@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+import random
+from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kvoffload.policies._densities_py import NUM_EPOCHS, Densities
+from kvoffload import Hints
+from kvoffload.policies._learned import age_bin
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
+from tests import _python
+from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
 NEVER_AGAIN, ONCE_AGAIN, MORE_OFTEN = range(1), range(1, 8), range(8, 15)
@@ -67,6 +71,34 @@ def test_uses_and_gaps_make_the_class(twin: ModuleType) -> None:
     assert ring_of(policy, B) in NEVER_AGAIN
 
 
+def test_a_use_counts_for_all_blocks_of_the_prefix(twin: ModuleType) -> None:
+    policy = density(twin, 8)
+    policy.touch([A, B])
+    policy.insert(A, idle())
+    policy.insert(B, idle())
+    policy.touch([H])
+    policy.touch([B])  # behind A: a use of A as well
+    policy.touch([H])
+    policy.touch([A, B])
+    assert ring_of(policy, B) == 8
+    assert ring_of(policy, A) == 8
+    policy.touch([A])  # not of B
+    policy.touch([A, B])
+    assert ring_of(policy, A) == ring_of(policy, B) == 8
+
+
+def test_what_is_unknown_takes_its_class_from_the_known_block_behind_it(twin: ModuleType) -> None:
+    policy = density(twin, 8)
+    policy.touch([B])
+    policy.insert(B, idle())
+    for block in (H, G, F):
+        policy.touch([block])
+    policy.touch([A, B, C])
+    assert ring_of(policy, B) == 2
+    assert class_of_ghost(policy, A) == 2
+    assert class_of_ghost(policy, C) in NEVER_AGAIN
+
+
 def test_the_finish_of_a_request_is_no_use(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     request(manager, [A, B])
@@ -79,19 +111,6 @@ def test_the_finish_of_a_request_is_no_use(twin: ModuleType) -> None:
     request(manager, [C])
     request(manager, [A, B])
     assert ring_of(manager.policy, A) in MORE_OFTEN
-
-
-def test_the_touch_of_a_pending_block_is_no_use(twin: ModuleType) -> None:
-    manager = manager_of(twin, 8)
-    manager.touch([A])
-    manager.prepare_store([A])
-    manager.touch([B])  # another request comes between
-    manager.touch([A])
-    assert ring_of(manager.policy, A) in NEVER_AGAIN
-    manager.complete_store([A])
-    manager.touch([C])
-    manager.touch([A])
-    assert ring_of(manager.policy, A) in ONCE_AGAIN
 
 
 def test_the_finish_of_a_request_is_no_use_where_requests_overlap(twin: ModuleType) -> None:
@@ -128,6 +147,102 @@ def test_what_an_answer_adds_belongs_to_the_request(twin: ModuleType) -> None:
     check_invariants(manager)
 
 
+def expect(manager: Any, hashes: list[bytes], source: str) -> int:
+    """Serve a request that says when it returns, then another; return its source's returns."""
+    served = manager.begin(hashes, hints=Hints(expect_s=60.0, source=source))
+    served.prepare_store()
+    served.complete_store()
+    served.finish()
+    request(manager, [H])
+    return int(manager.policy.hint_sources[0].returns)
+
+
+def test_what_several_sessions_use_belongs_to_no_source(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    assert expect(manager, [A, B], "one") == 0
+    assert expect(manager, [A], "one") == 1
+    assert expect(manager, [A, B], "one") == 2  # A was used after B
+    assert expect(manager, [A], "one") == 2
+    assert expect(manager, [B], "one") == 3
+
+
+def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    served = manager.begin([A, B])
+    served.prepare_store()
+    served.complete_store()
+    for block in (C, D, E, F, G):
+        request(manager, [block])
+    served.finish(hints=Hints(expect_s=60.0, source="late"))
+    request(manager, [H])
+    request(manager, [A, B])
+    (source,) = manager.policy.hint_sources
+    assert (source.name, source.hints, source.returns) == ("late", 1, 1)
+    assert ring_of(manager.policy, A) == ring_of(manager.policy, B) == 3  # 7 requests, not 1
+
+
+def test_time_is_that_of_all_known_blocks_which_are_not_released() -> None:
+    policy = density(_python, 40, block_hashes(*range(40)))
+    learned = policy._learned
+
+    numbers = itertools.count(100)
+
+    def spent(length: int) -> float:
+        """Return the time that is counted in a request of new blocks."""
+        before = sum(learned.time)
+        policy.touch(block_hashes(*itertools.islice(numbers, length)))
+        return float(sum(learned.time) - before)
+
+    # The hand meets 8 blocks for each of the request's, and each stands for as many.
+    assert [spent(1) for _ in range(3)] == pytest.approx([40, 41, 42])
+    policy.release(block_hashes(*range(20)))
+    assert spent(6) == pytest.approx(43 - 20)
+    for released in (2, 0):
+        policy.touch(block_hashes(3, 4))
+        assert sum(learned.uses) == 2 - released
+        policy.touch([H])
+    assert spent(8) == pytest.approx(50 - 18)
+
+
+@pytest.mark.parametrize("ghosts", [3.5, 0])
+def test_the_sparsest_leaves_unless_the_oldest_is_nearly_as_sparse(
+    twin: ModuleType, ghosts: float
+) -> None:
+    """What is denser than the block that would leave, and only that, is stored."""
+    draw = random.Random(3)
+    policy = density(twin, 40, ghosts=ghosts, guard=0)
+    last_use: dict[bytes, int] = {}
+    seen = set()
+    for number in range(1500):
+        prompt = min(int(draw.expovariate(0.05)), 80) if draw.random() < 0.7 else 100 + number
+        batch = block_hashes(*range(10 * prompt, 10 * prompt + 6))
+        policy.touch(batch)
+        last_use |= dict.fromkeys(batch, policy.num_requests)
+        missing = [block for block in batch if policy.get(block) is None]
+        admitted, _ = policy.make_room(missing, 40 - len(policy), batch)
+        for block in missing[:admitted]:
+            policy.insert(block, idle())
+        if number % 5 or len(policy) < 40:
+            continue
+        oldest = []
+        for ring, row in zip(policy.rings, policy.densities, strict=True):
+            for block in itertools.islice(ring, 1):
+                age = policy.num_requests - last_use[block]
+                oldest.append((row[age_bin(age + 1)], last_use[block], block))
+        least, eldest = min(oldest), min(oldest, key=itemgetter(1))
+        leaves = eldest if eldest[0] <= 1.25 * least[0] else least
+        is_denser = policy.densities[0][age_bin(1)] > leaves[0]
+        fresh = block_hash(10**6 + number)
+        admitted, victims = policy.make_room([fresh], 0, ())
+        assert admitted == len(victims) == is_denser
+        if not is_denser:
+            victims = policy.evict(1, ())
+        assert [block for block, _ in victims] == [leaves[2]]
+        seen |= {is_denser, ("oldest", "sparsest")[leaves is least]} if eldest != least else set()
+    assert seen == {True, False, "oldest", "sparsest"}
+    check_invariants(policy)
+
+
 def test_a_caller_that_touches_once_is_counted_each_time(twin: ModuleType) -> None:
     policy = density(twin, 8, [A, B])
     policy.touch([H])
@@ -135,32 +250,6 @@ def test_a_caller_that_touches_once_is_counted_each_time(twin: ModuleType) -> No
         policy.touch([(A, B)[number % 2]])
         assert policy.num_requests == number + 2
     assert ring_of(policy, B) in MORE_OFTEN
-
-
-@pytest.mark.parametrize(
-    ("offered", "touches", "classes"),
-    [
-        (False, 1, ONCE_AGAIN),
-        (True, 1, NEVER_AGAIN),
-        (True, 2, ONCE_AGAIN),  # what was declined is so until its next touch
-    ],
-)
-def test_the_touch_of_a_declined_block_is_no_use(
-    twin: ModuleType, offered: bool, touches: int, classes: range
-) -> None:
-    manager = manager_of(twin, 6)
-    train(manager)
-    manager.touch([A, B])
-    if offered:
-        assert manager.prepare_store([A, B]).block_hashes_to_store == []
-    for batch in ([B, A], [A, B, C])[:touches]:  # all differ: none repeats one by its hashes
-        manager.touch([H])
-        manager.touch(batch)
-    policy = manager.policy
-    del manager  # it alone changes its policy
-    assert policy.get(A) is policy.get(B) is None
-    assert class_of_ghost(policy, A) in classes
-    assert class_of_ghost(policy, B) in classes
 
 
 def test_what_brings_fewer_hits_is_not_stored(twin: ModuleType) -> None:
@@ -245,6 +334,23 @@ def test_a_ghost_keeps_its_history(twin: ModuleType) -> None:
     assert policy.num_ghosts == 2
 
 
+def test_what_was_never_used_again_does_not_displace_the_ghosts_of_what_was(
+    twin: ModuleType,
+) -> None:
+    policy = density(twin, 40)  # 100 ghosts of the one, 40 of the other kind
+    for block in (A, B):
+        policy.touch([block])
+        policy.touch([H])
+        policy.touch([block])
+    for number in range(500):
+        policy.touch(block_hashes(10**6 + number))
+    assert policy.num_ghosts == 103  # H too
+    policy.touch([A])
+    assert class_of_ghost(policy, A) in MORE_OFTEN
+    policy.touch(block_hashes(10**6))
+    assert class_of_ghost(policy, block_hash(10**6)) in NEVER_AGAIN
+
+
 @pytest.mark.parametrize(("ghosts", "most"), [(0, 0), (0.25, 1), (1, 4), (3.5, 14), (16, 64)])
 def test_ghosts_are_within_their_number(twin: ModuleType, ghosts: float, most: int) -> None:
     policy = density(twin, 4, ghosts=ghosts)
@@ -274,21 +380,6 @@ def test_clear_forgets_what_was_learned(twin: ModuleType) -> None:
     assert manager.policy.num_requests == manager.policy.num_ghosts == 0
     train(manager)
     check_invariants(manager)
-
-
-def test_densities_fall_with_age_and_rise_with_use(twin: ModuleType) -> None:
-    manager = manager_of(twin, 6)
-    train(manager)
-    table = manager.policy.densities
-    for row in table:
-        assert all(before >= after > 0 for before, after in pairwise(row[1:]))
-    for gap in range(1, 8):
-        assert all(
-            again >= once >= never
-            for never, once, again in zip(
-                table[0][1:], table[gap][1:], table[gap + 7][1:], strict=True
-            )
-        )
 
 
 def test_nothing_is_drawn_at_random(twin: ModuleType) -> None:
@@ -337,11 +428,3 @@ def test_a_request_longer_than_the_capacity_is_stored_in_part(twin: ModuleType) 
     assert names(output.block_hashes_to_store) == "ABC"
     assert manager.lookup([A, B, C]) == 3
     check_invariants(manager)
-
-
-def test_epochs_that_ended_long_ago_are_told_apart_no_more() -> None:
-    densities = Densities(64)
-    for number in range(1, NUM_EPOCHS + 20):
-        assert densities.end_request(1024, number) is not None, "each ends an epoch"
-        densities.start(0, number)
-    densities._check({0: list(range(1, NUM_EPOCHS + 20))})

@@ -1,4 +1,4 @@
-"""The guard of hit density: its sample, the rule that it follows, the same in both twins."""
+"""The duel of hit density: its sample, its miniatures, the rule that it follows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from typing import Any
 
 import pytest
 
-from kvoffload._sampling import REPEATABLE, SECRET_BYTES, secrets_from, words_of
-from kvoffload.policies._guard_py import is_sampled, sample_shift
+from kvoffload._sampling import (
+    REPEATABLE,
+    SECRET_BYTES,
+    hash_key,
+    sample_of,
+    secrets_from,
+    words_of,
+)
+from kvoffload.policies._duel_py import sample_shift
 from kvoffload.replay import device_hits, simulate
-from kvoffload.replay.policies import new_manager
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import KEY_LENGTHS, A, B, C, D, H, block_hash, block_hashes
+from tests.blocks import KEY_LENGTHS, A, B, C, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.policies.steps import policy_of, request
 from tests.policies.stress import (
@@ -30,24 +36,16 @@ from tests.policies.stress import (
 )
 from tests.policies.test_golden import decoded
 
-WORDS = words_of(REPEATABLE)
-
-# workload, requests, capacity, overlapping requests:
-# hits, stored, evicted, not admitted, the rule at the end, recent hits by LRU, hit density, ARC
-COUNTS: dict[tuple[str, int, int, int], tuple[int, int, int, int, str, tuple[int, int, int]]] = {
-    ("pairs", 700, 60, 0): (1660, 5130, 5070, 0, "arc-classic", (904, 763, 1006)),
-    ("twice", 600, 130, 0): (3016, 13251, 13121, 0, "lru", (815, 809, 802)),
-    ("sessions", 600, 300, 0): (14090, 7293, 6993, 1590, "arc-classic", (2178, 2214, 2232)),
-    ("phases", 900, 600, 0): (10015, 4889, 4289, 0, "lru", (1354, 1354, 1345)),
-    ("loops", 500, 700, 3): (477, 4239, 3539, 0, "arc-classic", (72, 55, 115)),
-    ("mixture", 600, 1500, 6): (9385, 5740, 4240, 0, "arc-classic", (1456, 1505, 1507)),
-}
-# A workload, its length and a capacity that end with the rule.
-ENDS_WITH = {"lru": ("twice", 600, 130), "arc-classic": ("popularity", 600, 130)}
+# A workload, its length and a capacity that end with the rule LRU.
+ENDS_WITH_LRU = ("chats", 600, 130)
 
 
 def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
     return twin.CPUOffloadingManager(16, capacity, f"hit-density{options}")
+
+
+def is_sampled(block: bytes, shift: int, secret: bytes = REPEATABLE) -> bool:
+    return sample_of(hash_key(block, words_of(secret))) % (1 << shift) == 0
 
 
 def serve_all(manager: Any, requests: list[Request], in_flight: int) -> int:
@@ -56,13 +54,13 @@ def serve_all(manager: Any, requests: list[Request], in_flight: int) -> int:
     return serve(manager, requests)
 
 
-def following(twin: ModuleType, rule: str) -> tuple[Any, dict[bytes, int]]:
-    """Return a manager whose guard follows `rule`, and the request that last used each block."""
-    name, length, capacity = ENDS_WITH[rule]
+def following_lru(twin: ModuleType) -> tuple[Any, dict[bytes, int]]:
+    """Return a manager that evicts by recency, and the request that last used each block."""
+    name, length, capacity = ENDS_WITH_LRU
     requests = WORKLOADS[name](1, length)
     manager = manager_of(twin, capacity)
     serve(manager, requests)
-    assert manager.policy.rule == rule
+    assert manager.policy.rule == "lru"
     return manager, {
         block: number for number, ids in enumerate(requests) for block in block_hashes(*ids)
     }
@@ -72,14 +70,14 @@ def following(twin: ModuleType, rule: str) -> tuple[Any, dict[bytes, int]]:
     ("capacity", "shift"),
     [(1, 0), (127, 0), (128, 1), (255, 1), (256, 2), (4095, 2), (4096, 3), (8191, 3), (200_000, 8)],
 )
-def test_a_trial_has_few_blocks_whatever_the_capacity(capacity: int, shift: int) -> None:
+def test_a_miniature_has_few_blocks_whatever_the_capacity(capacity: int, shift: int) -> None:
     assert sample_shift(capacity) == shift
     assert 1 <= capacity >> shift <= 1023
 
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 6])
 def test_one_block_in_so_many_is_sampled(shift: int) -> None:
-    sampled = sum(is_sampled(block_hash(number), shift, WORDS) for number in range(20_000))
+    sampled = sum(is_sampled(block_hash(number), shift) for number in range(20_000))
     assert sampled == pytest.approx(20_000 >> shift, rel=0.15)
 
 
@@ -89,51 +87,44 @@ def test_a_block_is_sampled_by_the_whole_of_its_hash() -> None:
         for length in (1, 7, 8, 9, 36)
         for place in range(length)
     ]
-    sampled = [is_sampled(block, 1, WORDS) for block in hashes]
+    sampled = [is_sampled(block, 1) for block in hashes]
     assert 0.3 < sum(sampled) / len(sampled) < 0.7
 
 
 def under_attack(twin: ModuleType, guessed: bytes | None, secret: bytes) -> float:
-    """Return the hit ratio of honest clients beside one that asks for every twelfth block.
+    """Return the recent hits of the miniatures where one client asks for every twelfth block.
 
-    That client asks twice for each prompt, and takes only keys that a guard with the secret that it
+    That client asks twice for each prompt, and takes only keys that a duel with the secret that it
     has `guessed` would sample; None: it takes any.
     """
-    shift, words = sample_shift(4096), None if guessed is None else words_of(guessed)
+    shift = sample_shift(4096)
     draw, numbers = random.Random(1), itertools.count()
     candidates = map(block_hash, itertools.count(10**9))
-    keys = (key for key in candidates if words is None or is_sampled(key, shift, words))
-    lengths = [draw.randrange(4, 16) for _ in range(2000)]
-    popular = [block_hashes(*itertools.islice(numbers, length)) for length in lengths]
+    keys = (key for key in candidates if guessed is None or is_sampled(key, shift, guessed))
+    popular = [block_hashes(*itertools.islice(numbers, 10)) for _ in range(2000)]
     with secrets_from(secret):
         manager = manager_of(twin, 4096)
-    asked = hits = 0
-    for number in range(5000):
-        batch = popular[min(int(draw.expovariate(0.0015)), 1999)]
-        if draw.random() < 0.5:
-            batch = block_hashes(*itertools.islice(numbers, draw.randrange(6, 14)))
-        asked += len(batch)
-        hits += manager.lookup(batch)
-        request(manager, batch)
+    for number in range(2000):
+        request(manager, popular[min(int(draw.expovariate(0.0015)), 1999)])
         if number % 20 == 0:
-            own = list(itertools.islice(keys, 8))
+            own = list(itertools.islice(keys, 16))
         if number % 10 == 0:
             request(manager, own)
     check_invariants(manager)
-    return hits / asked
+    return sum(manager.policy.trial_hits.values())
 
 
 def test_keys_that_a_client_chooses_do_not_steer_it(twins: Twins) -> None:
     guessed = bytes(range(SECRET_BYTES))
     chosen, others = (under_attack(twins[1], each, guessed) for each in (guessed, None))
-    assert chosen < 0.8 * others
+    assert chosen > 1.5 * others
     for number in range(3):
         secret = blake2b(b"%d" % number, digest_size=SECRET_BYTES).digest()
         chosen, others = (under_attack(twins[1], each, secret) for each in (guessed, None))
-        assert chosen == pytest.approx(others, rel=0.03)
+        assert chosen == pytest.approx(others, rel=0.1)
 
 
-def test_the_secret_is_drawn_for_each_manager_and_given_for_replays(twin: ModuleType) -> None:
+def test_the_secret_is_drawn_for_each_manager_unless_one_is_given(twin: ModuleType) -> None:
     requests = WORKLOADS["mixture"](1, 150)
 
     def hits(managers: list[Any]) -> list[tuple[float, ...]]:
@@ -144,7 +135,7 @@ def test_the_secret_is_drawn_for_each_manager_and_given_for_replays(twin: Module
     context = contextvars.Context()  # an empty one: nobody gives a secret there
     drawn = [context.run(manager_of, twin, 600) for _ in range(3)]
     assert len(set(hits(drawn))) == 3
-    given = [context.run(new_manager, "hit-density", 600) for _ in range(2)]
+    given = [manager_of(twin, 600) for _ in range(2)]
     assert len(set(hits(given))) == 1
 
 
@@ -169,25 +160,6 @@ def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
 def test_the_option_is_checked(twin: ModuleType, guard: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="guard must be"):
         policy_of(twin, "hit-density", 4, guard=guard)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", COUNTS, ids=lambda case: f"{case[0]}-{case[2]}")
-def test_counts(twin: ModuleType, case: tuple[str, int, int, int]) -> None:
-    name, length, capacity, in_flight = case
-    manager = manager_of(twin, capacity)
-    hits = serve_all(manager, WORKLOADS[name](1, length), in_flight)
-    stats = manager.stats()
-    policy = manager.policy
-    assert (
-        hits,
-        stats["stored_blocks"],
-        stats["evicted_blocks"],
-        stats["not_admitted"],
-        policy.rule,
-        tuple(map(int, policy.trial_hits.values())),
-    ) == COUNTS[case]
-    check_invariants(manager)
 
 
 @pytest.mark.thorough
@@ -222,7 +194,7 @@ def test_the_twins_sample_hashes_of_any_length_alike(twins: Twins) -> None:
     pair.agree()
 
 
-def test_a_request_is_served_to_the_trials_once(twin: ModuleType) -> None:
+def test_a_request_is_served_to_the_miniatures_once(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     for _ in range(2):
         request(manager, [A, B])
@@ -235,20 +207,7 @@ def test_a_request_is_served_to_the_trials_once(twin: ModuleType) -> None:
     assert manager.policy.trial_hits == before
 
 
-def test_what_is_being_stored_is_no_hit_of_a_trial(twin: ModuleType) -> None:
-    manager = manager_of(twin, 8)
-    first = manager.begin([A, B])
-    first.prepare_store()
-    first.finish()
-    manager.begin([A, B, C])  # it comes before the store has ended
-    assert set(manager.policy.trial_hits.values()) == {0.0}
-    first.complete_store()
-    manager.begin([H])
-    manager.begin([A, B, D])
-    assert min(manager.policy.trial_hits.values()) > 0
-
-
-def test_a_store_of_a_trial_takes_as_long_as_the_cache_s(twin: ModuleType) -> None:
+def test_a_store_of_a_miniature_takes_as_long_as_the_cache_s(twin: ModuleType) -> None:
     manager = manager_of(twin, 64)
     storing: list[Any] = []
     for number in range(8):  # each store ends two requests later
@@ -260,7 +219,7 @@ def test_a_store_of_a_trial_takes_as_long_as_the_cache_s(twin: ModuleType) -> No
             storing.pop(0).complete_store()
     storing.pop().complete_store()  # the last one ends early
     assert set(manager.policy.trial_hits.values()) == {0.0}
-    manager.touch(block_hashes(14, 15))  # the cache has it, no trial would yet
+    manager.touch(block_hashes(14, 15))  # the cache has it, no miniature would yet
     assert set(manager.policy.trial_hits.values()) == {0.0}
     manager.touch(block_hashes(8, 9))
     assert set(manager.policy.trial_hits.values()) == {2.0}
@@ -283,10 +242,12 @@ def test_stores_that_overlap_do_not_mislead_it() -> None:
         device_hits=device_hits(trace, 0),
         pending=16,
     )
-    assert found.hit_ratio >= 0.33  # other samples .337 to .365; without a guard .365, LRU .231
+    assert found.hit_ratio >= 0.38  # samples .399 to .416; without a guard .411, LRU .243
 
 
-def test_a_request_right_after_itself_is_served_to_the_trials_and_no_use(twin: ModuleType) -> None:
+def test_an_immediate_repeat_is_served_to_the_miniatures_and_no_use(
+    twin: ModuleType,
+) -> None:
     manager = manager_of(twin, 8)
     for number in range(4):
         request(manager, [A, B])
@@ -298,18 +259,6 @@ def test_a_request_right_after_itself_is_served_to_the_trials_and_no_use(twin: M
     assert manager.policy.num_requests == 4
     assert round(manager.policy.trial_hits["lru"]) == 9
     check_invariants(manager)
-
-
-def test_the_twins_agree_on_what_arc_s_rule_has_in_t2(twins: Twins) -> None:
-    requests = repeated(WORKLOADS["rounds"](1, 900), 0.1)
-    pair = Pair(twins, lambda twin: manager_of(twin, 380))
-    most = 0
-    for start in range(0, len(requests), 100):
-        for manager in (pair.python, pair.compiled):
-            serve(manager, requests[start : start + 100])
-        pair.agree()
-        most = max(most, len(pair.python.policy.rings[-1]))
-    assert most > 50
 
 
 @pytest.mark.thorough
@@ -340,7 +289,7 @@ def test_the_twins_measure_one_lag(twins: Twins, pending: int) -> None:
 
 
 def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:
-    manager, last_use = following(twin, "lru")
+    manager, last_use = following_lru(twin)
     assert len({number for number, ring in enumerate(manager.policy.rings) if ring}) > 1
     policy = manager.policy
     del manager  # which alone changes it while it is there
@@ -349,44 +298,8 @@ def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:
     check_invariants(policy)
 
 
-def test_by_arc_s_rule_both_of_its_lists_leave_in_order(twin: ModuleType) -> None:
-    manager, last_use = following(twin, "arc-classic")
-    policy = manager.policy
-    del manager  # which alone changes it while it is there
-    once = set(policy.rings[0])
-    assert 0 < len(once) < len(policy)
-    victims = [block for block, _ in policy.evict(len(policy), ())]
-    for part in (
-        [last_use[block] for block in victims if block in once],
-        [last_use[block] for block in victims if block not in once],
-    ):
-        assert all(one <= other for one, other in pairwise(part))
-    check_invariants(policy)
-
-
-def test_by_arc_s_rule_what_is_repeated_at_once_is_in_t2_and_of_class_0(twin: ModuleType) -> None:
-    manager, _ = following(twin, "arc-classic")
-    policy = manager.policy
-    batch, other = block_hashes(*range(10**6, 10**6 + 4)), block_hashes(10**7)
-    request(manager, batch)
-    assert set(batch) <= set(policy.rings[0])
-    seen = policy.num_requests
-    request(manager, batch)
-    assert policy.num_requests == seen
-    assert list(policy.rings[-1]) == batch[::-1]
-    assert not set(batch) & set(policy.rings[0])
-    check_invariants(manager)
-    request(manager, other)
-    request(manager, batch[:2])
-    assert list(policy.rings[-1]) == [batch[3], batch[2]]
-    check_invariants(manager)
-
-
-@pytest.mark.parametrize("rule", ENDS_WITH)
-def test_by_the_rule_of_another_everything_is_stored_or_nothing(
-    twin: ModuleType, rule: str
-) -> None:
-    manager, _ = following(twin, rule)
+def test_by_lru_s_rule_everything_is_stored_or_nothing(twin: ModuleType) -> None:
+    manager, _ = following_lru(twin)
     capacity = manager.policy.cache_capacity
     before = manager.stats()
     output = manager.prepare_store(block_hashes(*range(10**6, 10**6 + capacity)))
@@ -400,22 +313,50 @@ def test_by_the_rule_of_another_everything_is_stored_or_nothing(
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("rule", ENDS_WITH)
-def test_clear_forgets_the_rule(twin: ModuleType, rule: str) -> None:
-    manager, _ = following(twin, rule)
+def test_clear_forgets_the_rule(twin: ModuleType) -> None:
+    manager, _ = following_lru(twin)
     manager.reset_cache()
     assert manager.policy.rule == "hit-density"
     assert set(manager.policy.trial_hits.values()) == {0.0}
-    name, length, _ = ENDS_WITH[rule]
+    name, length, _ = ENDS_WITH_LRU
     serve(manager, WORKLOADS[name](1, length))
-    assert manager.policy.rule == rule
+    assert manager.policy.rule == "lru"
     check_invariants(manager)
 
 
 def test_it_finds_back_when_the_traffic_changes(twin: ModuleType) -> None:
-    manager, _ = following(twin, "arc-classic")
+    manager, _ = following_lru(twin)
     requests = WORKLOADS["scans"](5, 1500)
     serve(manager, [[number + 10**8 for number in request] for request in requests])
-    hits = manager.policy.trial_hits
-    assert hits["hit-density"] > max(hits["lru"], hits["arc-classic"])
     assert manager.policy.rule == "hit-density"
+
+
+@pytest.mark.parametrize("capacity", [60, 130])
+def test_the_rule_is_that_of_the_miniature_that_leads_by_a_mean_request(
+    twin: ModuleType, capacity: int
+) -> None:
+    manager = manager_of(twin, capacity)
+    policy = manager.policy
+    rule, changes, mean_length, seen = "hit-density", 0, 0.0, 0
+    for ids in WORKLOADS["phases"](1, 600):
+        request(manager, block_hashes(*ids))
+        if policy.num_requests > seen:
+            seen = policy.num_requests
+            mean_length += (len(ids) - mean_length) * (0.01 if mean_length else 1.0)
+        (other,) = {"hit-density", "lru"} - {rule}
+        lead = policy.trial_hits[other] - policy.trial_hits[rule]
+        if lead * 2 ** sample_shift(capacity) > mean_length:
+            rule, changes = other, changes + 1
+        assert policy.rule == rule
+    assert changes >= 2
+
+
+def test_the_miniatures_count_nothing(twin: ModuleType) -> None:
+    """All is learned from the requests of the cache, whatever the miniatures make of them."""
+    policies = []
+    for options in ("", "?guard=0"):
+        manager = manager_of(twin, 300, options)
+        serve(manager, WORKLOADS["scans"](1, 400))
+        policies.append(manager.policy)
+    assert policies[0].rule == "hit-density"
+    assert policies[0].densities == policies[1].densities
