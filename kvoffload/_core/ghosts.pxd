@@ -1,16 +1,19 @@
-"""Ghosts: compact entries of keys that are not resident, by fingerprint.
+"""Ghosts: compact records of keys that are not resident, by fingerprint; and a walk of records.
 
 Structure
-    A ghost is 24 bytes: 48 bits of the key's hash, and the number of the policy's record of the
-    key. Ghosts are on two lists, least recent first; an index like that of the nodes has their
-    positions in the array that both share. Free positions are on a stack.
+    A ghost is 12 bytes: 48 bits of the key's hash, and the policy's record of the key. Ghosts are
+    in two clocks, which share one array; an index like that of the nodes has the positions in this
+    array. A clock's hand finds the next position to use: a free one, or that of a ghost that must
+    not be passed over.
+    A *walk* is a dense array of records, each the node of a resident key or the position of a
+    ghost; an index has their places by the hashes of their keys.
 Invariants
-    A ghost is in the index and on its list exactly if it is in use. A list has at most ``most``
-    ghosts: the caller removes the oldest before it adds another.
+    A ghost is in the index exactly if its ``label`` is not FREE. A walk has a record at most once.
 Cost
-    O(1). 24 bytes and 6.4 of the index per position, touched when first used. Two keys are confused
-    with a probability of 2**-48 per ghost; the hash is keyed with the table's secret, so that no
-    client can force it.
+    O(1), amortised if ghosts are passed over. 12 bytes and 6.4 of the index per position, touched
+    when the hand first reaches it, and as much per record of a walk. Two keys are confused with a
+    probability of 2**-48 per ghost; the hash is keyed with the table's secret, so that no client
+    can force it.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -25,37 +28,61 @@ from kvoffload._core.buckets cimport (
     probe_next,
 )
 
-cdef enum:
-    NUM_LISTS = 2
-
 cdef struct Ghost:
+    uint32_t last           # request of the last use, for the policy
     uint32_t low            # fingerprint
     uint16_t high           # fingerprint, upper 16 bits
-    uint8_t list            # the list that the ghost is on, from 1; 0: the position is free
-    uint32_t record
-    uint32_t older          # position, NIL for none; free: the next free position
-    uint32_t newer
+    uint16_t note           # the policy's label, below FREE, and flags: PASSED_OVER, RELEASED
 
-cdef struct GhostList:
-    uint32_t oldest         # position, NIL for none
-    uint32_t newest
-    uint32_t size
-    uint32_t most
+cdef enum:
+    FREE = 16383            # the label of a position without a ghost, and the mask of labels
+    PASSED_OVER = 16384     # passes the hand once more
+    RELEASED = 32768        # it is not counted, until its next use
+    NUM_CLOCKS = 2
+
+cdef struct Clock:
+    uint32_t start          # first position
+    uint32_t size           # number of positions
+    uint32_t hand           # the next position, from the start
+    uint32_t reached        # positions that the hand has reached so far
 
 cdef struct Ghosts:
     Ghost* items
-    GhostList lists[NUM_LISTS]
-    uint32_t num_used       # positions that were in use at least once
-    uint32_t free_head      # stack of freed positions
+    Clock clocks[NUM_CLOCKS]
+    uint64_t size           # number of ghosts
     KvoBucket* buckets
     uint64_t num_buckets
 
-# Reserve room for two lists; False, with nothing reserved, if there is no memory.
-cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_most, uint32_t second_most) noexcept
+cdef struct Walked:
+    uint32_t low            # hash of the key, as in a ghost
+    uint32_t owner          # node, or position of the ghost
+    uint16_t high
+    uint16_t is_ghost
+
+cdef struct Walk:
+    Walked* items           # (size,), in the order of the walk
+    uint32_t size
+    uint32_t most
+    uint32_t hand           # the next to meet
+    KvoBucket* buckets
+    uint64_t num_buckets
+
+# Reserve room; False, with nothing reserved, if there is no memory.
+cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept
 cdef void ghosts_close(Ghosts* ghosts) noexcept
 cdef void ghosts_clear(Ghosts* ghosts) noexcept
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* ghosts_check(Ghosts* ghosts) noexcept
+# Reserve room for a walk of at most so many records; False if there is no memory.
+cdef bint walk_open(Walk* walk, uint32_t most) noexcept
+cdef void walk_close(Walk* walk) noexcept
+cdef void walk_clear(Walk* walk) noexcept
+# Add a record, if there is room.
+cdef void walk_add(Walk* walk, uint64_t hashed, uint32_t owner, bint is_ghost) noexcept
+# Return the place of a record, or NIL.
+cdef uint32_t walk_find(Walk* walk, uint64_t hashed, uint32_t owner, bint is_ghost) noexcept
+# Take out the record at a place, which the last one takes.
+cdef void walk_remove(Walk* walk, uint32_t place) noexcept
 
 
 cdef inline uint64_t fingerprint(const Ghost* ghost) noexcept nogil:
@@ -67,8 +94,12 @@ cdef inline uint8_t ghost_tag(uint64_t hashed) noexcept nogil:
     return tag if tag else 1
 
 
+cdef inline uint64_t home_in(uint64_t num_buckets, uint64_t hashed) noexcept nogil:
+    return (<uint64_t><uint32_t>(hashed >> 16) * num_buckets) >> 32
+
+
 cdef inline uint64_t ghost_home(const Ghosts* ghosts, uint64_t hashed) noexcept nogil:
-    return (<uint64_t><uint32_t>(hashed >> 16) * ghosts.num_buckets) >> 32
+    return home_in(ghosts.num_buckets, hashed)
 
 
 cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil:
@@ -85,71 +116,43 @@ cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil
     return position
 
 
-cdef inline void ghosts_unlink(Ghosts* ghosts, Ghost* ghost) noexcept nogil:
-    cdef GhostList* its_list = &ghosts.lists[ghost.list - 1]
-    if ghost.older == NIL:
-        its_list.oldest = ghost.newer
-    else:
-        ghosts.items[ghost.older].newer = ghost.newer
-    if ghost.newer == NIL:
-        its_list.newest = ghost.older
-    else:
-        ghosts.items[ghost.newer].older = ghost.older
-    its_list.size -= 1
-
-
-cdef inline void ghosts_link(Ghosts* ghosts, uint32_t position, int list_index) noexcept nogil:
-    """Make a ghost that is on no list the most recent of one."""
-    cdef Ghost* ghost = ghosts.items + position
-    cdef GhostList* its_list = &ghosts.lists[list_index]
-    ghost.list = <uint8_t>(list_index + 1)
-    ghost.newer = NIL
-    ghost.older = its_list.newest
-    if its_list.newest == NIL:
-        its_list.oldest = position
-    else:
-        ghosts.items[its_list.newest].newer = position
-    its_list.newest = position
-    its_list.size += 1
-
-
-cdef inline void ghosts_move(Ghosts* ghosts, uint32_t position, int list_index) noexcept nogil:
-    """Make a ghost the most recent of a list."""
-    ghosts_unlink(ghosts, ghosts.items + position)
-    ghosts_link(ghosts, position, list_index)
-
-
 cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
     """Free the position of a ghost."""
     cdef Ghost* ghost = ghosts.items + position
     cdef uint64_t hashed = fingerprint(ghost)
-    ghosts_unlink(ghosts, ghost)
-    ghost.list = 0
-    ghost.older = ghosts.free_head
-    ghosts.free_head = position
+    ghost.note = FREE
+    ghosts.size -= 1
     buckets_remove(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
 
 
-cdef inline uint32_t ghosts_add(
-    Ghosts* ghosts, int list_index, uint64_t hashed, uint32_t record
+cdef inline void ghosts_set(
+    Ghosts* ghosts, uint32_t position, uint64_t hashed, uint16_t note, uint32_t last
 ) noexcept nogil:
-    """Add an absent key to a list that has room, as its most recent; return its position."""
-    cdef uint32_t position = ghosts.free_head
-    cdef Ghost* ghost
-    if position == NIL:
-        position = ghosts.num_used
-        ghosts.num_used += 1
-        ghost = ghosts.items + position
-    else:
-        ghost = ghosts.items + position
-        ghosts.free_head = ghost.older
+    """Put the ghost of an absent key into a free position."""
+    cdef Ghost* ghost = ghosts.items + position
+    ghost.last = last
     ghost.low = <uint32_t>hashed
     ghost.high = <uint16_t>(hashed >> 32)
-    ghost.record = record
-    ghosts_link(ghosts, position, list_index)
+    ghost.note = note
+    ghosts.size += 1
     buckets_insert(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
-    return position
+
+
+cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
+    """Return the next position to use, free or not, and move the hand past it; `size` is > 0."""
+    cdef Ghost* ghost
+    cdef uint32_t hand
+    while True:
+        hand = clock.hand
+        clock.hand = 0 if hand + 1 == clock.size else hand + 1
+        ghost = ghosts.items + clock.start + hand
+        if hand == clock.reached:
+            clock.reached += 1
+            ghost.note = FREE
+        if not ghost.note & PASSED_OVER:
+            return clock.start + hand
+        ghost.note &= <uint16_t>(~PASSED_OVER & 0xFFFF)

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.table cimport Node, Table
+from kvoffload._core.table cimport Table
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport Hint
 
@@ -11,6 +11,7 @@ cdef enum:
     DENSITY = 0
     LRU = 1
     MOST_NOTED = 256
+    SAMPLE_CAPACITIES = 4       # most blocks of a request that a miniature examines
 
 # A store of the cache.
 cdef struct Noted:
@@ -31,7 +32,6 @@ cdef struct Gain:
 cdef class Duel:
     cdef int rule
     cdef int shift              # one block in 2**shift is sampled
-    cdef uint64_t secret[8]     # words that key the sample
     cdef Miniature by_density
     cdef Miniature by_recency
     cdef Miniature without_hints  # None before the gain by hints was asked for
@@ -45,8 +45,6 @@ cdef class Duel:
     cdef Gain gain
 
     cdef void clear(self) noexcept
-    cdef bint samples(self, const Batch* batch, Py_ssize_t index) noexcept
-    cdef bint samples_node(self, const Node* node) noexcept
     # Take the blocks of a batch whose flag in ``indexes`` is set, which are then overwritten.
     cdef Py_ssize_t take(self, Batch* batch) noexcept
     # Serve such a request to the miniatures; return the rule that leads.
@@ -61,6 +59,11 @@ cdef class Duel:
     # Note a store of the cache by its first key.
     cdef void note_store(self, uint64_t hashed) noexcept
     cdef object gain_seen(self)
+
+
+cdef inline bint is_sampled(uint32_t drawn, int shift) noexcept nogil:
+    """Return whether a key, with what `sample_of` has drawn for it, is one of ``2**shift``."""
+    return drawn & ((<uint32_t>1 << shift) - 1) == 0
 
 
 # Return s such that one block in 2**s is sampled for a cache of `capacity` blocks.

@@ -1,33 +1,27 @@
 """The duel of two miniatures of hit density, compiled; see ``_duel_py`` for the rules."""
 
 from libc.math cimport sqrt
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport Batch, item_key, item_length
+from kvoffload._core.batch cimport Batch
 from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
 from kvoffload._core.table cimport (
-    Node,
     Table,
     hash_node,
     home_of,
-    key_bytes,
-    kvo_hash,
     node_at,
-    sample_of,
     tag_of,
 )
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
-from kvoffload._sampling import new_secret, words_of
 from kvoffload.types import HintGain
 
 cdef enum:
     LEAST_BLOCKS = 64
     MOST_SHIFT = 2
     BLOCKS_BOUND = 1024
-    SAMPLE_CAPACITIES = 4
     LEAST_COMPARED = 256
 
 cdef double FADE = 0.9988454217380301
@@ -49,12 +43,9 @@ cdef class Duel:
     """The choice of the rule by which hit density evicts."""
 
     def __cinit__(self, int64_t capacity, CompiledPolicy by_density, CompiledPolicy by_recency):
-        cdef int index
         self.shift = sample_shift(capacity)
         self.by_density = self.new_miniature(by_density)
         self.by_recency = self.new_miniature(by_recency)
-        for index, word in enumerate(words_of(new_secret())):
-            self.secret[index] = word
         self.clear()
 
     def new_miniature(self, CompiledPolicy policy):
@@ -75,17 +66,6 @@ cdef class Duel:
         memset(&self.gain, 0, sizeof(Gain))
         self.by_density.clear()
         self.by_recency.clear()
-
-    cdef bint samples(self, const Batch* batch, Py_ssize_t index) noexcept:
-        cdef uint64_t hashed = kvo_hash(
-            item_key(batch, index), item_length(batch, index), self.secret
-        )
-        return sample_of(hashed) & ((<uint32_t>1 << self.shift) - 1) == 0
-
-    cdef bint samples_node(self, const Node* node) noexcept:
-        cdef uint64_t length
-        cdef const uint8_t* key = key_bytes(node, &length)
-        return sample_of(kvo_hash(key, length, self.secret)) & ((<uint32_t>1 << self.shift) - 1) == 0
 
     cdef Py_ssize_t take(self, Batch* batch) noexcept:
         cdef Py_ssize_t index = 0, size = 0

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from kvoffload._sampling import hash_key, new_secret, sample_of, words_of
+from kvoffload._sampling import hash_key, sample_of
 from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
 
 from ._miniature_py import Miniature
@@ -68,6 +68,18 @@ def sample_shift(capacity: int) -> int:
     while capacity >> shift >= _BLOCKS_BOUND:
         shift += 1
     return shift
+
+
+class Sample:
+    """One block in ``2**shift``, by a hash whose secret words no client knows."""
+
+    def __init__(self, shift: int, secret: Sequence[int]) -> None:
+        self.shift = shift
+        self._secret = secret
+
+    def has(self, block_hash: BlockHash) -> bool:
+        """Return whether a block is in the sample."""
+        return sample_of(hash_key(block_hash, self._secret)) % (1 << self.shift) == 0
 
 
 @dataclass(slots=True)
@@ -120,10 +132,9 @@ class Duel:
     `policy` is the policy that follows the rule, of `capacity` blocks.
     """
 
-    def __init__(self, policy: Any, capacity: int) -> None:
-        self._shift = sample_shift(capacity)
-        self._secret = words_of(new_secret())
-        self._small_capacity = capacity >> self._shift
+    def __init__(self, policy: Any, capacity: int, secret: Sequence[int]) -> None:
+        self._sample = Sample(sample_shift(capacity), secret)
+        self._small_capacity = capacity >> self._sample.shift
         self._miniatures = {
             rule: Miniature(policy.small(self._small_capacity, rule)) for rule in (DENSITY, LRU)
         }
@@ -154,7 +165,7 @@ class Duel:
                 break
             self._noted.popleft()
             self._lag = self._request - began
-        sample = self._sample(batch)
+        sample = self._of(batch)
         found = {}
         for rule, miniature in self._miniatures.items():
             told = hints
@@ -166,20 +177,20 @@ class Duel:
         if _WITHOUT_HINTS in found:
             self._gain.add(len(sample), found[DENSITY], found[_WITHOUT_HINTS])
         other = LRU if self._rule == DENSITY else DENSITY
-        lead = (self.hits[other] - self.hits[self._rule]) * (1 << self._shift)
+        lead = (self.hits[other] - self.hits[self._rule]) * (1 << self._sample.shift)
         if lead > _LEAD * self._learned.mean_length:
             self._rule = other
         return self._rule
 
     def finish(self, batch: list[BlockHash], hints: Hints | None) -> None:
         """Apply a hint that came at the end of a request."""
-        sample = self._sample(batch)
+        sample = self._of(batch)
         for rule in self.hits:
             self._miniatures[rule].finish(sample, hints)
 
     def release(self, batch: list[BlockHash]) -> None:
         """Release blocks in all miniatures."""
-        sample = self._sample(batch)
+        sample = self._of(batch)
         for miniature in self._miniatures.values():
             miniature.policy._release(sample)
 
@@ -201,14 +212,14 @@ class Duel:
     def gain(self, policy: Any) -> HintGain | None:
         """Return the recent gain by hints; the first call begins the comparison."""
         if _WITHOUT_HINTS not in self._miniatures:
-            small = policy.small(self._small_capacity, DENSITY)
-            small._set_declining(policy._declines)
-            self._miniatures[_WITHOUT_HINTS] = Miniature(small)
+            self._miniatures[_WITHOUT_HINTS] = Miniature(
+                policy.small(self._small_capacity, DENSITY)
+            )
         return self._gain.seen(self._small_capacity, self._rule == DENSITY)
 
-    def _sample(self, batch: list[BlockHash]) -> list[BlockHash]:
-        below = 1 << self._shift
-        sampled = (key for key in batch if sample_of(hash_key(key, self._secret)) % below == 0)
+    def _of(self, batch: list[BlockHash]) -> list[BlockHash]:
+        """Return the sampled part of a request."""
+        sampled = filter(self._sample.has, batch)
         return list(islice(sampled, _SAMPLE_CAPACITIES * self._small_capacity))
 
     def _check(self) -> None:

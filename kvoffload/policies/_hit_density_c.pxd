@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.ghosts cimport Ghosts
+from kvoffload._core.ghosts cimport Ghosts, Walk
 from kvoffload._core.ring cimport Ring
 from kvoffload._core.table cimport Node
 from kvoffload._core.victims cimport Cursor, Victim
@@ -12,18 +12,22 @@ from kvoffload.policies._learned cimport BINS, CLASSES, SAID, Learned
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 cdef enum:
-    IS_GHOST = 1            # the owner is a ghost, not a node
-    IS_RELEASED = 2         # it is not counted, until its next use
-    IS_SAMPLED = 4          # the duel's miniatures serve it
+    CLASS_BITS = 4
+    CLASS_MASK = 15
+    # A node's `ring` and the lower bits of its `note` are its label.
+    RING_NOTE = 63
+    IS_RELEASED = 64        # in `note`: it is not counted, until its next use
+    IS_WALKED = 128         # in `note`: it is in the walk
     MOST_SOURCES = 16
 
-# The label of a block and its last use.
+# What is known of a block.
 cdef struct Record:
-    uint32_t last           # number of the request
+    uint32_t last           # number of the request that used it last
+    uint32_t label          # what was said, and the class in the lower CLASS_BITS
     uint32_t owner          # the block's node, or the position of its ghost
-    uint16_t said           # source * STEPS + step; 0: nobody said anything
-    uint8_t reuse_class
-    uint8_t flags           # IS_GHOST, ...
+    bint is_ghost
+    bint is_released
+    bint is_walked
 
 # The rings of the blocks of which the same was said.
 cdef struct Group:
@@ -36,7 +40,7 @@ cdef struct Candidate:
     Ring* ring
     Cursor cursor
     uint32_t node_id
-    uint32_t label          # said * CLASSES + class; of equals, the lowest leaves first
+    uint32_t label          # of equals, the lowest leaves first
     uint32_t last
     double density
 
@@ -48,13 +52,12 @@ cdef class _HitDensity(CompiledPolicy):
     cdef int rule
     cdef bint counts                # a small cache of the duel reads what another cache learns
     cdef bint declines              # blocks sparser than those that they would replace
-    cdef Record* records            # (num_records,), in the order of the walk
-    cdef uint64_t num_records
-    cdef uint64_t record_room
-    cdef uint32_t* record_of        # by node
-    cdef uint64_t num_record_of     # nodes that the array has room for
-    cdef uint64_t hand              # of the walk
+    cdef uint32_t* last             # by node: request of the last use
+    cdef uint64_t num_last          # nodes that the array has room for
     cdef Ghosts memory
+    cdef Walk walk                  # the records that the hand meets
+    cdef int walk_shift             # one block in 2**walk_shift is in the walk
+    cdef uint64_t secret[8]         # words that key the samples
     cdef Group* groups[SAID]        # by what was said; NULL before that
     cdef uint16_t open_groups[SAID]
     cdef int num_groups
@@ -65,30 +68,28 @@ cdef class _HitDensity(CompiledPolicy):
     cdef str new_source             # the last argument of `c_source`
     cdef uint64_t source_counts[MOST_SOURCES + 1][2]  # hints and returns
 
+    cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1
     cdef void close_all(self) noexcept
-    cdef bint ensure_records(self) noexcept
+    cdef bint ensure_last(self) noexcept
     cdef bint ensure_said(self, uint32_t said) noexcept
     cdef bint open_group(self, uint32_t said) noexcept
     cdef uint32_t heed(self, const Hint* hint) noexcept
     cdef void hash_unknown(self, Batch* batch) noexcept
-    cdef uint32_t find_record(self, const Batch* batch, Py_ssize_t index) noexcept
     cdef bint is_used(self, const Batch* batch) noexcept
     cdef void note_sampled(self, Batch* batch) noexcept
+    cdef void draw(self, Batch* batch) noexcept
     cdef void sample_time(self, Py_ssize_t length) noexcept
     cdef void use(self, Batch* batch, uint32_t said) noexcept
     cdef void renew(self, const Batch* batch) noexcept
     cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept
-    cdef uint32_t new_record(
-        self, uint32_t said, int reuse_class, uint32_t owner, uint8_t flags
+    cdef uint32_t next_position(self, uint32_t label) noexcept
+    cdef void own(
+        self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
     ) noexcept
-    cdef void forget(self, uint32_t record_id) noexcept
-    cdef void forget_oldest(self, int list_index) noexcept
-    cdef void add_ghost(self, uint32_t record_id, uint64_t hashed) noexcept
-    cdef void to_most_recent(self, uint32_t record_id) noexcept
-    cdef void move(self, uint32_t record_id, uint32_t said, int reuse_class) noexcept
-    cdef void put_on_ring(self, const Record* record) noexcept
-    cdef Ring* ring_of(self, const Record* record) noexcept
-    cdef const double* row_of(self, uint32_t said, int reuse_class) noexcept
+    cdef void remember(self, uint64_t hashed, Record* record) noexcept
+    cdef void move(self, Record* record, uint32_t label) noexcept
+    cdef void put_on_ring(self, uint32_t node_id, uint32_t label, uint8_t flags) noexcept
+    cdef const double* row_of(self, uint32_t label) noexcept
     cdef tuple room_now(self, int64_t num_free)
     cdef void open_candidates(self) noexcept
     cdef bint advance(self, Candidate* candidate) noexcept

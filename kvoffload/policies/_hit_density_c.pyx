@@ -1,12 +1,12 @@
 """Hit density, compiled: evict, or do not store, the blocks with the fewest hits per slot.
 
 Structure
-    An array holds the records, in the order of the walk; nodes and ghosts have the numbers of their
-    records. A group of 15 rings holds the blocks of which the same was said. See
-    ``_hit_density_py`` for the Python twin, the rules and the differences from the paper.
+    A resident block's ring is its label, and an array has its last use; a ghost has both. A group
+    of 15 rings holds the blocks of which the same was said. See ``_hit_density_py`` for the Python
+    twin, the rules and the differences from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict and make_room amortised O(n x rings), regardless of
-    pinned blocks. 12 bytes per record, and per ghost 20 more and 6 of the index.
+    pinned blocks. 4 bytes per block, 18 per ghost, and as much per record of the walk.
 """
 
 from libc.math cimport floor, log2
@@ -24,19 +24,27 @@ from kvoffload._core.batch cimport (
 from kvoffload._core.buckets cimport kvo_prefetch
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.ghosts cimport (
-    NUM_LISTS,
-    Ghosts,
+    FREE,
+    PASSED_OVER,
+    RELEASED,
+    Ghost,
+    Walked,
+    clock_next,
+    fingerprint,
     ghost_home,
-    ghosts_add,
     ghosts_check,
     ghosts_clear,
     ghosts_close,
     ghosts_find,
-    ghosts_link,
-    ghosts_move,
     ghosts_open,
     ghosts_remove,
-    ghosts_unlink,
+    ghosts_set,
+    walk_add,
+    walk_clear,
+    walk_close,
+    walk_find,
+    walk_open,
+    walk_remove,
 )
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, extend, grow, release, resize
@@ -50,6 +58,7 @@ from kvoffload._core.ring cimport (
     ring_list,
     ring_node_ids,
     ring_open,
+    ring_park_in_use,
     ring_remove,
     ring_renew,
     ring_unpark,
@@ -64,10 +73,20 @@ from kvoffload._core.table cimport (
     hash_ahead,
     hash_key,
     hash_node,
+    key_bytes,
+    kvo_hash,
     node_at,
+    sample_of,
 )
 from kvoffload._core.victims cimport Victim, victims_cancel, victims_find, victims_take
-from kvoffload.policies._duel_c cimport DENSITY, LRU, Duel, sample_shift
+from kvoffload.policies._duel_c cimport (
+    DENSITY,
+    LRU,
+    SAMPLE_CAPACITIES,
+    Duel,
+    is_sampled,
+    sample_shift,
+)
 from kvoffload.policies._learned cimport (
     BINS,
     CLASSES,
@@ -82,23 +101,85 @@ from kvoffload.policies._released_c cimport released_remove
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
+from kvoffload._sampling import new_secret, words_of
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import HintSource
 
 cdef enum:
-    VISITS = 8              # records that the hand meets per block of a request
+    VISITS = 8              # records that the hand meets per sampled block of a request
+    LEAST_WALKED = 2048
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
     ALL_GHOSTS = 7
     FIRST_SOURCE = 2        # the sources before are none, and several sessions
     STORED = 2              # bin of the age of a block that is stored now
     FIRST_ROOM = 64
+    LAST_BITS = 0x7FFFFFFF  # of a ghost's `last`; the other says whether it is in the walk
 
 cdef double NEARLY = 1.25
 cdef object MOST_GHOSTS = 2**32 - 2
 cdef tuple RULES = ("hit-density", "lru")
+
+
+cdef inline uint32_t last_of(const Ghost* ghost, uint32_t request) noexcept:
+    """Return the last use of a ghost, which was less than 2**31 requests ago."""
+    return request - (request - ghost.last & LAST_BITS)
+
+
+cdef inline uint32_t label_of(const Node* node) noexcept:
+    return (<uint32_t>(node.note & RING_NOTE) << 8 | node.ring) - 1
+
+
+cdef inline Ring* ring_of(_HitDensity policy, uint32_t label) noexcept:
+    return &policy.groups[label >> CLASS_BITS].rings[label & CLASS_MASK]
+
+
+cdef inline bint find(
+    _HitDensity policy, const Batch* batch, Py_ssize_t index, Record* record
+) noexcept:
+    """Read the record of a key; False if it is unknown."""
+    cdef uint32_t node_id = batch.node_ids[index]
+    cdef const Ghost* ghost
+    cdef const Node* node
+    if node_id != NIL:
+        node = node_at(policy.table, node_id)
+        record.last = policy.last[node_id]
+        record.label = label_of(node)
+        record.owner = node_id
+        record.is_ghost = False
+        record.is_released = node.note & IS_RELEASED != 0
+        record.is_walked = node.note & IS_WALKED != 0
+        return True
+    record.owner = ghosts_find(&policy.memory, batch.hashes[index])
+    if record.owner == NIL:
+        return False
+    ghost = policy.memory.items + record.owner
+    record.last = last_of(ghost, policy.learned.request)
+    record.label = ghost.note & FREE
+    record.is_ghost = True
+    record.is_released = ghost.note & RELEASED != 0
+    record.is_walked = ghost.last >> 31
+    return True
+
+
+cdef inline void to_most_recent(
+    _HitDensity policy, const Batch* batch, Py_ssize_t index
+) noexcept:
+    """Make a block the most recent of its label; it is counted again."""
+    cdef uint32_t node_id = batch.node_ids[index], position
+    cdef Ghost* ghost
+    cdef Node* node
+    if node_id != NIL:
+        node = node_at(policy.table, node_id)
+        node.note &= <uint8_t>(~IS_RELEASED & 0xFF)
+        ring_renew(policy.table, ring_of(policy, label_of(node)), node_id, node)
+        return
+    position = ghosts_find(&policy.memory, batch.hashes[index])
+    if position != NIL:
+        ghost = policy.memory.items + position
+        ghost.note = <uint16_t>(ghost.note & FREE | PASSED_OVER)
 
 
 cdef inline bint is_older(const Candidate* one, const Candidate* other) noexcept:
@@ -107,7 +188,8 @@ cdef inline bint is_older(const Candidate* one, const Candidate* other) noexcept
 
 cdef class _HitDensity(CompiledPolicy):
     def __cinit__(self):
-        memset(&self.memory, 0, sizeof(Ghosts))
+        memset(&self.memory, 0, sizeof(self.memory))
+        memset(&self.walk, 0, sizeof(self.walk))
         memset(self.groups, 0, sizeof(self.groups))
 
     def __dealloc__(self):
@@ -116,11 +198,10 @@ cdef class _HitDensity(CompiledPolicy):
     cdef void close_all(self) noexcept:
         """Free what the constructor and the first hints have reserved."""
         cdef int index, ring_index
-        release(self.records, self.record_room * sizeof(Record))
-        release(self.record_of, self.num_record_of * sizeof(uint32_t))
-        self.records = NULL
-        self.record_of = NULL
-        self.record_room = self.num_record_of = self.num_records = 0
+        release(self.last, self.num_last * sizeof(uint32_t))
+        self.last = NULL
+        self.num_last = 0
+        walk_close(&self.walk)
         ghosts_close(&self.memory)
         for index in range(self.num_groups):
             for ring_index in range(CLASSES):
@@ -134,44 +215,56 @@ cdef class _HitDensity(CompiledPolicy):
 
     def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        cdef uint32_t total, reused
+        cdef int64_t small = capacity >> sample_shift(capacity)
+        cdef int index
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
         guard = registry.entry("hit-density").option("guard").check(guard)
-        total = min(int(ghosts * capacity), MOST_GHOSTS)
-        reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
-        self.set_up(capacity, 1, 0)
-        self.close_all()
-        if not ghosts_open(&self.memory, total - reused, reused) or not self.ensure_records():
-            raise MemoryError(f"no room for {total} ghosts")
-        if not self.open_group(0):
-            raise MemoryError("no room for rings")
-        self.ghosts_per_block = ghosts
-        self.learned = Learned(capacity)
-        self.counts = self.declines = True
-        self.rule = DENSITY
-        self.hand = 0
+        self.build(capacity, ghosts, None)
+        for index, word in enumerate(words_of(new_secret())):
+            self.secret[index] = word
         self.source_names = []
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
-            self.duel = Duel(
-                capacity,
-                self.small(capacity >> sample_shift(capacity), DENSITY),
-                self.small(capacity >> sample_shift(capacity), LRU),
-            )
+            self.duel = Duel(capacity, self.small(small, DENSITY), self.small(small, LRU))
         self.publish()
+
+    cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1:
+        """Reserve room; read what another cache has `learned`, if it is given, or learn."""
+        cdef uint32_t total = min(int(ghosts * capacity), MOST_GHOSTS), walked = 0
+        cdef uint32_t reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
+        # A miniature gives nodes to all missing keys of a request first.
+        self.set_up(capacity, 1 if learned is None else 1 + SAMPLE_CAPACITIES, 0)
+        self.close_all()
+        self.walk_shift = 0
+        if learned is None:
+            while capacity >> self.walk_shift >= 2 * LEAST_WALKED:
+                self.walk_shift += 1
+            walked = min(2 * (capacity + total >> self.walk_shift) + 64, MOST_GHOSTS)
+        if (
+            not ghosts_open(&self.memory, total - reused, reused)
+            or not walk_open(&self.walk, walked)
+            or not self.ensure_last()
+        ):
+            raise MemoryError(f"no room for {total} ghosts")
+        if not self.open_group(0):
+            raise MemoryError("no room for rings")
+        self.ghosts_per_block = ghosts
+        self.learned = Learned(capacity) if learned is None else learned
+        self.counts = learned is None
+        self.declines = True
+        self.rule = DENSITY
+        return 0
 
     def small(self, int64_t capacity, int rule):
         """Return a small cache with a fixed rule that reads what this one learns."""
-        cdef _HitDensity other = _HitDensity(
-            capacity, ghosts=self.ghosts_per_block if rule == DENSITY else 0.0, guard=0
-        )
+        cdef _HitDensity other = _HitDensity.__new__(_HitDensity)
+        other.build(capacity, self.ghosts_per_block if rule == DENSITY else 0.0, self.learned)
         if self.groups[SHARED_SAID] != NULL and not other.open_group(SHARED_SAID):
             raise MemoryError("no room for rings")
-        other.learned = self.learned
-        other.counts = False
         other.declines = self.declines
         other.rule = rule
+        other.publish()
         return other
 
     @property
@@ -249,7 +342,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.require_ready()
         rows = []
         for reuse_class in range(CLASSES):
-            row = self.row_of(0, reuse_class)
+            row = self.row_of(<uint32_t>reuse_class)
             rows.append(tuple([row[bin_index] for bin_index in range(BINS)]))
         return tuple(rows)
 
@@ -291,6 +384,7 @@ cdef class _HitDensity(CompiledPolicy):
         if said and self.counts:
             self.source_counts[said // STEPS - FIRST_SOURCE][0] += 1
         self.hash_unknown(batch)
+        self.draw(batch)
         if self.is_used(batch):
             self.renew(batch)
             self.relabel(batch, said)
@@ -307,6 +401,7 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef void c_extended(self, Batch* batch) noexcept:
         self.hash_unknown(batch)
+        self.draw(batch)
         self.use(batch, 0)
 
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
@@ -316,6 +411,7 @@ cdef class _HitDensity(CompiledPolicy):
         if self.relabel(batch, said) and self.counts:
             self.source_counts[said // STEPS - FIRST_SOURCE][0] += 1
         if said and self.duel is not None:
+            self.draw(batch)
             self.note_sampled(batch)
             self.duel.finish(batch, hint)
 
@@ -329,108 +425,131 @@ cdef class _HitDensity(CompiledPolicy):
                 )
                 kvo_prefetch(self.memory.buckets + ghost_home(&self.memory, batch.hashes[index]))
 
-    cdef uint32_t find_record(self, const Batch* batch, Py_ssize_t index) noexcept:
-        """Return the record of a key, or NIL."""
-        cdef uint32_t node_id = batch.node_ids[index], position
-        if node_id != NIL:
-            return self.record_of[node_id]
-        position = ghosts_find(&self.memory, batch.hashes[index])
-        return NIL if position == NIL else self.memory.items[position].record
-
     cdef bint is_used(self, const Batch* batch) noexcept:
         """Return whether the present request has used all blocks of a batch."""
         cdef Py_ssize_t index
-        cdef uint32_t record_id
+        cdef Record record
         for index in range(batch.size):
-            record_id = self.find_record(batch, index)
-            if record_id == NIL or self.records[record_id].last != self.learned.request:
+            if not find(self, batch, index, &record) or record.last != self.learned.request:
                 return False
         return True
 
     cdef void note_sampled(self, Batch* batch) noexcept:
-        """Set ``indexes`` to whether the duel's miniatures serve each key."""
+        """Set ``indexes``, once drawn, to whether the duel's miniatures serve each key."""
         cdef Py_ssize_t index
-        cdef uint32_t record_id
+        cdef uint32_t node_id, drawn
+        cdef uint64_t length
+        cdef const uint8_t* key
+        cdef const Node* node
         for index in range(batch.size):
-            record_id = self.find_record(batch, index)
-            if record_id == NIL:
-                batch.indexes[index] = self.duel.samples(batch, index)
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
+                drawn = batch.indexes[index]
             else:
-                batch.indexes[index] = self.records[record_id].flags & IS_SAMPLED
+                node = node_at(self.table, node_id)
+                if not node.note & IS_WALKED:  # the walk's sample has all of them
+                    batch.indexes[index] = False
+                    continue
+                key = key_bytes(node, &length)
+                drawn = sample_of(kvo_hash(key, length, self.secret))
+            batch.indexes[index] = is_sampled(drawn, self.duel.shift)
+
+    cdef void draw(self, Batch* batch) noexcept:
+        """Set ``indexes`` to the bits that samples are drawn by, for keys without a node."""
+        cdef Py_ssize_t index
+        for index in range(batch.size):
+            if batch.node_ids[index] == NIL:
+                batch.indexes[index] = sample_of(
+                    kvo_hash(item_key(batch, index), item_length(batch, index), self.secret)
+                )
 
     cdef void sample_time(self, Py_ssize_t length) noexcept:
         """Let the hand meet records, each of which stands for as many as it passes over."""
-        cdef uint64_t num_met = min(self.num_records, <uint64_t>(VISITS * length)), met
-        cdef uint64_t hand = self.hand
-        cdef uint32_t request = self.learned.request
-        cdef double* time = &self.learned.time[0]
+        cdef uint32_t num_met = <uint32_t>min(
+            <int64_t>self.walk.size, max(<int64_t>1, VISITS * length >> self.walk_shift)
+        )
+        cdef uint32_t hand = self.walk.hand, met, label, last
+        cdef const Walked* walked
+        cdef const Ghost* ghost
+        cdef const Node* node
         cdef double weight
-        cdef const Record* record
         if num_met == 0:
             return
-        weight = <double>self.num_records / <double>num_met
+        weight = <double>(<uint64_t>self.walk.size << self.walk_shift) / <double>num_met
         for met in range(num_met):
-            if hand >= self.num_records:
+            if hand >= self.walk.size:
                 hand = 0
-            record = self.records + hand
+            walked = self.walk.items + hand
             hand += 1
-            if record.flags & IS_RELEASED:
-                continue
-            if record.said:
-                self.learned.count_time(
-                    record.reuse_class, record.said, request - record.last, weight
-                )
-            else:  # the same without a hint
-                time[record.reuse_class * BINS + bin_of(request - record.last)] += weight
-        self.hand = hand
+            if walked.is_ghost:
+                ghost = self.memory.items + walked.owner
+                if ghost.note & RELEASED:
+                    continue
+                label = ghost.note & FREE
+                last = last_of(ghost, self.learned.request)
+            else:
+                node = node_at(self.table, walked.owner)
+                if node.note & IS_RELEASED:
+                    continue
+                label = label_of(node)
+                last = self.last[walked.owner]
+            self.learned.count_time(
+                <int>(label & CLASS_MASK),
+                <int>(label >> CLASS_BITS),
+                bin_of(self.learned.request - last),
+                weight,
+            )
+        self.walk.hand = hand
 
     cdef void use(self, Batch* batch, uint32_t said) noexcept:
         """Count a use of each block that the present request has not used."""
-        cdef uint32_t request = self.learned.request, record_id, new_said, last
+        cdef uint32_t request = self.learned.request, former, new_said
         cdef uint32_t deepest = 0, last_use = 0
         cdef int use_class = -1, reuse_class
         cdef bint is_deepest = True
         cdef Py_ssize_t index
-        cdef Record* record
+        cdef Record record
         for index in range(batch.size - 1, -1, -1):
-            record_id = self.find_record(batch, index)
-            if record_id == NIL:
+            if not find(self, batch, index, &record):
                 reuse_class = 0
                 if use_class >= 0:
                     reuse_class = class_after(request - last_use, use_class)
-                record_id = self.new_record(said, reuse_class, NIL, 0)
-                if self.duel is not None and self.duel.samples(batch, index):
-                    self.records[record_id].flags |= IS_SAMPLED
-                self.add_ghost(record_id, batch.hashes[index])
+                record = Record(request, said << CLASS_BITS | <uint32_t>reuse_class, NIL, True)
+                record.is_walked = self.walk.size < self.walk.most and is_sampled(
+                    batch.indexes[index], self.walk_shift
+                )
+                self.remember(batch.hashes[index], &record)
+                if record.is_walked and record.owner != NIL:
+                    walk_add(&self.walk, batch.hashes[index], record.owner, True)
                 continue
-            record = self.records + record_id
-            last = record.last
-            if last == request:
-                self.to_most_recent(record_id)
+            if record.last == request:
+                to_most_recent(self, batch, index)
                 continue
+            former = record.label >> CLASS_BITS
+            reuse_class = <int>(record.label & CLASS_MASK)
             if is_deepest:
                 is_deepest = False
-                deepest = last
-                if record.said > SHARED_SAID and self.counts and not record.flags & IS_RELEASED:
-                    self.source_counts[record.said // STEPS - FIRST_SOURCE][1] += 1
+                deepest = record.last
+                if former > SHARED_SAID and self.counts and not record.is_released:
+                    self.source_counts[former // STEPS - FIRST_SOURCE][1] += 1
             # The use covers all blocks before it, too: this record replaces lost ones.
-            if use_class < 0 or last >= last_use:
-                last_use = last
-                use_class = record.reuse_class
-            if self.counts and not record.flags & IS_RELEASED:
-                self.learned.count_use(record.reuse_class, record.said, request - last)
-            new_said = SHARED_SAID if last > deepest and self.learned.is_hinted else said
+            if use_class < 0 or record.last >= last_use:
+                last_use = record.last
+                use_class = reuse_class
+            if self.counts and not record.is_released:
+                self.learned.count_use(reuse_class, <int>former, bin_of(request - record.last))
+            new_said = SHARED_SAID if record.last > deepest and self.learned.is_hinted else said
             record.last = request
-            record.flags &= <uint8_t>(~IS_RELEASED & 0xFF)
-            self.move(record_id, new_said, class_after(request - last_use, use_class))
+            record.is_released = False
+            self.move(
+                &record,
+                new_said << CLASS_BITS | <uint32_t>class_after(request - last_use, use_class),
+            )
 
     cdef void renew(self, const Batch* batch) noexcept:
         cdef Py_ssize_t index
-        cdef uint32_t record_id
         for index in range(batch.size - 1, -1, -1):
-            record_id = self.find_record(batch, index)
-            if record_id != NIL:
-                self.to_most_recent(record_id)
+            to_most_recent(self, batch, index)
 
     # -- hints -------------------------------------------------------------------------------
 
@@ -480,11 +599,11 @@ cdef class _HitDensity(CompiledPolicy):
             return False
         memset(group, 0, sizeof(Group))
         for ring_index in range(CLASSES):
-            # Two bytes of a node tell the rings apart.
+            # Two bytes of a node tell the rings apart: they have the label, plus 1.
             ring = &group.rings[ring_index]
-            ring_open(ring, <uint8_t>(1 + (said * CLASSES + ring_index) % 255))
-            ring.note = <uint8_t>((said * CLASSES + ring_index) // 255)
-            ring.note_mask = 255
+            ring_open(ring, <uint8_t>((said << CLASS_BITS | <uint32_t>ring_index) + 1))
+            ring.note = <uint8_t>(said >> 4)
+            ring.note_mask = RING_NOTE
         self.groups[said] = group
         self.open_groups[self.num_groups] = <uint16_t>said
         self.num_groups += 1
@@ -507,143 +626,120 @@ cdef class _HitDensity(CompiledPolicy):
     cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept:
         """Label a request's blocks with a hint; return whether the deepest was not yet."""
         cdef Py_ssize_t index = batch.size if said else 0
-        cdef uint32_t record_id, deepest = 0
+        cdef uint32_t deepest = 0
         cdef bint found = False, is_new = False
-        cdef Record* record
+        cdef Record record
         while index:
             index -= 1
-            record_id = self.find_record(batch, index)
-            if record_id == NIL:
+            if not find(self, batch, index, &record):
                 continue
-            record = self.records + record_id
             if not found:
                 found = True
                 deepest = record.last
-                is_new = record.said != said
-            if record.last <= deepest and record.said != SHARED_SAID:
-                self.move(record_id, said, record.reuse_class)
+                is_new = record.label >> CLASS_BITS != said
+            if record.last <= deepest and record.label >> CLASS_BITS != SHARED_SAID:
+                self.move(&record, said << CLASS_BITS | record.label & CLASS_MASK)
         return is_new
 
     # -- records -----------------------------------------------------------------------------
 
-    cdef bint ensure_records(self) noexcept:
-        """Reserve a record for every node and every ghost."""
+    cdef bint ensure_last(self) noexcept:
+        """Reserve room for the last use of every node."""
         cdef Table* table = &self.storage.table
-        cdef uint64_t nodes = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
-        cdef uint64_t ghosts = <uint64_t>self.memory.lists[0].most + self.memory.lists[1].most
         return extend(
-            <void**>&self.record_of,
-            &self.num_record_of,
-            nodes,
+            <void**>&self.last,
+            &self.num_last,
+            table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS),
             sizeof(uint32_t),
-            self.num_record_of,
-        ) and extend(
-            <void**>&self.records,
-            &self.record_room,
-            nodes + ghosts + 1,
-            sizeof(Record),
-            self.num_records,
+            self.num_last,
         )
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        return CompiledPolicy.c_ensure(self, more) and self.ensure_records()
+        return CompiledPolicy.c_ensure(self, more) and self.ensure_last()
 
-    cdef uint32_t new_record(
-        self, uint32_t said, int reuse_class, uint32_t owner, uint8_t flags
+    cdef uint32_t next_position(self, uint32_t label) noexcept:
+        """Return a free position for a ghost, of which another may be forgotten, or NIL."""
+        cdef int clock = label & CLASS_MASK != 0
+        cdef uint32_t position
+        cdef const Ghost* ghost
+        if self.memory.clocks[clock].size == 0:
+            return NIL
+        position = clock_next(&self.memory, &self.memory.clocks[clock])
+        ghost = self.memory.items + position
+        if ghost.note != FREE:
+            if ghost.last >> 31:
+                walk_remove(
+                    &self.walk, walk_find(&self.walk, fingerprint(ghost), position, True)
+                )
+            ghosts_remove(&self.memory, position)
+        return position
+
+    cdef void own(
+        self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
     ) noexcept:
-        cdef uint32_t record_id = <uint32_t>self.num_records
-        self.num_records += 1
-        self.records[record_id] = Record(
-            self.learned.request, owner, <uint16_t>said, <uint8_t>reuse_class, flags
-        )
-        return record_id
-
-    cdef void forget(self, uint32_t record_id) noexcept:
-        """Drop a record; the last of the walk takes its place."""
-        cdef Record* record = self.records + record_id
-        self.num_records -= 1
-        if record_id == self.num_records:
-            return
-        record[0] = self.records[self.num_records]
-        if record.owner == NIL:  # it is about to get a ghost
-            return
-        if record.flags & IS_GHOST:
-            self.memory.items[record.owner].record = record_id
+        """Give a record in the walk another owner, or take it out."""
+        cdef uint32_t place = walk_find(&self.walk, hashed, record.owner, record.is_ghost)
+        if owner == NIL:
+            walk_remove(&self.walk, place)
         else:
-            self.record_of[record.owner] = record_id
+            self.walk.items[place].owner = owner
+            self.walk.items[place].is_ghost = is_ghost
 
-    cdef void forget_oldest(self, int list_index) noexcept:
-        """Forget the oldest ghost of a list."""
-        cdef uint32_t position = self.memory.lists[list_index].oldest
-        cdef uint32_t record_id = self.memory.items[position].record
-        ghosts_remove(&self.memory, position)
-        self.forget(record_id)
-
-    cdef void add_ghost(self, uint32_t record_id, uint64_t hashed) noexcept:
-        """Give a record without an owner a ghost, in place of the oldest of a full list."""
-        cdef int list_index = self.records[record_id].reuse_class > 0
-        cdef uint32_t place
-        if self.memory.lists[list_index].most == 0:
-            self.forget(record_id)
-            return
-        if self.memory.lists[list_index].size == self.memory.lists[list_index].most:
-            place = self.memory.items[self.memory.lists[list_index].oldest].record
-            self.forget_oldest(list_index)
-            if record_id == self.num_records:  # the last of the walk has taken that place
-                record_id = place
-        self.records[record_id].flags |= IS_GHOST
-        self.records[record_id].owner = ghosts_add(&self.memory, list_index, hashed, record_id)
-
-    cdef void to_most_recent(self, uint32_t record_id) noexcept:
-        cdef Record* record = self.records + record_id
-        record.flags &= <uint8_t>(~IS_RELEASED & 0xFF)
-        if record.flags & IS_GHOST:
-            ghosts_move(&self.memory, record.owner, record.reuse_class > 0)
-        else:
-            ring_renew(
-                self.table, self.ring_of(record), record.owner, node_at(self.table, record.owner)
+    cdef void remember(self, uint64_t hashed, Record* record) noexcept:
+        """Make a ghost of a block that was on a ring, a ghost, or unknown, if there is room."""
+        cdef uint32_t position = self.next_position(record.label)
+        if record.is_walked and record.owner != NIL:
+            self.own(hashed, record, position, True)
+        record.owner = position
+        if position != NIL:
+            ghosts_set(
+                &self.memory,
+                position,
+                hashed,
+                <uint16_t>(record.label | (RELEASED if record.is_released else 0)),
+                record.last & LAST_BITS | <uint32_t>record.is_walked << 31,
             )
 
-    cdef void move(self, uint32_t record_id, uint32_t said, int reuse_class) noexcept:
+    cdef void move(self, Record* record, uint32_t label) noexcept:
         """Make a block the most recent of another label."""
-        cdef Record* record = self.records + record_id
-        cdef int list_index = reuse_class > 0
-        cdef uint32_t owner = record.owner
+        cdef bint stays = (record.label & CLASS_MASK != 0) == (label & CLASS_MASK != 0)
+        cdef uint8_t released = IS_RELEASED if record.is_released else 0
+        cdef Ghost* ghost
         cdef Node* node
-        if not record.flags & IS_GHOST:
-            node = node_at(self.table, owner)
-            ring_remove(self.table, self.ring_of(record), node)
-            record.said = <uint16_t>said
-            record.reuse_class = <uint8_t>reuse_class
-            self.put_on_ring(record)
+        cdef uint64_t hashed
+        if not record.is_ghost:
+            node = node_at(self.table, record.owner)
+            self.last[record.owner] = record.last
+            if label == record.label:
+                node.note = <uint8_t>(node.note & ~IS_RELEASED & 0xFF | released)
+                ring_renew(self.table, ring_of(self, label), record.owner, node)
+                return
+            ring_remove(self.table, ring_of(self, record.label), node)
+            self.put_on_ring(record.owner, label, node.note & IS_WALKED | released)
             return
-        record.said = <uint16_t>said
-        record.reuse_class = <uint8_t>reuse_class
-        ghosts_unlink(&self.memory, self.memory.items + owner)
-        if self.memory.lists[list_index].size < self.memory.lists[list_index].most:
-            ghosts_link(&self.memory, owner, list_index)
-        elif self.memory.lists[list_index].most:
-            self.forget_oldest(list_index)
-            ghosts_link(&self.memory, owner, list_index)
-        else:
-            ghosts_link(&self.memory, owner, list_index)
-            self.forget_oldest(list_index)
+        ghost = self.memory.items + record.owner
+        record.label = label
+        if stays:
+            ghost.last = record.last & LAST_BITS | ghost.last & ~LAST_BITS
+            ghost.note = <uint16_t>(label | PASSED_OVER | (RELEASED if released else 0))
+            return
+        hashed = fingerprint(ghost)
+        ghosts_remove(&self.memory, record.owner)
+        self.remember(hashed, record)
 
-    cdef Ring* ring_of(self, const Record* record) noexcept:
-        return &self.groups[record.said].rings[record.reuse_class]
+    cdef void put_on_ring(self, uint32_t node_id, uint32_t label, uint8_t flags) noexcept:
+        cdef Ring* ring = ring_of(self, label)
+        cdef Node* node = node_at(self.table, node_id)
+        ring_append(self.table, ring, node_id, node)
+        node.note = ring.note | flags
 
-    cdef void put_on_ring(self, const Record* record) noexcept:
-        cdef Ring* ring = self.ring_of(record)
-        cdef Node* node = node_at(self.table, record.owner)
-        ring_append(self.table, ring, record.owner, node)
-        node.note = ring.note
-
-    cdef const double* row_of(self, uint32_t said, int reuse_class) noexcept:
+    cdef const double* row_of(self, uint32_t label) noexcept:
         """Return the densities of a label by bin of age, as computed last."""
-        cdef Group* group = self.groups[said]
+        cdef Group* group = self.groups[label >> CLASS_BITS]
+        cdef int reuse_class = <int>(label & CLASS_MASK)
         if group.computed[reuse_class] != self.learned.num_computed:
             group.computed[reuse_class] = self.learned.num_computed
-            self.learned.compute_row(reuse_class, <int>said)
+            self.learned.compute_row(reuse_class, <int>(label >> CLASS_BITS))
             memcpy(group.rows[reuse_class], &self.learned.row[0], sizeof(group.rows[0]))
         return group.rows[reuse_class]
 
@@ -695,35 +791,66 @@ cdef class _HitDensity(CompiledPolicy):
         return admitted, self.let_go()
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
-        cdef uint64_t hashed = hash_node(self.table, node)
-        cdef uint32_t position = ghosts_find(&self.memory, hashed), record_id
-        if position == NIL:
-            record_id = self.new_record(0, 0, node_id, 0)
-            if self.duel is not None and self.duel.samples_node(node):
-                self.records[record_id].flags |= IS_SAMPLED
-        else:
-            record_id = self.memory.items[position].record
+        cdef uint64_t hashed = hash_node(self.table, node), length
+        cdef uint32_t position = ghosts_find(&self.memory, hashed)
+        cdef Record record = Record(self.learned.request, 0, position, True)
+        cdef const Ghost* ghost
+        cdef const uint8_t* key
+        if position != NIL:
+            ghost = self.memory.items + position
+            record.last = last_of(ghost, self.learned.request)
+            record.label = ghost.note & FREE
+            record.is_released = ghost.note & RELEASED
+            record.is_walked = ghost.last >> 31
+            if record.is_walked:
+                self.own(hashed, &record, node_id, False)
             ghosts_remove(&self.memory, position)
-            self.records[record_id].owner = node_id
-            self.records[record_id].flags &= <uint8_t>(~IS_GHOST & 0xFF)
-        self.record_of[node_id] = record_id
-        self.put_on_ring(self.records + record_id)
+        elif self.walk.size < self.walk.most:
+            key = key_bytes(node, &length)
+            record.is_walked = is_sampled(
+                sample_of(kvo_hash(key, length, self.secret)), self.walk_shift
+            )
+            if record.is_walked:
+                walk_add(&self.walk, hashed, node_id, False)
+        self.last[node_id] = record.last
+        self.put_on_ring(
+            node_id,
+            record.label,
+            (IS_RELEASED if record.is_released else 0) | (IS_WALKED if record.is_walked else 0),
+        )
         if self.duel is not None and self.duel.store_begins:
             self.duel.note_store(hashed)
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
-        cdef uint32_t record_id = self.record_of[node_id]
-        ring_remove(self.table, self.ring_of(self.records + record_id), node)
-        self.forget(record_id)
+        ring_remove(self.table, ring_of(self, label_of(node)), node)
+        if node.note & IS_WALKED:
+            walk_remove(
+                &self.walk, walk_find(&self.walk, hash_node(self.table, node), node_id, False)
+            )
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef uint32_t node_id = victim.node_id, record_id = self.record_of[node_id]
+        cdef uint32_t node_id = victim.node_id
         cdef Node* node = node_at(self.table, node_id)
-        ring_remove(self.table, self.ring_of(self.records + record_id), node)
+        cdef Record record = Record(
+            self.last[node_id],
+            label_of(node),
+            node_id,
+            False,
+            node.note & IS_RELEASED,
+            node.note & IS_WALKED != 0,
+        )
+        ring_remove(self.table, ring_of(self, record.label), node)
         self.take_off(node_id, node)
         drop_hashed_key(self.table, node_id, node, victim.hashed)
-        self.records[record_id].owner = NIL
-        self.add_ghost(record_id, victim.hashed)
+        self.remember(victim.hashed, &record)
+
+    cdef void c_park(self, uint64_t most) noexcept:
+        cdef int index, ring_index
+        for index in range(self.num_groups):
+            for ring_index in range(CLASSES):
+                ring_park_in_use(
+                    self.table, &self.groups[self.open_groups[index]].rings[ring_index], most
+                )
 
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
         # It is on no ring any more.
@@ -731,7 +858,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.num_resident -= 1
 
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
-        ring_list(self.table, self.ring_of(self.records + self.record_of[node_id]), node_id, node)
+        ring_list(self.table, ring_of(self, label_of(node)), node_id, node)
 
     # -- released blocks ---------------------------------------------------------------------
 
@@ -742,19 +869,23 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef void c_release(self, Batch* batch) noexcept:
         cdef Py_ssize_t index
-        cdef uint32_t record_id
+        cdef Record record
         CompiledPolicy.c_release(self, batch)
         self.hash_unknown(batch)
         for index in range(batch.size):
-            record_id = self.find_record(batch, index)
-            if record_id != NIL:
-                self.records[record_id].flags |= IS_RELEASED
+            if not find(self, batch, index, &record):
+                continue
+            if record.is_ghost:
+                self.memory.items[record.owner].note |= RELEASED
+            else:
+                node_at(self.table, record.owner).note |= IS_RELEASED
         if self.duel is not None:
+            self.draw(batch)
             self.note_sampled(batch)
             self.duel.release(batch)
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
-        cdef Ring* ring = self.ring_of(self.records + self.record_of[node_id])
+        cdef Ring* ring = ring_of(self, label_of(node))
         if not victims_take(&self.victims, self.table, ring, node_id):
             return False
         self.victims.items[self.victims.size - 1].hashed = hash_ahead(self.table, node)
@@ -781,7 +912,7 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
-        cdef uint32_t record_id, node_id
+        cdef uint32_t position, label
         cdef Py_ssize_t index
         cdef Candidate* leaves
         cdef double stored
@@ -798,17 +929,14 @@ cdef class _HitDensity(CompiledPolicy):
                 # A continuation is no denser than its prefix: the first to fail decides.
                 if self.declines and self.rule == DENSITY:
                     index = <Py_ssize_t>batch.indexes[admitted]
-                    record_id = ghosts_find(
+                    position = ghosts_find(
                         &self.memory,
                         hash_key(self.table, item_key(batch, index), item_length(batch, index)),
                     )
-                    if record_id == NIL:
-                        stored = self.row_of(0, 0)[STORED]
-                    else:
-                        record_id = self.memory.items[record_id].record
-                        stored = self.row_of(
-                            self.records[record_id].said, self.records[record_id].reuse_class
-                        )[STORED]
+                    label = 0
+                    if position != NIL:
+                        label = self.memory.items[position].note & FREE
+                    stored = self.row_of(label)[STORED]
                     if leaves.density >= stored:
                         break
                 self.take(leaves)
@@ -844,7 +972,9 @@ cdef class _HitDensity(CompiledPolicy):
                     continue
                 candidate = self.candidates + self.num_candidates
                 candidate.ring = &group.rings[reuse_class]
-                candidate.label = <uint32_t>(self.open_groups[index] * CLASSES + reuse_class)
+                candidate.label = (
+                    <uint32_t>self.open_groups[index] << CLASS_BITS | <uint32_t>reuse_class
+                )
                 candidate.cursor.started = False
                 self.num_candidates += self.advance(candidate)
 
@@ -857,11 +987,11 @@ cdef class _HitDensity(CompiledPolicy):
         )
         if candidate.node_id == NIL:
             return False
-        candidate.last = self.records[self.record_of[candidate.node_id]].last
+        candidate.last = self.last[candidate.node_id]
         # Its next chance is the next request.
-        candidate.density = self.row_of(
-            candidate.label // CLASSES, <int>(candidate.label % CLASSES)
-        )[bin_of(self.learned.request - candidate.last + 1)]
+        candidate.density = self.row_of(candidate.label)[
+            bin_of(self.learned.request - candidate.last + 1)
+        ]
         return True
 
     cdef Candidate* next_to_leave(self) noexcept:
@@ -878,13 +1008,13 @@ cdef class _HitDensity(CompiledPolicy):
                 candidate.density == least.density and is_older(candidate, least)
             ):
                 least = candidate
-            if self.rule == DENSITY and candidate.label >= (SHARED_SAID + 1) * CLASSES:
+            if self.rule == DENSITY and candidate.label >> CLASS_BITS > SHARED_SAID:
                 continue
             if oldest == NULL or is_older(candidate, oldest):
                 oldest = candidate
         if self.rule == LRU:
             return oldest
-        if least != NULL and least.label < (SHARED_SAID + 1) * CLASSES:
+        if least != NULL and least.label >> CLASS_BITS <= SHARED_SAID:
             if oldest.density <= NEARLY * least.density:
                 return oldest
         return least
@@ -923,7 +1053,7 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef void c_clear(self) noexcept:
         ghosts_clear(&self.memory)
-        self.num_records = self.hand = 0
+        walk_clear(&self.walk)
         if not self.counts:
             return
         self.learned.clear()
@@ -954,7 +1084,7 @@ cdef class _HitDensity(CompiledPolicy):
         return CompiledPolicy.stand_alone(self)
 
     cdef uint64_t c_num_ghosts(self) noexcept:
-        return <uint64_t>self.memory.lists[0].size + self.memory.lists[1].size
+        return self.memory.size
 
     cdef int require_ring(self, int ring_index) except -1:
         self.require_ready()
@@ -978,7 +1108,10 @@ cdef class _HitDensity(CompiledPolicy):
         if type(block_hash) is not bytes or not block_hash:
             return False
         node_id = find_key(self, block_hash)
-        return node_id != NIL and self.records[self.record_of[node_id]].reuse_class == ring_index
+        return (
+            node_id != NIL
+            and label_of(node_at(self.table, node_id)) & CLASS_MASK == <uint32_t>ring_index
+        )
 
     cdef list c_node_ids(self, int ring_index):
         cdef list node_ids = []
@@ -990,10 +1123,10 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef const char* c_check(self) noexcept:
         cdef const char* broken = ghosts_check(&self.memory)
-        cdef uint64_t resident = 0, record_id
-        cdef const Record* record
+        cdef uint64_t resident = 0, hashed
+        cdef uint32_t place
+        cdef const Walked* walked
         cdef int index, reuse_class
-        cdef Node* node
         for index in range(self.num_groups):
             for reuse_class in range(CLASSES):
                 if broken == NULL:
@@ -1005,23 +1138,22 @@ cdef class _HitDensity(CompiledPolicy):
             return broken
         if resident != self.num_resident:
             return b"resident is all rings"
-        if self.num_records != resident + self.c_num_ghosts():
-            return b"the walk is all records"
-        for record_id in range(self.num_records):
-            record = self.records + record_id
-            if record.last > self.learned.request:
-                return b"no block was used in the future"
-            if record.flags & IS_GHOST:
-                if self.memory.items[record.owner].record != record_id:
-                    return b"a ghost has its record"
-                if self.memory.items[record.owner].list != 1 + (record.reuse_class > 0):
-                    return b"a ghost is on the list of its class"
-                continue
-            node = node_at(self.table, record.owner)
-            if self.record_of[record.owner] != record_id or not node.flags & RESIDENT:
-                return b"a block has its record"
-            if not is_on_ring(self.ring_of(record), node):
-                return b"a block is on the ring of its label"
+        for place in range(self.walk.size):
+            walked = self.walk.items + place
+            if walked.is_ghost:
+                hashed = fingerprint(self.memory.items + walked.owner)
+                if not self.memory.items[walked.owner].last >> 31:
+                    return b"a record of the walk knows it"
+                if self.memory.items[walked.owner].note == FREE:
+                    return b"the walk is of ghosts and of resident blocks"
+            else:
+                hashed = hash_node(self.table, node_at(self.table, walked.owner))
+                if not node_at(self.table, walked.owner).note & IS_WALKED:
+                    return b"a record of the walk knows it"
+                if not node_at(self.table, walked.owner).flags & RESIDENT:
+                    return b"the walk is of ghosts and of resident blocks"
+            if walk_find(&self.walk, hashed, walked.owner, walked.is_ghost) != place:
+                return b"a record is at its place in the walk"
         return NULL
 
     def _check(self):

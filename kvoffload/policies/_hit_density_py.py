@@ -6,13 +6,14 @@ NSDI'18), with admission by density, hints of clients, and a guard; ``_learned``
 Structure
     A *record* has the label and the last use of a block that is resident or a *ghost*. Resident
     blocks are on one ring per label, least recent first, so the least dense block is one of the
-    oldest. Two lists hold the ghosts: of blocks that were never used again, and of the others; the
-    oldest of a list is forgotten. A hand walks through all records and samples how much time blocks
-    spend at each age. The *duel* of two small caches of this class decides whether density or
-    recency is the rule.
+    oldest. Two clocks hold the ghosts: of blocks that were never used again, and of the others. A
+    new ghost takes the place of the one at the clock's hand, which passes over those used since.
+    Another hand walks through the records of a sample of the blocks and measures how much time
+    blocks spend at each age. The *duel* of two small caches of this class, which serve a part of
+    this sample, decides whether density or recency is the rule.
 Requests
-    A request first lets the hand meet eight records per block. Then its blocks are used, last block
-    first. A block's class follows from the last use of the deepest known block behind it, since a
+    A request first lets the hand meet eight records per sampled block. Then its blocks are used,
+    last block first. A block's class follows from the last use of the deepest known block behind it, since a
     use of a block is one of its prefix. A request whose blocks were all used by the present request
     only makes them recent; so does the end of a request.
 Hints
@@ -26,7 +27,8 @@ Differs from the paper
     while a block may leave: the tier is offered only blocks stored here, and is read through slots
     of this cache.
 Invariants
-    ``_records`` holds a record of every resident block and every ghost, and so does ``_walk``.
+    ``_records`` holds a record of every resident block and every ghost; ``_walk`` has those of the
+    sample, as far as it has room.
 Cost
     insert, remove, get O(1); touch O(n); make_room and evict O(n x rings + blocks skipped), with at
     most 15 rings per stated time and source, and 30 without hints. Nothing is random.
@@ -36,21 +38,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import floor, log2
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
+from kvoffload._sampling import new_secret, words_of
 from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints, HintSource
 
 from . import registry
-from ._duel_py import DENSITY, LRU, Duel
+from ._duel_py import DENSITY, LRU, Duel, Sample
 from ._learned import NUM_CLASSES, NUM_STEPS, SHARED, Learned, age_bin, class_after
 from ._twin_py import PythonPolicy, Victims, may_leave, require
 from ._views import BlocksView
 
-# Records that the hand meets per block of a request.
+# Records that the hand meets per sampled block of a request, at least one per request.
 _VISITS = 8
+# The hand walks through a sample of at least this many blocks of the capacity, if there are.
+_LEAST_WALKED = 2048
 # Two in seven ghosts are of blocks that were used again.
 _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
@@ -74,8 +79,27 @@ class _Record:
 
     label: _Label
     last: int  # number of the request
-    place: int  # in the walk
+    place: int = -1  # in the walk
+    position: int = -1  # in the clock of its ghosts
+    is_passed_over: bool = False  # once more, when the clock's hand comes
     is_released: bool = False  # it is not counted, until its next use
+
+
+@dataclass(slots=True, eq=False)
+class _Clock:
+    """The hashes of a fixed number of ghosts, and a hand at the next one to forget."""
+
+    num_positions: int
+    ghosts: list[BlockHash | None] = field(default_factory=list)  # by position, filled in order
+    hand: int = 0
+
+
+def walk_shift(capacity: int) -> int:
+    """Return s such that the hand meets one block in ``2**s`` of a cache of `capacity` blocks."""
+    shift = 0
+    while capacity >> shift >= 2 * _LEAST_WALKED:
+        shift += 1
+    return shift
 
 
 class HitDensityCachePolicy(PythonPolicy):
@@ -96,21 +120,23 @@ class HitDensityCachePolicy(PythonPolicy):
     """
 
     __slots__ = (
+        "_clocks",
         "_counts",
         "_declines",
         "_duel",
-        "_ghosts",
         "_ghosts_per_block",
         "_hand",
         "_learned",
-        "_most_ghosts",
+        "_most_walked",
         "_num_computed",
+        "_num_ghosts",
         "_records",
         "_rings",
         "_rows",
         "_rule",
         "_sources",
         "_walk",
+        "_walked",
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
@@ -123,33 +149,35 @@ class HitDensityCachePolicy(PythonPolicy):
         self._counts = True  # a small cache of the duel reads what another cache learns
         self._declines = True  # blocks sparser than those that they would replace
         self._rule = DENSITY
-        self._set_most_ghosts(capacity)
+        most_ghosts = min(int(ghosts * capacity), _MOST_GHOSTS)
+        reused = most_ghosts * _REUSED_SHARE[0] // _REUSED_SHARE[1]
+        self._clocks = (_Clock(most_ghosts - reused), _Clock(reused))
+        self._num_ghosts = 0
         self._records: dict[BlockHash, _Record] = {}
         self._rings: dict[_Label, _Ring] = {}
-        self._ghosts: tuple[_Ring, _Ring] = (OrderedDict(), OrderedDict())
+        secret = words_of(new_secret())
+        self._walked = Sample(walk_shift(capacity), secret)
+        # Fewer are sampled, unless the policy holds more than its capacity.
+        self._most_walked = 2 * (capacity + most_ghosts >> self._walked.shift) + 64
         self._walk: list[BlockHash] = []
         self._hand = 0
         self._sources: dict[str, list[int]] = {}  # the hints and the returns of each
         self._rows: dict[_Label, list[float]] = {}  # densities by bin of age
         self._num_computed = 0  # of what is learned, for which they hold
-        self._duel: Duel | None = Duel(self, capacity) if guard and capacity else None
+        self._duel: Duel | None = Duel(self, capacity, secret) if guard and capacity else None
         super().__init__(capacity)
 
     def small(self, capacity: int, rule: str) -> HitDensityCachePolicy:
         """Return a small cache with a fixed rule that reads what this one learns."""
-        other = HitDensityCachePolicy(capacity, ghosts=self._ghosts_per_block, guard=0)
+        ghosts = self._ghosts_per_block if rule == DENSITY else 0.0
+        other = HitDensityCachePolicy(capacity, ghosts=ghosts, guard=0)
         other._learned = self._learned
         other._counts = False
+        other._declines = self._declines
         other._rule = rule
         other._sources = self._sources
-        if rule == LRU:
-            other._most_ghosts = (0, 0)
+        other._most_walked = 0
         return other
-
-    def _set_most_ghosts(self, capacity: int) -> None:
-        total = min(int(self._ghosts_per_block * capacity), _MOST_GHOSTS)
-        reused = total * _REUSED_SHARE[0] // _REUSED_SHARE[1]
-        self._most_ghosts = (total - reused, reused)
 
     @property
     def ghosts(self) -> float:
@@ -213,7 +241,7 @@ class HitDensityCachePolicy(PythonPolicy):
     @property
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
-        return sum(map(len, self._ghosts))
+        return self._num_ghosts
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:
         return [
@@ -287,8 +315,8 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _sample_time(self, length: int) -> None:
         """Let the hand meet records, each of which stands for as many as it passes over."""
-        walk, learned = self._walk, self._learned
-        num_met = min(len(walk), _VISITS * length)
+        walk, learned, shift = self._walk, self._learned, self._walked.shift
+        num_met = min(len(walk), max(1, _VISITS * length >> shift))
         for _ in range(num_met):
             if self._hand >= len(walk):
                 self._hand = 0
@@ -297,7 +325,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if not record.is_released:
                 said, reuse_class = record.label
                 age = learned.request - record.last
-                learned.count_time(reuse_class, said, age, len(walk) / num_met)
+                learned.count_time(reuse_class, said, age_bin(age), (len(walk) << shift) / num_met)
 
     def _use(self, batch: list[BlockHash], said: int) -> None:
         """Count a use of each block that the present request has not used."""
@@ -309,7 +337,9 @@ class HitDensityCachePolicy(PythonPolicy):
                 reuse_class = 0
                 if use_class is not None:
                     reuse_class = class_after(request - last_use, use_class)
-                self._remember(block_hash, self._new_record(block_hash, (said, reuse_class)))
+                record = self._new_record(block_hash, (said, reuse_class))
+                if self._remember(block_hash, record):
+                    self._join_walk(block_hash, record)
                 continue
             if record.last == request:
                 self._to_most_recent(block_hash, record)
@@ -323,7 +353,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if use_class is None or record.last >= last_use:
                 last_use, use_class = record.last, reuse_class
             if self._counts and not record.is_released:
-                learned.count_use(reuse_class, former, request - record.last)
+                learned.count_use(reuse_class, former, age_bin(request - record.last))
             is_shared = record.last > deepest and learned.is_hinted
             label = (SHARED if is_shared else said, class_after(request - last_use, use_class))
             record.last = request
@@ -370,45 +400,72 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- records ---------------------------------------------------------------------------
 
     def _new_record(self, block_hash: BlockHash, label: _Label) -> _Record:
-        record = _Record(label, self._learned.request, len(self._walk))
+        record = _Record(label, self._learned.request)
         self._records[block_hash] = record
-        self._walk.append(block_hash)
         return record
+
+    def _join_walk(self, block_hash: BlockHash, record: _Record) -> None:
+        """Let the hand meet a new record, if it is of the sample and there is room."""
+        if len(self._walk) < self._most_walked and self._walked.has(block_hash):
+            record.place = len(self._walk)
+            self._walk.append(block_hash)
 
     def _forget(self, block_hash: BlockHash) -> None:
         """Drop a record; the last of the walk takes its place."""
-        record = self._records[block_hash]
-        last = self._walk.pop()
-        if last != block_hash:
-            self._walk[record.place] = last
-            self._records[last].place = record.place
-        del self._records[block_hash]
+        record = self._records.pop(block_hash)
+        if record.place >= 0:
+            last = self._walk.pop()
+            if last != block_hash:
+                self._walk[record.place] = last
+                self._records[last].place = record.place
 
-    def _remember(self, block_hash: BlockHash, record: _Record) -> None:
-        """Make a ghost the most recent of its list, whose oldest may have to go."""
-        number = int(record.label[1] > 0)
-        ghosts = self._ghosts[number]
-        ghosts[block_hash] = None
-        if len(ghosts) > self._most_ghosts[number]:
-            self._forget(ghosts.popitem(last=False)[0])
+    def _remember(self, block_hash: BlockHash, record: _Record) -> bool:
+        """Make a ghost of a block, in place of the next one to forget; False without ghosts."""
+        clock = self._clocks[record.label[1] > 0]
+        if not clock.num_positions:
+            self._forget(block_hash)
+            return False
+        while True:
+            position = clock.hand
+            clock.hand = (clock.hand + 1) % clock.num_positions
+            if position == len(clock.ghosts):
+                clock.ghosts.append(None)
+            oldest = clock.ghosts[position]
+            if oldest is None:
+                break
+            if not self._records[oldest].is_passed_over:
+                self._forget(oldest)
+                self._num_ghosts -= 1
+                break
+            self._records[oldest].is_passed_over = False
+        clock.ghosts[position] = block_hash
+        record.position = position
+        record.is_passed_over = False
+        self._num_ghosts += 1
+        return True
 
-    def _place(self, block_hash: BlockHash, label: _Label) -> _Ring:
-        """Return the ring or the list of ghosts that holds a block of a label."""
-        if block_hash in self._resident:
-            return self._rings[label]
-        return self._ghosts[label[1] > 0]
+    def _leave_clock(self, record: _Record) -> None:
+        self._clocks[record.label[1] > 0].ghosts[record.position] = None
+        self._num_ghosts -= 1
 
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
         record.is_released = False
-        self._place(block_hash, record.label).move_to_end(block_hash)
+        if block_hash in self._resident:
+            self._rings[record.label].move_to_end(block_hash)
+        else:
+            record.is_passed_over = True
 
     def _move(self, block_hash: BlockHash, record: _Record, label: _Label) -> None:
         """Make a block the most recent of another label."""
-        del self._place(block_hash, record.label)[block_hash]
-        record.label = label
+        former, record.label = record.label, label
         if block_hash in self._resident:
+            del self._rings[former][block_hash]
             self._put_on_ring(block_hash, label)
+        elif (former[1] > 0) == (label[1] > 0):
+            record.is_passed_over = True
         else:
+            self._clocks[former[1] > 0].ghosts[record.position] = None
+            self._num_ghosts -= 1
             self._remember(block_hash, record)
 
     def _put_on_ring(self, block_hash: BlockHash, label: _Label) -> None:
@@ -421,8 +478,9 @@ class HitDensityCachePolicy(PythonPolicy):
             record = self._records.get(block_hash)
             if record is None:
                 record = self._new_record(block_hash, (0, 0))
+                self._join_walk(block_hash, record)
             else:
-                del self._ghosts[record.label[1] > 0][block_hash]
+                self._leave_clock(record)
             self._resident[block_hash] = status
             self._put_on_ring(block_hash, record.label)
         if self._duel is not None and blocks:
@@ -564,8 +622,10 @@ class HitDensityCachePolicy(PythonPolicy):
         super()._clear()
         self._records.clear()
         self._rings.clear()
-        for ghosts in self._ghosts:
-            ghosts.clear()
+        for clock in self._clocks:
+            clock.ghosts.clear()
+            clock.hand = 0
+        self._num_ghosts = 0
         self._walk.clear()
         self._hand = 0
         if not self._counts:
@@ -584,13 +644,17 @@ class HitDensityCachePolicy(PythonPolicy):
         super()._check()
         for block_hash, record in self._records.items():
             require(record.last <= self._learned.request, "no block was used in the future")
-            require(self._walk[record.place] == block_hash, "a record stands in its place")
-            require(block_hash in self._place(block_hash, record.label), "a label has its block")
-        require(len(self._walk) == len(self._records), "the walk is all records")
+            if block_hash in self._resident:
+                require(block_hash in self._rings[record.label], "a label has its block")
+                continue
+            ghosts = self._clocks[record.label[1] > 0].ghosts
+            require(ghosts[record.position] == block_hash, "a ghost is at its position")
         require(sum(map(len, self._rings.values())) == len(self._resident), "rings are residents")
-        require(len(self._records) == len(self._resident) + self.num_ghosts, "records are in use")
-        for ghosts, most in zip(self._ghosts, self._most_ghosts, strict=True):
-            require(len(ghosts) <= most, "ghosts are within their number")
+        filled = sum(ghost is not None for clock in self._clocks for ghost in clock.ghosts)
+        require(filled == self._num_ghosts, "the clocks hold the ghosts and nothing else")
+        require(len(self._records) == len(self._resident) + filled, "records are in use")
+        for place, block_hash in enumerate(self._walk):
+            require(self._records[block_hash].place == place, "a record stands in its place")
         for block_hash in self._released:
             require(self._records[block_hash].is_released, "what leaves first is not counted")
         if self._duel is not None:

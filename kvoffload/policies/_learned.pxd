@@ -46,7 +46,7 @@ cdef inline int bin_of(uint32_t age) noexcept nogil:
 @cython.locals(value=uint32_t, exponent=int)
 cpdef int age_bin(uint32_t age) noexcept
 cpdef double bin_width(int bin_index) noexcept
-@cython.locals(longest=uint32_t, number=int)
+@cython.locals(number=int)
 cpdef int class_after(uint32_t gap, int reuse_class) noexcept
 cpdef int share_index(int said, int bin_index) noexcept
 @cython.locals(expected=double)
@@ -77,11 +77,10 @@ cdef class Learned:
     @cython.locals(index=int)
     cpdef void clear(self) noexcept
     cpdef void hint(self) noexcept
-    @cython.locals(bin_index=int)
-    cpdef void count_use(self, int reuse_class, int said, uint32_t age) noexcept
-    @cython.locals(bin_index=int, index=int)
+    cpdef void count_use(self, int reuse_class, int said, int bin_index) noexcept
+    @cython.locals(index=int)
     cpdef void count_time(
-        self, int reuse_class, int said, uint32_t age, double requests
+        self, int reuse_class, int said, int bin_index, double requests
     ) noexcept
     cpdef void end_request(self, int64_t length) noexcept
     cpdef double weight(self) noexcept

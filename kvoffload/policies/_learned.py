@@ -77,11 +77,7 @@ def bin_width(bin_index: int) -> float:
 
 def class_after(gap: int, reuse_class: int) -> int:
     """Return the class of a block of `reuse_class` that is used again after `gap` requests."""
-    longest = 2
-    number = 1
-    while number < _GAPS and gap > longest:  # 2, 6, 14, 30, 126, 510
-        longest = 4 * longest + 6 if number >= 4 else 2 * longest + 2
-        number += 1
+    number = 1 + (gap > 2) + (gap > 6) + (gap > 14) + (gap > 30) + (gap > 126) + (gap > 510)
     return number + _GAPS if reuse_class else number
 
 
@@ -128,16 +124,14 @@ class Learned:
             self.is_hinted = True
             self._compute()
 
-    def count_use(self, reuse_class: int, said: int, age: int) -> None:
-        """Count a use of a block at an age."""
-        bin_index = age_bin(age)
+    def count_use(self, reuse_class: int, said: int, bin_index: int) -> None:
+        """Count a use of a block at an age of a bin."""
         self.uses[reuse_class * _BINS + bin_index] += 1.0
         if said:
             self.used[share_index(said, bin_index)] += 1.0
 
-    def count_time(self, reuse_class: int, said: int, age: int, requests: float) -> None:
-        """Count the time, in requests, that blocks spent at an age."""
-        bin_index = age_bin(age)
+    def count_time(self, reuse_class: int, said: int, bin_index: int, requests: float) -> None:
+        """Count the time, in requests, that blocks spent at the ages of a bin."""
         index = reuse_class * _BINS + bin_index
         self.time[index] += requests
         if said:
