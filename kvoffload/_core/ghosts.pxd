@@ -3,8 +3,8 @@
 Structure
     A ghost is 12 bytes: 48 bits of the key's hash, and the policy's record of the key. Ghosts are
     in two clocks, which share one array; an index like that of the nodes has the positions in this
-    array. A clock's hand finds the next position to use: a free one, or that of a ghost that must
-    not be passed over.
+    array. A clock has a stack of free positions; without any, its hand finds the next ghost that
+    must not be passed over.
     A *walk* is a dense array of records, each the node of a resident key or the position of a
     ghost; an index has their places by the hashes of their keys.
 Invariants
@@ -29,7 +29,7 @@ from kvoffload._core.buckets cimport (
 )
 
 cdef struct Ghost:
-    uint32_t last           # request of the last use, for the policy
+    uint32_t last           # request of the last use, for the policy; free: the next free position
     uint32_t low            # fingerprint
     uint16_t high           # fingerprint, upper 16 bits
     uint16_t note           # the policy's label, below FREE, and flags: PASSED_OVER, RELEASED
@@ -44,7 +44,8 @@ cdef struct Clock:
     uint32_t start          # first position
     uint32_t size           # number of positions
     uint32_t hand           # the next position, from the start
-    uint32_t reached        # positions that the hand has reached so far
+    uint32_t reached        # positions that were in use at least once
+    uint32_t free           # stack of free ones of them, NIL for none
 
 cdef struct Ghosts:
     Ghost* items
@@ -116,15 +117,22 @@ cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil
     return position
 
 
-cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
-    """Free the position of a ghost."""
-    cdef Ghost* ghost = ghosts.items + position
-    cdef uint64_t hashed = fingerprint(ghost)
-    ghost.note = FREE
+cdef inline void ghosts_forget(Ghosts* ghosts, uint32_t position) noexcept nogil:
+    """Take a ghost out of the index; its position is not free yet."""
+    cdef uint64_t hashed = fingerprint(ghosts.items + position)
+    ghosts.items[position].note = FREE
     ghosts.size -= 1
     buckets_remove(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
+
+
+cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
+    """Free the position of a ghost."""
+    cdef Clock* clock = &ghosts.clocks[position >= ghosts.clocks[1].start]
+    ghosts_forget(ghosts, position)
+    ghosts.items[position].last = clock.free
+    clock.free = position
 
 
 cdef inline void ghosts_set(
@@ -143,16 +151,22 @@ cdef inline void ghosts_set(
 
 
 cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
-    """Return the next position to use, free or not, and move the hand past it; `size` is > 0."""
-    cdef Ghost* ghost
-    cdef uint32_t hand
+    """Return the position of the ghost to forget, and move the hand past it; none is free."""
+    cdef uint32_t position
     while True:
-        hand = clock.hand
-        clock.hand = 0 if hand + 1 == clock.size else hand + 1
-        ghost = ghosts.items + clock.start + hand
-        if hand == clock.reached:
-            clock.reached += 1
-            ghost.note = FREE
-        if not ghost.note & PASSED_OVER:
-            return clock.start + hand
-        ghost.note &= <uint16_t>(~PASSED_OVER & 0xFFFF)
+        position = clock.start + clock.hand
+        clock.hand = 0 if clock.hand + 1 == clock.size else clock.hand + 1
+        if not ghosts.items[position].note & PASSED_OVER:
+            return position
+        ghosts.items[position].note &= <uint16_t>(~PASSED_OVER & 0xFFFF)
+
+
+cdef inline uint32_t clock_free(Ghosts* ghosts, Clock* clock) noexcept nogil:
+    """Take a free position, or return NIL."""
+    cdef uint32_t position = clock.free
+    if position != NIL:
+        clock.free = ghosts.items[position].last
+    elif clock.reached < clock.size:
+        position = clock.start + clock.reached
+        clock.reached += 1
+    return position

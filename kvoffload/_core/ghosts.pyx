@@ -29,6 +29,7 @@ cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size)
     memset(ghosts, 0, sizeof(Ghosts))
     ghosts.clocks[0].size = first_size
     ghosts.clocks[1].start = first_size
+    ghosts.clocks[0].free = ghosts.clocks[1].free = NIL
     ghosts.clocks[1].size = second_size
     ghosts.num_buckets = total // GHOSTS_PER_BUCKET + 1
     ghosts.items = <Ghost*>reserve(total * sizeof(Ghost))
@@ -54,6 +55,7 @@ cdef void ghosts_clear(Ghosts* ghosts) noexcept:
             if ghosts.items[position].note != FREE:
                 ghosts_remove(ghosts, position)
         clock.hand = clock.reached = 0
+        clock.free = NIL
 
 
 cdef uint64_t distance(Ghosts* ghosts, uint32_t position) noexcept:
@@ -74,15 +76,21 @@ cdef uint64_t distance(Ghosts* ghosts, uint32_t position) noexcept:
 
 
 cdef const char* ghosts_check(Ghosts* ghosts) noexcept:
-    cdef uint64_t filled = 0, entries = 0, passed = 0, overflow = 0, bucket_index
+    cdef uint64_t filled = 0, entries = 0, passed = 0, overflow = 0, free = 0, reached = 0
+    cdef uint64_t bucket_index
     cdef Clock* clock
     cdef Ghost* ghost
     cdef uint32_t position, entry
     cdef int which
     for which in range(NUM_CLOCKS):
         clock = &ghosts.clocks[which]
-        if clock.reached > clock.size or clock.hand > clock.reached:
-            return b"the hand of a clock has reached its positions one after the other"
+        position = clock.free
+        while position != NIL and ghosts.items[position].note == FREE:
+            free += 1
+            position = ghosts.items[position].last
+        reached += clock.reached
+        if position != NIL or clock.reached > clock.size:
+            return b"the free positions of a clock are on its stack"
         for position in range(clock.start, clock.start + clock.reached):
             ghost = ghosts.items + position
             if ghost.note == FREE:
@@ -95,6 +103,8 @@ cdef const char* ghosts_check(Ghosts* ghosts) noexcept:
         for entry in range(<uint32_t>BUCKET_ENTRIES):
             entries += ghosts.buckets[bucket_index].tags[entry] != 0
         overflow += ghosts.buckets[bucket_index].overflow
+    if filled + free != reached:
+        return b"every position without a ghost is free"
     if filled != ghosts.size or entries != filled:
         return b"the index holds every ghost once"
     if passed != overflow:

@@ -27,8 +27,10 @@ from kvoffload._core.ghosts cimport (
     FREE,
     PASSED_OVER,
     RELEASED,
+    Clock,
     Ghost,
     Walked,
+    clock_free,
     clock_next,
     fingerprint,
     ghost_home,
@@ -36,6 +38,7 @@ from kvoffload._core.ghosts cimport (
     ghosts_clear,
     ghosts_close,
     ghosts_find,
+    ghosts_forget,
     ghosts_open,
     ghosts_remove,
     ghosts_set,
@@ -108,7 +111,7 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import HintSource
 
 cdef enum:
-    VISITS = 8              # records that the hand meets per sampled block of a request
+    VISITS = 4              # records that the hand meets per sampled block of a request
     LEAST_WALKED = 2048
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
@@ -468,7 +471,9 @@ cdef class _HitDensity(CompiledPolicy):
         cdef uint32_t num_met = <uint32_t>min(
             <int64_t>self.walk.size, max(<int64_t>1, VISITS * length >> self.walk_shift)
         )
+        cdef uint32_t request = self.learned.request
         cdef uint32_t hand = self.walk.hand, met, label, last
+        cdef double* time = &self.learned.time[0]
         cdef const Walked* walked
         cdef const Ghost* ghost
         cdef const Node* node
@@ -486,19 +491,22 @@ cdef class _HitDensity(CompiledPolicy):
                 if ghost.note & RELEASED:
                     continue
                 label = ghost.note & FREE
-                last = last_of(ghost, self.learned.request)
+                last = last_of(ghost, request)
             else:
                 node = node_at(self.table, walked.owner)
                 if node.note & IS_RELEASED:
                     continue
                 label = label_of(node)
                 last = self.last[walked.owner]
-            self.learned.count_time(
-                <int>(label & CLASS_MASK),
-                <int>(label >> CLASS_BITS),
-                bin_of(self.learned.request - last),
-                weight,
-            )
+            if label >> CLASS_BITS:
+                self.learned.count_time(
+                    <int>(label & CLASS_MASK),
+                    <int>(label >> CLASS_BITS),
+                    bin_of(request - last),
+                    weight,
+                )
+            else:  # the same without a hint
+                time[label * BINS + <uint32_t>bin_of(request - last)] += weight
         self.walk.hand = hand
 
     cdef void use(self, Batch* batch, uint32_t said) noexcept:
@@ -657,21 +665,19 @@ cdef class _HitDensity(CompiledPolicy):
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and self.ensure_last()
 
-    cdef uint32_t next_position(self, uint32_t label) noexcept:
-        """Return a free position for a ghost, of which another may be forgotten, or NIL."""
-        cdef int clock = label & CLASS_MASK != 0
-        cdef uint32_t position
+    cdef uint32_t next_position(self, uint32_t label, bint* is_free) noexcept:
+        """Return the position for a ghost: a free one, that of the next to forget, or NIL."""
+        cdef Clock* clock = &self.memory.clocks[label & CLASS_MASK != 0]
+        cdef uint32_t position = clock_free(&self.memory, clock)
         cdef const Ghost* ghost
-        if self.memory.clocks[clock].size == 0:
-            return NIL
-        position = clock_next(&self.memory, &self.memory.clocks[clock])
+        is_free[0] = position != NIL
+        if position != NIL or clock.size == 0:
+            return position
+        position = clock_next(&self.memory, clock)
         ghost = self.memory.items + position
-        if ghost.note != FREE:
-            if ghost.last >> 31:
-                walk_remove(
-                    &self.walk, walk_find(&self.walk, fingerprint(ghost), position, True)
-                )
-            ghosts_remove(&self.memory, position)
+        if ghost.last >> 31:
+            walk_remove(&self.walk, walk_find(&self.walk, fingerprint(ghost), position, True))
+        ghosts_forget(&self.memory, position)
         return position
 
     cdef void own(
@@ -687,7 +693,11 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef void remember(self, uint64_t hashed, Record* record) noexcept:
         """Make a ghost of a block that was on a ring, a ghost, or unknown, if there is room."""
-        cdef uint32_t position = self.next_position(record.label)
+        cdef bint is_free
+        cdef uint32_t position = self.next_position(record.label, &is_free)
+        cdef uint16_t flags = RELEASED if record.is_released else 0
+        if is_free:  # the hand may come at once
+            flags |= PASSED_OVER
         if record.is_walked and record.owner != NIL:
             self.own(hashed, record, position, True)
         record.owner = position
@@ -696,7 +706,7 @@ cdef class _HitDensity(CompiledPolicy):
                 &self.memory,
                 position,
                 hashed,
-                <uint16_t>(record.label | (RELEASED if record.is_released else 0)),
+                <uint16_t>record.label | flags,
                 record.last & LAST_BITS | <uint32_t>record.is_walked << 31,
             )
 

@@ -7,12 +7,13 @@ Structure
     A *record* has the label and the last use of a block that is resident or a *ghost*. Resident
     blocks are on one ring per label, least recent first, so the least dense block is one of the
     oldest. Two clocks hold the ghosts: of blocks that were never used again, and of the others. A
-    new ghost takes the place of the one at the clock's hand, which passes over those used since.
+    new ghost takes a free position, and passes the clock's hand once, or the position of the next
+    ghost at the hand, which passes over those used since.
     Another hand walks through the records of a sample of the blocks and measures how much time
     blocks spend at each age. The *duel* of two small caches of this class, which serve a part of
     this sample, decides whether density or recency is the rule.
 Requests
-    A request first lets the hand meet eight records per sampled block. Then its blocks are used,
+    A request first lets the hand meet four records per sampled block. Then its blocks are used,
     last block first. A block's class follows from the last use of the deepest known block behind it, since a
     use of a block is one of its prefix. A request whose blocks were all used by the present request
     only makes them recent; so does the end of a request.
@@ -53,7 +54,7 @@ from ._twin_py import PythonPolicy, Victims, may_leave, require
 from ._views import BlocksView
 
 # Records that the hand meets per sampled block of a request, at least one per request.
-_VISITS = 8
+_VISITS = 4
 # The hand walks through a sample of at least this many blocks of the capacity, if there are.
 _LEAST_WALKED = 2048
 # Two in seven ghosts are of blocks that were used again.
@@ -91,6 +92,7 @@ class _Clock:
 
     num_positions: int
     ghosts: list[BlockHash | None] = field(default_factory=list)  # by position, filled in order
+    free: list[int] = field(default_factory=list)  # of the positions, as a stack
     hand: int = 0
 
 
@@ -425,27 +427,38 @@ class HitDensityCachePolicy(PythonPolicy):
         if not clock.num_positions:
             self._forget(block_hash)
             return False
-        while True:
-            position = clock.hand
-            clock.hand = (clock.hand + 1) % clock.num_positions
-            if position == len(clock.ghosts):
-                clock.ghosts.append(None)
-            oldest = clock.ghosts[position]
-            if oldest is None:
-                break
-            if not self._records[oldest].is_passed_over:
-                self._forget(oldest)
-                self._num_ghosts -= 1
-                break
-            self._records[oldest].is_passed_over = False
+        is_free = bool(clock.free) or len(clock.ghosts) < clock.num_positions
+        if clock.free:
+            position = clock.free.pop()
+        elif is_free:
+            position = len(clock.ghosts)
+            clock.ghosts.append(None)
+        else:
+            position = self._next_to_forget(clock)
         clock.ghosts[position] = block_hash
         record.position = position
-        record.is_passed_over = False
+        record.is_passed_over = is_free  # the hand may come at once
         self._num_ghosts += 1
         return True
 
-    def _leave_clock(self, record: _Record) -> None:
-        self._clocks[record.label[1] > 0].ghosts[record.position] = None
+    def _next_to_forget(self, clock: _Clock) -> int:
+        """Forget the next ghost that is not passed over; return its position."""
+        while True:
+            position = clock.hand
+            clock.hand = (clock.hand + 1) % clock.num_positions
+            oldest = clock.ghosts[position]
+            if oldest is not None and not self._records[oldest].is_passed_over:
+                self._forget(oldest)
+                self._num_ghosts -= 1
+                return position
+            if oldest is not None:
+                self._records[oldest].is_passed_over = False
+
+    def _leave_clock(self, record: _Record, reuse_class: int) -> None:
+        """Take a ghost out of the clock of its class."""
+        clock = self._clocks[reuse_class > 0]
+        clock.ghosts[record.position] = None
+        clock.free.append(record.position)
         self._num_ghosts -= 1
 
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
@@ -464,8 +477,7 @@ class HitDensityCachePolicy(PythonPolicy):
         elif (former[1] > 0) == (label[1] > 0):
             record.is_passed_over = True
         else:
-            self._clocks[former[1] > 0].ghosts[record.position] = None
-            self._num_ghosts -= 1
+            self._leave_clock(record, former[1])
             self._remember(block_hash, record)
 
     def _put_on_ring(self, block_hash: BlockHash, label: _Label) -> None:
@@ -480,7 +492,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 record = self._new_record(block_hash, (0, 0))
                 self._join_walk(block_hash, record)
             else:
-                self._leave_clock(record)
+                self._leave_clock(record, record.label[1])
             self._resident[block_hash] = status
             self._put_on_ring(block_hash, record.label)
         if self._duel is not None and blocks:
@@ -624,6 +636,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._rings.clear()
         for clock in self._clocks:
             clock.ghosts.clear()
+            clock.free.clear()
             clock.hand = 0
         self._num_ghosts = 0
         self._walk.clear()

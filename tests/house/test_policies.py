@@ -17,7 +17,7 @@ if not (ROOT / POLICIES).is_dir():
 
 
 @pytest.mark.parametrize(
-    "entry", map(registry.entry, registry.names()), ids=lambda entry: entry.name
+    "entry", [registry.entry(name) for name in registry.names()], ids=lambda entry: entry.name
 )
 @pytest.mark.parametrize("ending", ["py.py", "c.pyx"])
 def test_every_entry_has_both_twins(entry: registry.Entry, ending: str) -> None:

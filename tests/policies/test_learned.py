@@ -40,9 +40,10 @@ def serve(learned: Any, gaps: Any, num_blocks: int, requests: int, says: Any = l
     for _ in range(requests):
         for block in range(num_blocks):
             ages[block] += 1
-            learned.count_time(0, said[block], ages[block], 1.0)
+            bin_index = _learned.age_bin(ages[block])
+            learned.count_time(0, said[block], bin_index, 1.0)
             if ages[block] == due[block]:
-                learned.count_use(0, said[block], ages[block])
+                learned.count_use(0, said[block], bin_index)
                 ages[block], due[block], said[block] = 0, gaps(), says()
         learned.end_request(LENGTH)
 
@@ -123,12 +124,12 @@ def filled(module: Any, seed: int, hinted: bool) -> Any:
         if hinted and number == 1000:
             learned.hint()
         said = draw.choice([0, module.SHARED, FIRST_SAID + draw.randrange(3 * module.NUM_STEPS)])
-        age = int(draw.expovariate(1) * 10 ** draw.randrange(6))
+        bin_index = module.age_bin(int(draw.expovariate(1) * 10 ** draw.randrange(6)))
         reuse_class = draw.randrange(module.NUM_CLASSES)
         if draw.random() < 0.4:
-            learned.count_use(reuse_class, said, age)
+            learned.count_use(reuse_class, said, bin_index)
         else:
-            learned.count_time(reuse_class, said, age, 100 * draw.random())
+            learned.count_time(reuse_class, said, bin_index, 100 * draw.random())
         if number % 3 == 0:
             learned.request += 1
             learned.end_request(draw.randrange(1, 40))
