@@ -220,9 +220,10 @@ class PythonPolicy(CachePolicy):
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         """Make absent blocks resident, in order, keeping the status objects themselves."""
 
-    @abstractmethod
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         """Drop resident blocks without remembering them."""
+        for block_hash in hashes:
+            self._drop(block_hash)
 
     @abstractmethod
     def _touch(self, batch: list[BlockHash]) -> None:

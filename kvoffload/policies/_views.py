@@ -21,6 +21,7 @@ class _RingView:
     def __init__(self, policy: Any, ring_index: int) -> None:
         self._policy = policy
         self._ring_index = ring_index
+        len(self)  # raises RuntimeError if the policy's constructor has not completed
 
     def __len__(self) -> int:
         length: int = self._policy._ring_length(self._ring_index)

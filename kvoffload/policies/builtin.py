@@ -11,14 +11,14 @@ from .entries import Entry as _Entry
 from .entries import Option as _Option
 
 if TYPE_CHECKING:
-    from ._arc_classic_py import ARCClassicCachePolicy as ARCClassicCachePolicy
-    from ._arc_py import ARCCachePolicy as ARCCachePolicy
     from ._hit_density_py import HitDensityCachePolicy as HitDensityCachePolicy
-    from ._lfu_py import LFUCachePolicy as LFUCachePolicy
-    from ._lru_py import LRUCachePolicy as LRUCachePolicy
+    from ._lists_py import ARCCachePolicy as ARCCachePolicy
+    from ._lists_py import ARCClassicCachePolicy as ARCClassicCachePolicy
+    from ._lists_py import LFUCachePolicy as LFUCachePolicy
+    from ._lists_py import LRUCachePolicy as LRUCachePolicy
+    from ._lists_py import SLRUCachePolicy as SLRUCachePolicy
     from ._s3fifo_py import S3FIFOCachePolicy as S3FIFOCachePolicy
     from ._sieve_py import SieveCachePolicy as SieveCachePolicy
-    from ._slru_py import SLRUCachePolicy as SLRUCachePolicy
 
 _ENTRIES = (
     _Entry(
@@ -27,6 +27,7 @@ _ENTRIES = (
         "least recently used leaves first",
         simplicity=1,
         explained_by="One order of the resident blocks.",
+        stem="lists",
     ),
     _Entry(
         "arc",
@@ -34,6 +35,7 @@ _ENTRIES = (
         "adaptive replacement as vLLM has it",
         simplicity=6,
         explained_by="Two orders, and lists of blocks that left, which move a target.",
+        stem="lists",
         tail_first="in each list",  # between its lists it chooses by their sizes
     ),
     _Entry(
@@ -42,6 +44,7 @@ _ENTRIES = (
         "adaptive replacement as published",
         simplicity=7,
         explained_by="As much as of arc, which is the one that users of vLLM know.",
+        stem="lists",
         tail_first="in each list",
     ),
     _Entry(
@@ -50,6 +53,7 @@ _ENTRIES = (
         "LRU in two segments: blocks seen again are protected",
         simplicity=3,
         explained_by="Two orders of the resident blocks and their share.",
+        stem="lists",
         options=(
             _Option("protected", 0.5, 0.0, 1.0, "share of the capacity for blocks seen again"),
         ),
@@ -60,6 +64,7 @@ _ENTRIES = (
         "least frequently used leaves first, counts age",
         simplicity=4,
         explained_by="One count per resident block, and an age.",
+        stem="lists",
     ),
     _Entry(
         "sieve",

@@ -67,7 +67,7 @@ class Entry:
     name : str
         Name in configuration and on the command line.
     class_name : str
-        Name of the class in both twins, ``_<name>_py`` and ``_<name>_c`` of this package.
+        Name of the class in both twins, ``_<stem>_py`` and ``_<stem>_c`` of this package.
     summary : str
         One line for help texts.
     simplicity : int
@@ -75,6 +75,8 @@ class Entry:
         left.
     explained_by : str
         One sentence on what one must know for that. It does not depend on the policy's hits.
+    stem : str
+        Stem of the files of its twins; by default its name with underscores.
     options : tuple of Option
         Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
@@ -96,6 +98,7 @@ class Entry:
     summary: str
     simplicity: int
     explained_by: str
+    stem: str = ""
     options: tuple[Option, ...] = ()
     learns_by_request: bool = False
     ranks_by_return: bool = False
@@ -103,10 +106,9 @@ class Entry:
     scales: bool = True
     warm_up_blocks: int = 0
 
-    @property
-    def stem(self) -> str:
-        """The name as used in file names."""
-        return self.name.replace("-", "_")
+    def __post_init__(self) -> None:
+        if not self.stem:
+            object.__setattr__(self, "stem", self.name.replace("-", "_"))
 
     def check(self, name: str, value: str) -> int | float:
         """Return the value of the option `name` from its text; ValueError if it is unknown."""

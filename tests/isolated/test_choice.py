@@ -220,7 +220,7 @@ def test_the_choice_is_made_once() -> None:
     import kvoffload.replay, kvoffload.traces
     print(kvoffload.IMPLEMENTATION, type(kvoffload.CPUOffloadingManager(16, 1).policy).__module__)
     """
-    assert run_script(script) == "python kvoffload.policies._lru_py\n"
+    assert run_script(script) == "python kvoffload.policies._lists_py\n"
 
 
 def test_both_twins_stay_importable_beside_each_other(

@@ -207,9 +207,6 @@ cdef class ChainRules(UseRules):
 
 
 cdef class ARCRules(UseRules):
-    def __cinit__(self, _ARC policy not None):
-        self.arc = policy
-
     def keys(self, name):
         """Return the keys of ``t1``, ``t2``, ``b1`` or ``b2``, least recent first."""
         if name not in _ARC_LISTS:
@@ -219,14 +216,16 @@ cdef class ARCRules(UseRules):
     @property
     def target_t1_size(self):
         """The adaptive target size of T1, in chunks."""
-        return self.arc.target
+        return self.policy.target_t1_size
 
     @target_t1_size.setter
     def target_t1_size(self, value):
         target = float(value)
-        if not 0.0 <= target <= self.arc.capacity:
-            raise ValueError(f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}")
-        self.arc.target = target
+        if not 0.0 <= target <= self.policy.capacity:
+            raise ValueError(
+                f"target_t1_size must be in 0 ... {self.policy.capacity}, got {value!r}"
+            )
+        self.policy._set_target(target)
 
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
