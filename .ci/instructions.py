@@ -96,11 +96,14 @@ def growing_paths() -> Iterator[HotPath]:
                 blocks = [request[:1] for request in misses]
                 manager.prepare_store(blocks.pop())  # meets all of them, once
                 yield f"{what} past chains in use, {policy}, {size}", call, manager, blocks
-    for policy in ("lru", "arc", "arc-classic"):
-        for size in SIZES:
-            blocks = [request[:1] for request in misses[1:]]
-            manager = pinned_by_loads(policy, size)
-            yield f"first stores after loads, {policy}, {size}", store, manager, blocks
+    for policy in registry.names():
+        for what, pin in (("loads", pinned_by_loads), ("loads of tails", pinned_tails_by_loads)):
+            if policy == "sieve" and pin is pinned_tails_by_loads:
+                continue  # its hand clears the marks of all idle blocks first
+            for size in SIZES:
+                blocks = [request[:1] for request in misses[1:]]
+                manager = pin(policy, size)
+                yield f"first stores after {what}, {policy}, {size}", prepare_store, manager, blocks
 
 
 def pinned_by_loads(policy: str, num_blocks: int) -> Any:
@@ -115,6 +118,22 @@ def pinned_by_loads(policy: str, num_blocks: int) -> Any:
         store(manager, request)
     for request in held:
         manager.prepare_load(request)
+    return manager
+
+
+def pinned_tails_by_loads(policy: str, num_blocks: int) -> Any:
+    """Fill a manager with chains of ten used blocks, nine of each held by a load."""
+    from kvoffload import CPUOffloadingManager
+
+    manager = CPUOffloadingManager(16, num_blocks, policy)
+    blocks = [block for request in requests(70_000, num_blocks // REQUEST + 1) for block in request]
+    chains = [blocks[start : start + 10] for start in range(0, num_blocks, 10)]
+    for chain in chains:
+        manager.touch(chain)
+        store(manager, chain)
+        manager.touch(chain)
+    for chain in chains:
+        manager.prepare_load(chain[1:])
     return manager
 
 

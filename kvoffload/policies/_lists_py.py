@@ -304,8 +304,9 @@ class LFUCachePolicy(_Lists):
         return self._joins(block_hash, 0, seen_again=True)
 
     def _drop(self, block_hash: BlockHash) -> BlockStatus:
-        self._counts.pop(block_hash, None)  # an interrupted call may be repeated
-        return super()._drop(block_hash)
+        status = super()._drop(block_hash)
+        del self._counts[block_hash]
+        return status
 
     def _joins(self, block_hash: BlockHash, at: int, *, seen_again: bool) -> int:
         del at

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ._lists_py import LFUCachePolicy as LFUCachePolicy
     from ._lists_py import LRUCachePolicy as LRUCachePolicy
     from ._lists_py import SLRUCachePolicy as SLRUCachePolicy
-    from ._s3fifo_py import S3FIFOCachePolicy as S3FIFOCachePolicy
-    from ._sieve_py import SieveCachePolicy as SieveCachePolicy
+    from ._queue_py import S3FIFOCachePolicy as S3FIFOCachePolicy
+    from ._queue_py import SieveCachePolicy as SieveCachePolicy
 
 _ENTRIES = (
     _Entry(
@@ -72,6 +72,7 @@ _ENTRIES = (
         "oldest not used since the hand last passed leaves",
         simplicity=2,
         explained_by="One order of the resident blocks and one bit per block.",
+        stem="queue",
         tail_first="never",  # its order says nothing about chains
         scales=False,
     ),
@@ -81,6 +82,7 @@ _ENTRIES = (
         "new blocks that are not used soon leave first, by three FIFO queues",
         simplicity=5,
         explained_by="Two orders with fixed shares, and a list of blocks that left.",
+        stem="queue",
         options=(_Option("small", 0.1, 0.0, 1.0, "share of the capacity for new blocks"),),
     ),
     _Entry(

@@ -205,7 +205,7 @@ STEPS = {
     "_insert": "c_insert",
     "_remove": "c_removed",
     "_touch": "c_touch",
-    "_evict": "c_search|c_sift",
+    "_evict": "c_search|sift",
     "_clear": "c_clear",
     "_check": "c_check",
 }
@@ -248,7 +248,8 @@ def test_twins_have_their_steps_in_the_same_order(stem: str) -> None:
         assert sorted(both, key=lambda step: in_python[step]) == sorted(
             both, key=lambda step: in_compiled[STEPS[step]]
         ), name
-    assert {"_insert", "_touch"} <= compared
+    assert "_insert" in compared
+    assert len(compared) > 2
 
 
 def test_each_change_for_users_is_named_as_its_tool_reads_it() -> None:

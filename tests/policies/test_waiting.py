@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.policies._s3fifo_py import _Search
+from kvoffload.policies._queue_py import _Search
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store

@@ -1,3 +1,0 @@
-from kvoffload.policies._twin_c import CompiledPolicy
-
-class QueuePolicy(CompiledPolicy): ...
