@@ -57,15 +57,10 @@ cdef enum:
     B2 = 3
 
 
-cdef class _Lists(CompiledPolicy):
+cdef class Lists(CompiledPolicy):
     """The lists of a policy, and what most of them do: to begin with, LRU."""
 
-    cdef int num_lists          # of blocks; as many of ghosts may follow
-    cdef bint prefix_joins      # a pending block was seen again if a later one of its chain was
-    cdef uint64_t num_early     # victims of the search at work that leave before their turn
-
     cdef int open(self, object cache_capacity, int num_lists, int ghosts_a_block=0) except -1:
-        """Construct the policy, with room for `ghosts_a_block` per block."""
         self.set_up(cache_capacity, 1 + ghosts_a_block, num_lists << (ghosts_a_block > 0))
         self.num_lists = num_lists
         self.c_clear()
@@ -84,7 +79,6 @@ cdef class _Lists(CompiledPolicy):
                 ring_renew(self.table, &self.rings[0], node_id, node_at(self.table, node_id))
 
     cdef void use(self, Batch* batch) noexcept:
-        """Touch the blocks and ghosts of a policy with two lists."""
         cdef bint is_prefix = False
         cdef Py_ssize_t index
         cdef uint32_t node_id
@@ -107,10 +101,9 @@ cdef class _Lists(CompiledPolicy):
             is_prefix = self.prefix_joins
 
     cdef void adapt(self, Node* ghost) noexcept:
-        """Adapt to the return of a ghost."""
+        pass
 
     cdef int first_list(self) noexcept:
-        """Return the list that yields victims first; the others follow in turn."""
         return 0
 
     cdef bint c_search(self, uint64_t n) noexcept:
@@ -157,14 +150,14 @@ cdef class _Lists(CompiledPolicy):
         return NULL
 
 
-cdef class _LRU(_Lists):
+cdef class _LRU(Lists):
     @property
     def blocks(self):
         """Resident blocks and their live statuses, least recent first; read-only."""
         return BlocksView(self, 0)
 
 
-cdef class _SLRU(_Lists):
+cdef class _SLRU(Lists):
     cdef int64_t _protected_size    # most blocks that protected should hold
 
     @property
@@ -204,7 +197,7 @@ cdef class _SLRU(_Lists):
         self.victims.no_memory = False
 
 
-cdef class _LFU(_Lists):
+cdef class _LFU(Lists):
     cdef int64_t _age       # the age L
     cdef int last           # list of the last victim that left in its turn, or that of the age
 
@@ -254,7 +247,7 @@ cdef class _LFU(_Lists):
     cdef void c_evicted(self, const Victim* victim) noexcept:
         if <uint64_t>(victim - self.victims.items) >= self.num_early:
             self.last = node_at(self.table, victim.node_id).ring - 1
-        _Lists.c_evicted(self, victim)
+        Lists.c_evicted(self, victim)
 
     cdef void c_settled(self) noexcept:
         while self._age % MOST_LISTS != self.last and not self.rings[self._age % MOST_LISTS].size:
@@ -271,10 +264,10 @@ cdef class _LFU(_Lists):
             node = node_at(self.table, node_id)
             if node.ring and not 1 <= node.note <= MOST_COUNTED:
                 return b"F is 1 ... 15"
-        return _Lists.c_check(self)
+        return Lists.c_check(self)
 
 
-cdef class _ARC(_Lists):
+cdef class _ARC(Lists):
     """The lists T1, T2, B1 and B2, and the target size of T1; vLLM's variant."""
 
     cdef double target      # target size of T1, in blocks: the paper's p
@@ -407,7 +400,7 @@ cdef class _ARC(_Lists):
         self.c_settled()
         if before != self.c_num_ghosts():
             return b"the ghosts are within their bounds"
-        return _Lists.c_check(self)
+        return Lists.c_check(self)
 
 
 cdef class _ARCClassic(_ARC):

@@ -75,7 +75,7 @@ PROBATION, PROTECTED = range(2)
 T1, T2, B1, B2 = range(4)
 
 
-class _Lists(PythonPolicy):
+class Lists(PythonPolicy):
     """The lists of a policy, and what most of them do: to begin with, LRU."""
 
     __slots__ = ("_at", "_lists")
@@ -206,7 +206,7 @@ class _Lists(PythonPolicy):
         require(dict(blocks) == self._resident, "resident is the union of the lists of blocks")
 
 
-class LRUCachePolicy(_Lists):
+class LRUCachePolicy(Lists):
     """A policy that evicts the least recently used idle block.
 
     Parameters
@@ -223,7 +223,7 @@ class LRUCachePolicy(_Lists):
         return BlocksView(self, 0)
 
 
-class SLRUCachePolicy(_Lists):
+class SLRUCachePolicy(Lists):
     """A policy that evicts the least recently used block that was not seen again.
 
     Parameters
@@ -272,7 +272,7 @@ class SLRUCachePolicy(_Lists):
             self._put(block_hash, PROBATION, status)
 
 
-class LFUCachePolicy(_Lists):
+class LFUCachePolicy(Lists):
     """A policy that evicts the least frequently used block; old counts fade as the cache ages.
 
     Parameters
@@ -340,7 +340,7 @@ class LFUCachePolicy(_Lists):
         require(all(1 <= count <= MOST_COUNTED for count in counts), "F is 1 ... 15")
 
 
-class _ARC(_Lists):
+class _ARC(Lists):
     """The lists T1, T2, B1 and B2, and the target size of T1; vLLM's variant."""
 
     __slots__ = ("_target",)

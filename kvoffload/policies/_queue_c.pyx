@@ -73,7 +73,6 @@ from kvoffload.policies.base import CachePolicy
 
 cdef enum:
     FIRST_ROOM = 64
-    MOST_COUNTED = 3    # by S3-FIFO
 
 # Rings of S3-FIFO, from 0.
 cdef enum:
@@ -81,31 +80,9 @@ cdef enum:
     MAIN = 1
     GHOSTS = 2
 
-cdef extern from *:
-    """
-    #define KVO_BEYOND_ALL UINT64_MAX
-    """
-    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a position that is never assigned
 
-
-# A block before a search changed its place or count.
-cdef struct Change:
-    uint64_t position
-    uint32_t node_id
-    uint8_t ring            # its queue's id
-    uint8_t count
-
-
-cdef class _Queues(CompiledPolicy):
+cdef class Queues(CompiledPolicy):
     """The positions and the search of a policy whose queues are not ordered by use."""
-
-    cdef uint64_t* positions        # by node_id: of the block in its queue, greater is newer
-    cdef uint64_t num_positions     # nodes that the array has room for
-    cdef int num_queues
-    cdef bint searching             # a search is neither settled nor cancelled
-    cdef Change* changes            # that it has made
-    cdef uint64_t num_changes
-    cdef uint64_t changes_room
 
     def __cinit__(self):
         self.positions = NULL
@@ -126,15 +103,47 @@ cdef class _Queues(CompiledPolicy):
 
     # -- queues ------------------------------------------------------------------------------
 
+    cdef int open(self, object cache_capacity, int num_queues, int most_counted) except -1:
+        self.set_up(cache_capacity, num_queues, 2 * num_queues - 1)
+        self.num_queues = num_queues
+        self.most_counted = most_counted
+        self.c_clear()
+        self.publish()
+        return 0
+
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        node.note = 0
+        self.join(0, node_id, node)
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        self.use(batch, True)
+
+    cdef void use(self, Batch* batch, bint counts) noexcept:
+        cdef int most = self.most_counted if counts else 0, num_queues = self.num_queues
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        cdef Node* node
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
+                continue
+            node = node_at(self.table, node_id)
+            if node.ring > num_queues:
+                continue
+            if node.block.ref_cnt < 0:
+                self.renew(node_id, node)
+            elif node.note < most:
+                node.note += 1
+                if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
+                    ring_list(self.table, &self.rings[node.ring - 1], node_id, node)
+
     cdef void join(self, int queue_index, uint32_t node_id, Node* node) noexcept:
-        """Put a block that is on no ring at the newest end of a queue."""
         cdef Ring* queue = &self.rings[queue_index]
         self.positions[node_id] = queue.next_position
         queue.next_position += 1
         ring_append(self.table, queue, node_id, node)
 
     cdef void renew(self, uint32_t node_id, Node* node) noexcept:
-        """Move a block of a queue to its newest end."""
         cdef Ring* queue = &self.rings[node.ring - 1]
         if node.flags & PARKED:
             self.returns(node_id)
@@ -143,14 +152,12 @@ cdef class _Queues(CompiledPolicy):
         ring_renew(self.table, queue, node_id, node)
 
     cdef void returns(self, uint32_t node_id) noexcept:
-        """Handle a parked block that is about to return to its queue."""
+        pass
 
     cdef bint waits(self, uint32_t node_id) noexcept:
-        """Return whether a parked block may be idle without being listed."""
         return False
 
     cdef uint32_t scan(self, int queue_index, uint32_t* rest) noexcept:
-        """Advance the scan of a queue by one, NIL at its end; `rest` is the list's next block."""
         cdef Ring* queue = &self.rings[queue_index]
         cdef uint32_t node_id = rest[0]
         cdef uint64_t position = BEYOND_ALL if node_id == NIL else self.positions[node_id]
@@ -167,12 +174,10 @@ cdef class _Queues(CompiledPolicy):
         return node_id
 
     cdef uint64_t num_to_scan(self, int queue_index) noexcept:
-        """Count the blocks that a scan of the whole queue would meet."""
         cdef Ring* queue = &self.rings[queue_index]
         return queue.size - queue.num_parked + queue.num_listed
 
     cdef bint park(self, uint32_t node_id, Node* node) noexcept:
-        """Park a block that the scan has met and cannot take; False if there is no memory."""
         cdef Ring* queue = &self.rings[node.ring - 1]
         if not ring_ensure_parking(queue):
             self.victims.no_memory = True
@@ -181,13 +186,11 @@ cdef class _Queues(CompiledPolicy):
         return True
 
     cdef bint skip(self, uint32_t node_id, Node* node) noexcept:
-        """Pass over a block that may not leave: park it, unless it is only protected."""
         if not self.victims.managed or node.block.ref_cnt == 0 and not node.flags & CHOSEN:
             return True
         return self.park(node_id, node)
 
     cdef uint32_t park_from(self, uint32_t node_id, uint32_t end, uint64_t most) noexcept:
-        """Park up to `most` blocks of a list that a scan would skip; return the next one."""
         cdef uint32_t following
         cdef Node* node
         while most and node_id != end and node_id != NIL:
@@ -202,7 +205,6 @@ cdef class _Queues(CompiledPolicy):
         return node_id
 
     cdef bint park_ahead(self, uint32_t node_id, Node* node) noexcept:
-        """Park a block if a scan would."""
         return node.block.ref_cnt != 0 and self.park(node_id, node)
 
     cdef list c_node_ids(self, int queue_index):
@@ -215,7 +217,6 @@ cdef class _Queues(CompiledPolicy):
         return node_ids
 
     cdef const char* check_queues(self) noexcept:
-        """Verify that the queues are in the order of their positions; return what is broken."""
         cdef Ring* queue
         cdef Node* node
         cdef uint32_t node_id
@@ -258,7 +259,6 @@ cdef class _Queues(CompiledPolicy):
         return False
 
     cdef bint sift(self, uint64_t n) noexcept:
-        """Take `n` victims; False if there are fewer, or no memory."""
         return False
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
@@ -269,7 +269,6 @@ cdef class _Queues(CompiledPolicy):
         return False
 
     cdef bint note_change(self, uint32_t node_id, Node* node) noexcept:
-        """Log the place and count of a block; False if there is no memory."""
         cdef Change* change
         if self.num_changes == self.changes_room and not grow(
             <void**>&self.changes,
@@ -330,7 +329,7 @@ cdef class _Queues(CompiledPolicy):
         self.searching = False
 
 
-cdef class _Sieve(_Queues):
+cdef class _Sieve(Queues):
     cdef uint32_t next_node_id      # the next block of the list to look at, NIL at its end
     cdef uint64_t hand_before       # where the hand was before the search at work
 
@@ -361,30 +360,18 @@ cdef class _Sieve(_Queues):
         return None if first == NIL else key_of(node_at(self.table, first))
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
-        node.note = 0
-        self.join(0, node_id, node)
+        Queues.c_insert(self, node_id, node)
         if self.next_node_id == NIL:
             self.next_node_id = node_id
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         self.step_off(node_id, node)
 
-    cdef void c_touch(self, Batch* batch) noexcept:
-        cdef Py_ssize_t index
-        cdef uint32_t node_id
-        cdef Node* node
-        for index in range(batch.size - 1, -1, -1):
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
-                continue
-            node = node_at(self.table, node_id)
-            if node.block.ref_cnt >= 0:
-                node.note = 1
-            else:
-                self.step_off(node_id, node)
-                self.renew(node_id, node)
-                if self.next_node_id == NIL:
-                    self.next_node_id = node_id
+    cdef void renew(self, uint32_t node_id, Node* node) noexcept:
+        self.step_off(node_id, node)
+        Queues.renew(self, node_id, node)
+        if self.next_node_id == NIL:
+            self.next_node_id = node_id
 
     cdef inline void step_off(self, uint32_t node_id, Node* node) noexcept:
         """Move the hand past a block that is about to move or leave."""
@@ -438,7 +425,7 @@ cdef class _Sieve(_Queues):
 
     cdef void cancel(self) noexcept:
         cdef bint searching = self.searching
-        _Queues.cancel(self)
+        Queues.cancel(self)
         if searching:
             self.put_hand(self.hand_before)
 
@@ -457,7 +444,7 @@ cdef class _Sieve(_Queues):
         self.put_hand(self.rings[0].start)
 
     cdef void c_clear(self) noexcept:
-        _Queues.c_clear(self)
+        Queues.c_clear(self)
         self.next_node_id = NIL
 
     cdef const char* c_check(self) noexcept:
@@ -537,7 +524,7 @@ cdef void fill(Waiting* heap, Link* links, uint64_t size, uint64_t gap, Waiting 
     put(heap, links, gap, &entry)
 
 
-cdef class _S3FIFO(_Queues):
+cdef class _S3FIFO(Queues):
     cdef Link* links                # by node_id
     cdef uint64_t links_room
     cdef uint64_t last_link_id      # given out
@@ -586,7 +573,7 @@ cdef class _S3FIFO(_Queues):
         self.finish_alone(hashes)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        return _Queues.c_ensure(self, more) and extend(
+        return Queues.c_ensure(self, more) and extend(
             <void**>&self.links,
             &self.links_room,
             self.num_positions,
@@ -612,31 +599,12 @@ cdef class _S3FIFO(_Queues):
         self.returns(node_id)
         self.links[node_id].link_id = 0
 
-    cdef void c_touch(self, Batch* batch) noexcept:
-        self.use(batch, True)
-
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
         self.use(batch, False)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
-        """Link the batch's chain, count a use of its ready blocks and renew the pending ones."""
-        cdef Py_ssize_t index
-        cdef uint32_t node_id
-        cdef Node* node
         self.link(batch)
-        for index in range(batch.size - 1, -1, -1):
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
-                continue
-            node = node_at(self.table, node_id)
-            if node.ring == GHOSTS + 1:
-                continue
-            if node.block.ref_cnt < 0:
-                self.renew(node_id, node)
-            elif counts and node.note < MOST_COUNTED:
-                node.note += 1
-                if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
-                    ring_list(self.table, &self.rings[node.ring - 1], node_id, node)
+        Queues.use(self, batch, counts)
 
     cdef void link(self, Batch* batch) noexcept:
         """Learn the chain of a touched batch."""
@@ -662,7 +630,7 @@ cdef class _S3FIFO(_Queues):
         # Ghosts, too, which are about to be inserted.
         cdef Py_ssize_t index
         cdef Node* node
-        _Queues.mark_protected(self)
+        Queues.mark_protected(self)
         self.num_asked = 0
         for index in range(self.batch.size):
             if self.batch.node_ids[index] == NIL:
@@ -674,13 +642,13 @@ cdef class _S3FIFO(_Queues):
 
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         self.count_asked(batch, n)
-        return _Queues.c_make_room(self, batch, n, num_free)
+        return Queues.c_make_room(self, batch, n, num_free)
 
     cdef int64_t c_make_room_of_released(
         self, Batch* batch, int64_t n, int64_t num_free
     ) noexcept:
         self.count_asked(batch, n)
-        return _Queues.c_make_room_of_released(self, batch, n, num_free)
+        return Queues.c_make_room_of_released(self, batch, n, num_free)
 
     cdef inline void count_asked(self, Batch* batch, int64_t n) noexcept:
         cdef int64_t index
@@ -775,7 +743,7 @@ cdef class _S3FIFO(_Queues):
     # -- blocks with others behind them ------------------------------------------------------
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
-        return _Queues.take_one(self, node_id, node) and self.leave_chain(node_id)
+        return Queues.take_one(self, node_id, node) and self.leave_chain(node_id)
 
     cdef bint leave_chain(self, uint32_t node_id) noexcept:
         """Remove a block from its chain; list the one before it if that waited for this one."""
@@ -931,7 +899,7 @@ cdef class _S3FIFO(_Queues):
             if before != NULL:
                 before.num_behind += 1
         self.num_asked = 0
-        _Queues.cancel(self)
+        Queues.cancel(self)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.node_id)
@@ -954,7 +922,7 @@ cdef class _S3FIFO(_Queues):
         if self.searching:  # reached even without a victim
             self.most_ghosts = <uint64_t>(self.capacity - self._small_size) + self.num_asked
         self.num_asked = 0
-        _Queues.c_settled(self)
+        Queues.c_settled(self)
         while self.rings[GHOSTS].size > self.most_ghosts and node_id != NIL:
             node = node_at(self.table, node_id)
             following = node.next
@@ -971,7 +939,7 @@ cdef class _S3FIFO(_Queues):
         self.forget_waiting()
 
     cdef void c_clear(self) noexcept:
-        _Queues.c_clear(self)
+        Queues.c_clear(self)
         self.forget_waiting()
 
     cdef const char* c_check(self) noexcept:
@@ -984,8 +952,8 @@ cdef class _S3FIFO(_Queues):
             return b"ghosts are within main"
         for node_id in range(self.table.num_used):
             node = node_at(self.table, node_id)
-            if node.ring and node.note > MOST_COUNTED:
-                return b"counts are 0 ... 3"
+            if node.ring and node.note > self.most_counted:
+                return b"counts are in bounds"
         broken = self.check_queues()
         if broken == NULL:
             broken = self.check_waiting()
@@ -1041,6 +1009,9 @@ cdef class _S3FIFO(_Queues):
         return NULL
 
 
+# Not one __init__ for all: a Python function shows its signature, a slot of a C type does not.
+
+
 class SieveCachePolicy(_Sieve, CachePolicy):
     """A policy that evicts the oldest block not used since the hand last passed it.
 
@@ -1058,12 +1029,7 @@ class SieveCachePolicy(_Sieve, CachePolicy):
     __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
-        # Not inherited: a Python function shows its signature, a slot of a C type does not.
-        cdef _Sieve policy = <_Sieve?>self
-        policy.set_up(cache_capacity, 1, 1)
-        policy.num_queues = 1
-        policy.c_clear()
-        policy.publish()
+        (<_Sieve?>self).open(cache_capacity, 1, 1)
 
 
 class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
@@ -1087,8 +1053,5 @@ class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
         cdef _S3FIFO policy = <_S3FIFO?>self
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("s3fifo").option("small").check(small)
-        policy.set_up(capacity, 2, 3)
-        policy.num_queues = 2
+        policy.open(capacity, 2, 3)
         policy._small_size = int(share * capacity)
-        policy.c_clear()
-        policy.publish()

@@ -60,8 +60,8 @@ PASSED, AHEAD = range(2)
 SMALL, MAIN, GHOSTS = range(3)
 
 
-class _Queues(PythonPolicy):
-    """Two ordered dicts of blocks, and their counts."""
+class Queues(PythonPolicy):
+    """One queue or two, oldest first, and the counts of their blocks."""
 
     __slots__ = ("_counts", "_queues")
 
@@ -77,6 +77,15 @@ class _Queues(PythonPolicy):
         """Empty the queues, and forget what was learned."""
         self._queues: list[OrderedDict[BlockHash, BlockStatus]] = [OrderedDict(), OrderedDict()]
         self._counts: dict[BlockHash, int] = {}
+
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
+        return self._queues[ring_index]
+
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        for block_hash, status in blocks.items():
+            self._counts[block_hash] = 0
+            self._renew(block_hash, status)
+            self._resident[block_hash] = status
 
     def _put(self, block_hash: BlockHash, at: int, status: BlockStatus) -> None:
         """Put a block at the newest end of a queue."""
@@ -130,7 +139,7 @@ class _Queues(PythonPolicy):
         require(all(0 <= count <= self._most_counted for count in counts), "counts are in bounds")
 
 
-class SieveCachePolicy(_Queues):
+class SieveCachePolicy(Queues):
     """A policy that evicts the oldest block not used since the hand last passed it.
 
     Parameters
@@ -164,12 +173,6 @@ class SieveCachePolicy(_Queues):
     def _reset(self) -> None:
         super()._reset()
         self._newest: BlockHash | None = None  # the block that joined the newest end last
-
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
-        for block_hash, status in blocks.items():
-            self._counts[block_hash] = 0
-            self._renew(block_hash, status)
-            self._resident[block_hash] = status
 
     def _renew(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._put(block_hash, AHEAD, status)
@@ -228,7 +231,7 @@ class _Link:
     num_behind: int = 0  # blocks linked to this one
 
 
-class S3FIFOCachePolicy(_Queues):
+class S3FIFOCachePolicy(Queues):
     """A policy that evicts new blocks not used soon, then the oldest unused ones.
 
     Parameters
@@ -285,7 +288,7 @@ class S3FIFOCachePolicy(_Queues):
         self._finish_alone(hashes, hints)
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:
-        return self._ghosts if ring_index == GHOSTS else self._queues[ring_index]
+        return self._ghosts if ring_index == GHOSTS else super()._ring(ring_index)
 
     def _reset(self) -> None:
         super()._reset()

@@ -1,5 +1,3 @@
-from kvoffload.policies._twin_c import CompiledPolicy
-
-class RankedLRU(CompiledPolicy):
+class RankedLRU:
     generation: int
     def __init__(self, cache_capacity: int) -> None: ...
