@@ -61,5 +61,3 @@ cdef class Queues(CompiledPolicy):
     # Park a block of the list that a scan would park; False if it would not, or without memory.
     cdef bint park_ahead(self, uint32_t node_id, Node* node) noexcept
     cdef void put_back(self, const Change* change, Node* node, uint32_t last) noexcept
-    # Verify that the queues are in the order of their positions; return what is broken.
-    cdef const char* check_queues(self) noexcept

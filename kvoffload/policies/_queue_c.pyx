@@ -207,6 +207,11 @@ cdef class Queues(CompiledPolicy):
     cdef bint park_ahead(self, uint32_t node_id, Node* node) noexcept:
         return node.block.ref_cnt != 0 and self.park(node_id, node)
 
+    cdef void c_park(self, uint64_t most) noexcept:
+        cdef int queue_index
+        for queue_index in range(self.num_queues):
+            self.park_from(self.rings[queue_index].oldest, NIL, most)
+
     cdef list c_node_ids(self, int queue_index):
         cdef uint32_t node_id
         node_ids = ring_node_ids(self.table, &self.rings[queue_index])
@@ -216,35 +221,36 @@ cdef class Queues(CompiledPolicy):
             )
         return node_ids
 
-    cdef const char* check_queues(self) noexcept:
-        cdef Ring* queue
+    cdef const char* c_check(self) noexcept:
         cdef Node* node
         cdef uint32_t node_id
-        cdef uint64_t position
+        cdef uint64_t position, total = 0
         cdef int queue_index
         for queue_index in range(self.num_queues):
-            queue = &self.rings[queue_index]
-            node_id = queue.oldest
+            total += self.rings[queue_index].size
+            node_id = self.rings[queue_index].oldest
             while node_id != NIL:
                 node = node_at(self.table, node_id)
-                position = self.positions[node_id]
-                if position >= queue.next_position:
-                    return b"positions were given out"
-                if node.next != NIL and self.positions[node.next] <= position:
+                if node.next != NIL and self.positions[node.next] <= self.positions[node_id]:
                     return b"a queue is in the order of its positions"
                 node_id = node.next
-            for node_id in range(self.table.num_used):
-                node = node_at(self.table, node_id)
-                if node.ring == queue.id and node.flags & PARKED:
-                    if self.positions[node_id] != parking_position(node):
-                        return b"a block is parked under its position"
-                    # Once the manager is gone, anyone may write to the statuses.
-                    if (
-                        not self.was_owned
-                        and node.block.ref_cnt == 0
-                        and not node.flags & LISTED
-                        and not self.waits(node_id)
-                    ):
+        if total != self.num_resident:
+            return b"resident is the union of the queues"
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
+            if not 0 < node.ring <= self.num_queues:
+                continue
+            position = self.positions[node_id]
+            if position >= self.rings[node.ring - 1].next_position:
+                return b"positions were given out"
+            if node.note > self.most_counted:
+                return b"counts are in bounds"
+            if node.flags & PARKED:
+                if position != parking_position(node):
+                    return b"a block is parked under its position"
+                # Once the manager is gone, anyone may write to the statuses.
+                if not (self.was_owned or node.block.ref_cnt or node.flags & LISTED):
+                    if not self.waits(node_id):
                         return b"a parked block is in use, waits for others, or is listed"
         return NULL
 
@@ -321,6 +327,11 @@ cdef class Queues(CompiledPolicy):
             before = node_at(self.table, before).prev
         self.positions[change.node_id] = change.position
         ring_put_before(self.table, queue, change.node_id, node, following)
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.node_id)
+        self.take_off(victim.node_id, node)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
         self.searching = False
@@ -430,10 +441,8 @@ cdef class _Sieve(Queues):
             self.put_hand(self.hand_before)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.node_id)
-        self.step_off(victim.node_id, node)
-        self.take_off(victim.node_id, node)
-        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
+        self.step_off(victim.node_id, node_at(self.table, victim.node_id))
+        Queues.c_evicted(self, victim)
 
     cdef void c_park(self, uint64_t most) noexcept:
         # As a scan does: from the hand on, then from the oldest to the hand.
@@ -448,15 +457,12 @@ cdef class _Sieve(Queues):
         self.next_node_id = NIL
 
     cdef const char* c_check(self) noexcept:
-        cdef uint32_t node_id
-        if self.rings[0].size != self.num_resident:
-            return b"the queue holds what is resident"
-        node_id = self.rings[0].oldest
+        cdef uint32_t node_id = self.rings[0].oldest
         while node_id != NIL and self.positions[node_id] < self.rings[0].start:
             node_id = node_at(self.table, node_id).next
         if node_id != self.next_node_id:
             return b"the next block is the first from the hand on"
-        return self.check_queues()
+        return Queues.c_check(self)
 
 
 # The place of a block in its chain.
@@ -808,9 +814,7 @@ cdef class _S3FIFO(Queues):
         return True
 
     cdef void c_park(self, uint64_t most) noexcept:
-        cdef int queue_index
-        for queue_index in range(self.num_queues):
-            self.park_from(self.rings[queue_index].oldest, NIL, most)
+        Queues.c_park(self, most)
         self.order_waiting()
 
     cdef bint park_ahead(self, uint32_t node_id, Node* node) noexcept:
@@ -943,18 +947,9 @@ cdef class _S3FIFO(Queues):
         self.forget_waiting()
 
     cdef const char* c_check(self) noexcept:
-        cdef const char* broken
-        cdef uint32_t node_id
-        cdef Node* node
-        if self.rings[SMALL].size + self.rings[MAIN].size != self.num_resident:
-            return b"resident is small and main"
+        cdef const char* broken = Queues.c_check(self)
         if self.rings[GHOSTS].size > self.most_ghosts:
             return b"ghosts are within main"
-        for node_id in range(self.table.num_used):
-            node = node_at(self.table, node_id)
-            if node.ring and node.note > self.most_counted:
-                return b"counts are in bounds"
-        broken = self.check_queues()
         if broken == NULL:
             broken = self.check_waiting()
         return self.check_chains() if broken == NULL else broken
