@@ -54,9 +54,8 @@ Cost
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice
 from typing import Any, ClassVar
@@ -69,6 +68,8 @@ from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView, GhostsView
 
 MOST_COUNTED = 15  # by LFU
+
+_Blocks = Iterator[tuple[BlockHash, BlockStatus]]
 
 # Lists of SLRU and of ARC, from 0.
 PROBATION, PROTECTED = range(2)
@@ -85,10 +86,6 @@ class Lists(PythonPolicy):
     _num_ghost_lists: ClassVar[int] = 0
     #: Whether a pending block has been seen again if a later one of its chain has.
     _prefix_joins: ClassVar[bool] = False
-    #: Whether only the first touch of a ghost counts.
-    _adapts_once: ClassVar[bool] = False
-    #: Blocks per victim that join the first list, as counted by a search.
-    _newcomers: ClassVar[int] = 0
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -134,57 +131,53 @@ class Lists(PythonPolicy):
         return super()._drop(block_hash)
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        last, is_prefix = self._num_lists - 1, False
+        for block_hash in reversed(batch):
+            if block_hash in self._at:
+                self._lists[0].move_to_end(block_hash)
+
+    def _use(self, batch: list[BlockHash]) -> None:
+        """Touch the blocks and ghosts of a policy with two lists."""
+        is_prefix = False
         for block_hash in reversed(batch):
             at = self._at.get(block_hash)
             if at is None:
                 continue
-            if at > last:
+            status = self._resident.get(block_hash)
+            if status is None:
                 self._adapt(block_hash, at)
-                self._put(block_hash, at, self._adapts_once)
+            elif at == PROBATION and (status.ref_cnt >= 0 or is_prefix):
+                self._put(block_hash, PROTECTED, status)
+                is_prefix = self._prefix_joins
                 continue
-            status = self._resident[block_hash]
-            at = self._joins(block_hash, at, seen_again=status.ref_cnt >= 0 or is_prefix)
-            self._put(block_hash, at, status)
-            is_prefix = self._prefix_joins and at == last
-
-    def _joins(self, block_hash: BlockHash, at: int, *, seen_again: bool) -> int:
-        """Return the list that a block of list `at` joins when it is used."""
-        del block_hash
-        return self._num_lists - 1 if seen_again else at
+            elif at == PROTECTED:
+                is_prefix = self._prefix_joins
+            self._lists[at].move_to_end(block_hash)
 
     def _adapt(self, ghost: BlockHash, at: int) -> None:
         """Adapt to the return of a ghost of a list."""
 
-    def _in_turn(self, first_size: int) -> list[int]:
-        """Return the lists in the order in which they are asked for the next victim.
-
-        `first_size` is the length of the first, with the blocks that replace the victims so far.
-        """
-        del first_size
+    def _in_turn(self) -> list[int]:
+        """Return the lists in the order in which they yield victims."""
         return [*range(self._num_lists)]
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
-        victims = self._choose_released(n, protected)
-        rest = [evictable(blocks, protected, set(victims)) for blocks in self._lists]
-        left = [self._newcomers - (self._at[block_hash] == 0) for block_hash in victims]
-        first_size = len(self._lists[0]) + sum(left)
-        at = None
-        while len(victims) < n:
-            asked = chain.from_iterable(rest[index] for index in self._in_turn(first_size))
-            victim = next(asked, None)
-            if victim is None:
-                return None
-            victims[victim[0]] = victim[1]
-            at = self._at[victim[0]]
-            first_size += self._newcomers - (at == 0)
+        released = self._choose_released(n, protected)
+        rest = [evictable(blocks, protected, released) for blocks in self._lists]
+        victims = released | dict(islice(self._others(released, rest), n - len(released)))
+        if len(victims) < n:
+            return None
+        at = 0
         for block_hash in victims:
-            ghosts = self._at[block_hash] + self._num_lists
+            at = self._at[block_hash]
             self._drop(block_hash)
             if self._num_ghost_lists:
-                self._put(block_hash, ghosts, value=False)
-        self._settle(at)
+                self._put(block_hash, at + self._num_lists, value=False)
+        self._settle(at if n > len(released) else None)
         return list(victims.items())
+
+    def _others(self, released: Collection[BlockHash], rest: list[_Blocks]) -> _Blocks:  # noqa: ARG002
+        """Yield victims from the rest of each list."""
+        return chain.from_iterable(rest[at] for at in self._in_turn())
 
     def _settle(self, last: int | None = None) -> None:
         """Follow a store or an eviction; `last` is the list of its last victim, if in its turn."""
@@ -194,7 +187,7 @@ class Lists(PythonPolicy):
         self._reset()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
-        for index in self._in_turn(sys.maxsize):
+        for index in self._in_turn():
             yield from self._lists[index].values()
 
     def _check(self) -> None:
@@ -266,7 +259,7 @@ class SLRUCachePolicy(Lists):
         return self._protected_size
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        super()._touch(batch)
+        self._use(batch)
         excess = max(0, len(self._lists[PROTECTED]) - self._protected_size)
         for block_hash, status in [*islice(evictable(self._lists[PROTECTED], ()), excess)]:
             self._put(block_hash, PROBATION, status)
@@ -300,28 +293,32 @@ class LFUCachePolicy(Lists):
         self._finish_alone(hashes, hints)
 
     def _entry(self, block_hash: BlockHash) -> int:
-        self._counts[block_hash] = 0
-        return self._joins(block_hash, 0, seen_again=True)
+        self._counts[block_hash] = 1
+        return (self._age + 1) % self._num_lists
 
     def _drop(self, block_hash: BlockHash) -> BlockStatus:
         status = super()._drop(block_hash)
         del self._counts[block_hash]
         return status
 
-    def _joins(self, block_hash: BlockHash, at: int, *, seen_again: bool) -> int:
-        del at
-        self._counts[block_hash] = min(self._counts[block_hash] + seen_again, MOST_COUNTED)
-        return (self._age + self._counts[block_hash]) % self._num_lists
+    def _touch(self, batch: list[BlockHash]) -> None:
+        self._set_priorities(batch, counts=True)
 
     def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         del hints, now
+        self._set_priorities(batch, counts=False)
+
+    def _set_priorities(self, batch: list[BlockHash], *, counts: bool) -> None:
+        """Set K of resident blocks, last hash first, with a higher F if the use counts."""
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is not None:
-                self._put(block_hash, self._joins(block_hash, 0, seen_again=False), status)
+                if counts and status.ref_cnt >= 0:
+                    self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
+                priority = self._age + self._counts[block_hash]
+                self._put(block_hash, priority % self._num_lists, status)
 
-    def _in_turn(self, first_size: int) -> list[int]:
-        del first_size
+    def _in_turn(self) -> list[int]:
         return [(self._age + later) % self._num_lists for later in range(self._num_lists)]
 
     def _settle(self, last: int | None = None) -> None:
@@ -348,6 +345,10 @@ class _ARC(Lists):
     _target: float
     _num_lists = 2
     _num_ghost_lists = 2
+    #: Whether only the first touch of a ghost counts.
+    _adapts_once: ClassVar[bool] = False
+    #: Blocks per victim that join T1, as counted by a search.
+    _newcomers: ClassVar[int] = 0
 
     @property
     def t1(self) -> Mapping[BlockHash, BlockStatus]:
@@ -379,14 +380,30 @@ class _ARC(Lists):
         own, other = self._lists[at], self._lists[B1 + B2 - at]
         if own[ghost]:
             return
+        own[ghost] = self._adapts_once
         step = max(1.0, len(other) / len(own))
         if at == B1:
             self._target = min(self._target + step, float(self._cache_capacity))
         else:
             self._target = max(self._target - step, 0.0)
 
-    def _in_turn(self, first_size: int) -> list[int]:
-        return [T1, T2] if first_size >= int(self._target) else [T2, T1]
+    def _touch(self, batch: list[BlockHash]) -> None:
+        self._use(batch)
+
+    def _t1_yields(self, t1_size: int) -> bool:
+        """Return whether T1, at that size, yields the next victim."""
+        return t1_size >= int(self._target)
+
+    def _others(self, released: Collection[BlockHash], rest: list[_Blocks]) -> _Blocks:
+        t1_size = len(self._lists[T1])
+        t1_size += sum(self._newcomers - (self._at[block_hash] == T1) for block_hash in released)
+        while True:
+            first, second = (T1, T2) if self._t1_yields(t1_size) else (T2, T1)
+            victim = next(rest[first], None) or next(rest[second], None)
+            if victim is None:
+                return
+            t1_size += self._newcomers - (self._at[victim[0]] == T1)
+            yield victim
 
     def _settle(self, last: int | None = None) -> None:
         del last
@@ -453,8 +470,8 @@ class ARCClassicCachePolicy(_ARC):
         self._adapt(block_hash, at)
         return T2
 
-    def _in_turn(self, first_size: int) -> list[int]:
-        return [T1, T2] if first_size > self._target else [T2, T1]
+    def _t1_yields(self, t1_size: int) -> bool:
+        return t1_size > self._target
 
     def _settle(self, last: int | None = None) -> None:
         del last
