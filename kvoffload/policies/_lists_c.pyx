@@ -11,13 +11,7 @@ Cost
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.ring cimport (
-    Ring,
-    ring_append,
-    ring_park_in_use,
-    ring_remove,
-    ring_renew,
-)
+from kvoffload._core.ring cimport Ring, ring_append, ring_park_in_use, ring_remove, ring_renew
 from kvoffload._core.table cimport (
     NIL,
     Node,

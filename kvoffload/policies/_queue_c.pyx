@@ -58,12 +58,7 @@ from kvoffload._core.table cimport (
     drop_key,
     node_at,
 )
-from kvoffload._core.victims cimport (
-    Victim,
-    evictable,
-    victims_list_aside,
-    victims_set_aside,
-)
+from kvoffload._core.victims cimport Victim, evictable, victims_list_aside, victims_set_aside
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, key_of
 
 from kvoffload._checks import check_cache_capacity
