@@ -30,7 +30,8 @@ class HeardHints:
     factor, requests_per_s : float or None
         The greatest of the factors of `kvoffload.HintSource`, by which a hint multiplies the chance
         that a block is used, and the number of requests per stated second at which it does. Hints
-        that mean nothing have a factor between 1 and 2, by chance. None without evidence.
+        that mean nothing have a factor between 1 and 2, by chance, or more where sessions return
+        after few fixed times. None without evidence.
     """
 
     source: str | None

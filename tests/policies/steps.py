@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from kvoffload import BlockStatus
+from kvoffload import BlockStatus, Hints
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import names
+from tests.blocks import block_hashes, names
 
 
 def idle(block_id: int = 0) -> BlockStatus:
@@ -53,3 +54,20 @@ def request(manager: Any, hashes: list[bytes]) -> Any:
     served.finish()
     served.complete_store()
     return output
+
+
+def announced(seed: int, requests: int) -> list[tuple[list[bytes], float, Hints]]:
+    """Return the requests of sessions that return when they say, those of two kinds."""
+    draw = random.Random(seed)
+    times: list[tuple[float, int]] = [(draw.uniform(0, 50), number) for number in range(60)]
+    lengths = dict.fromkeys(range(60), 4)
+    rows = []
+    for _ in range(requests):
+        times.sort()
+        now, number = times.pop(0)
+        lengths[number] += draw.randrange(1, 3)
+        gap = draw.choice([3.0, 300.0])
+        blocks = [1, 2, *range(number * 10_000, number * 10_000 + lengths[number])]
+        rows.append((block_hashes(*blocks), now, Hints(expect_s=gap)))
+        times.append((now + gap * draw.uniform(0.9, 1.1), number))
+    return rows

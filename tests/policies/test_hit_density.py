@@ -15,7 +15,7 @@ from kvoffload.policies._learned import age_bin
 from kvoffload.testing.policies import check_invariants
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names
-from tests.policies.steps import evict, idle, pinned, policy_of, request
+from tests.policies.steps import announced, evict, idle, pinned, policy_of, request
 
 NEVER_AGAIN, ONCE_AGAIN, MORE_OFTEN = range(1), range(1, 8), range(8, 15)
 
@@ -179,6 +179,27 @@ def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: Modu
     (source,) = manager.policy.hint_sources
     assert (source.name, source.hints, source.returns) == ("late", 1, 1)
     assert ring_of(manager.policy, A) == ring_of(manager.policy, B) == 3  # 7 requests, not 1
+
+
+def test_hints_that_are_right_bring_hits_and_others_take_few(twin: ModuleType) -> None:
+    rows = announced(1, 900)
+    draw = random.Random(2)
+    hits = []
+    for hints in (
+        [said for _, _, said in rows],
+        [None] * len(rows),
+        [Hints(expect_s=draw.choice([3.0, 300.0])) for _ in rows],
+    ):
+        manager = manager_of(twin, 400)
+        for (hashes, now, _), told in zip(rows, hints, strict=True):
+            served = manager.begin(hashes, hints=told, now=now)
+            served.lookup()
+            served.prepare_store()
+            served.complete_store()
+            served.finish()
+        hits.append(manager.stats()["hit_blocks"])
+    assert hits[0] > 1.1 * hits[1]
+    assert hits[2] > 0.97 * hits[1]
 
 
 def test_time_is_that_of_all_known_blocks_which_are_not_released() -> None:

@@ -27,22 +27,23 @@ takes_minutes_in_python = pytest.mark.skipif(
 
 # workload, capacity in percent of the distinct blocks: at least this many times LRU's hits
 GAINS = {
-    ("popularity", 1): 1.7,
-    ("popularity", 5): 1.2,
-    ("documents", 1): 1.15,
-    ("documents", 5): 1.1,
-    ("scans", 1): 2.0,
-    ("scans", 5): 1.3,
-    ("loops", 20): 2.0,
+    ("popularity", 1): 2.3,
+    ("popularity", 5): 1.35,
+    ("documents", 1): 1.2,
+    ("documents", 5): 1.15,
+    ("scans", 1): 2.2,
+    ("scans", 5): 1.8,
+    ("loops", 20): 2.5,
 }
 # How far below the better of LRU and published ARC it may end, as a share of all blocks. Of seeds 1
-# to 5 the worst is .0159, phases at 1 % under seed 2; every other cell is at most .0103.
+# to 5 the worst are phases at 1 % under seed 1 and uniform at 20 % under seed 2, both .0166; every
+# other cell is at most .011.
 REGRET = 0.017
-# The same where requests come twice in a row.
-REPEATS_REGRET = 0.02
+# The same where requests come twice in a row: the worst is .0074.
+REPEATS_REGRET = 0.01
 # Where requests overlap, a cache that does not hold those under way: what is pinned leaves LRU no
-# room, so that it refuses whole requests and keeps what it has; the trials know of no pins.
-OVERLAP_REGRETS = {("agents", 1): 0.05, ("agents", 5): 0.035}
+# room, so that it refuses whole requests and keeps what it has; the miniatures know of no pins.
+OVERLAP_REGRETS = {("sessions", 1): 0.02, ("chats", 1): 0.027, ("agents", 5): 0.021}
 
 
 @cache
@@ -119,24 +120,6 @@ def test_stores_that_take_a_while_do_not_lead_it_astray(name: str, pending: int)
 def test_a_request_right_after_itself_is_a_request(name: str, repeats: float) -> None:
     for seed in SEEDS:
         assert shortfall(ratios_of(name, seed, 5, repeats=repeats)) <= REPEATS_REGRET
-
-
-@takes_minutes_in_python
-@pytest.mark.parametrize("percent", [20, 40])
-@pytest.mark.parametrize(
-    ("name", "repeats", "regret"),
-    [
-        ("rounds", 0.05, REPEATS_REGRET),
-        ("loops", 0.05, REPEATS_REGRET),
-        # What returns after ARC would have forgotten it is taken into T2 all the same.
-        ("loops", 0.5, 0.06),
-    ],
-)
-def test_what_is_repeated_at_once_is_kept_as_arc_keeps_it(
-    name: str, repeats: float, regret: float, percent: int
-) -> None:
-    for seed in SEEDS:
-        assert shortfall(ratios_of(name, seed, percent, repeats=repeats)) <= regret
 
 
 def test_it_stores_a_fraction_of_what_lru_stores_where_a_cache_thrashes() -> None:
