@@ -28,7 +28,11 @@ def problems(wheel: str, implementation: str) -> list[str]:
         or path.name == "py.typed"
     }
     found += [f"{path}: missing" for path in wanted - package]
-    modules = {path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("kvoffload/**/*.pyx")}
+    modules = {
+        path.relative_to(ROOT).with_suffix("")
+        for path in ROOT.glob("kvoffload/**/*.py*")
+        if path.suffix == ".pyx" or (path.suffix == ".py" and path.with_suffix(".pxd").exists())
+    }
     built = {
         path.with_name(path.name.partition(".")[0])
         for path in package
