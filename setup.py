@@ -127,7 +127,8 @@ def extensions() -> list[Extension]:
             for source in sorted(
                 path.relative_to(ROOT)
                 for path in ROOT.glob("kvoffload/**/*.py*")
-                if path.suffix == ".pyx" or path.suffix == ".py" and path.with_suffix(".pxd").exists()
+                if path.suffix == ".pyx"
+                or (path.suffix == ".py" and path.with_suffix(".pxd").exists())
             )
         ],
         compiler_directives=DIRECTIVES,
