@@ -76,13 +76,18 @@ VALUES = {
 
 
 def extension_modules() -> list[str]:
-    """Return the names of the compiled modules that the twins are made of."""
+    """Return the names of the compiled modules that the twins are made of.
+
+    Without what is compiled from a .py file, which is then imported instead.
+    """
     found = set()
     for path in PACKAGE.rglob("*"):
         suffix = next((suffix for suffix in EXTENSION_SUFFIXES if path.name.endswith(suffix)), None)
         if suffix is not None:
             folders = path.relative_to(PACKAGE.parent).parent.parts
-            found.add(".".join([*folders, path.name.removesuffix(suffix)]))
+            name = path.name.removesuffix(suffix)
+            if not path.with_name(f"{name}.py").exists():
+                found.add(".".join([*folders, name]))
     rooms = tuple(f"kvoffload.{room}." for room in ("_core", "backends", "managers", "policies"))
     return sorted(name for name in found if name.startswith(rooms))
 
@@ -177,11 +182,8 @@ def test_every_value_where_the_compiled_twins_are_absent(choose: Choose, value: 
 
 
 def twin_modules() -> list[str]:
-    """Return the compiled modules that the choice imports; recorders and tiers follow it.
-
-    What is compiled from a .py file is imported in either case.
-    """
-    followers = ("kvoffload.traces.", "kvoffload._core.io", "kvoffload.policies._learned")
+    """Return the compiled modules that the choice imports; recorders and tiers follow it."""
+    followers = ("kvoffload.traces.", "kvoffload._core.io")
     return [name for name in extension_modules() if not name.startswith(followers)]
 
 
