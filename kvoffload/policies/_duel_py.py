@@ -136,7 +136,7 @@ class Duel:
         self._sample = Sample(sample_shift(capacity), secret)
         self._small_capacity = capacity >> self._sample.shift
         self._miniatures = {
-            rule: Miniature(policy.small(self._small_capacity, rule)) for rule in (DENSITY, LRU)
+            rule: Miniature(policy._small(self._small_capacity, rule)) for rule in (DENSITY, LRU)
         }
         self._learned = policy._learned
         self.clear()
@@ -213,7 +213,7 @@ class Duel:
         """Return the recent gain by hints; the first call begins the comparison."""
         if _WITHOUT_HINTS not in self._miniatures:
             self._miniatures[_WITHOUT_HINTS] = Miniature(
-                policy.small(self._small_capacity, DENSITY)
+                policy._small(self._small_capacity, DENSITY)
             )
         return self._gain.seen(self._small_capacity, self._rule == DENSITY)
 

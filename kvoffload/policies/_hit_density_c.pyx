@@ -229,7 +229,7 @@ cdef class _HitDensity(CompiledPolicy):
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
-            self.duel = Duel(capacity, self.small(small, DENSITY), self.small(small, LRU))
+            self.duel = Duel(capacity, self._small(small, DENSITY), self._small(small, LRU))
         self.publish()
 
     cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1:
@@ -259,7 +259,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.rule = DENSITY
         return 0
 
-    def small(self, int64_t capacity, int rule):
+    def _small(self, int64_t capacity, int rule):
         """Return a small cache with a fixed rule that reads what this one learns."""
         cdef _HitDensity other = _HitDensity.__new__(_HitDensity)
         other.build(capacity, self.ghosts_per_block if rule == DENSITY else 0.0, self.learned)
@@ -322,7 +322,7 @@ cdef class _HitDensity(CompiledPolicy):
         if self.duel is None or not self.learned.is_hinted:
             return None
         if self.duel.without_hints is None:
-            self.duel.compare(self.small(self.duel.by_density.policy.capacity, DENSITY))
+            self.duel.compare(self._small(self.duel.by_density.policy.capacity, DENSITY))
         return self.duel.gain_seen()
 
     @property

@@ -169,7 +169,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._duel: Duel | None = Duel(self, capacity, secret) if guard and capacity else None
         super().__init__(capacity)
 
-    def small(self, capacity: int, rule: str) -> HitDensityCachePolicy:
+    def _small(self, capacity: int, rule: str) -> HitDensityCachePolicy:
         """Return a small cache with a fixed rule that reads what this one learns."""
         ghosts = self._ghosts_per_block if rule == DENSITY else 0.0
         other = HitDensityCachePolicy(capacity, ghosts=ghosts, guard=0)

@@ -214,15 +214,15 @@ def test_time_is_that_of_all_known_blocks_which_are_not_released() -> None:
         policy.touch(block_hashes(*itertools.islice(numbers, length)))
         return float(sum(learned.time) - before)
 
-    # The hand meets 8 blocks for each of the request's, and each stands for as many.
+    # The hand meets 4 blocks for each of the request's, and each stands for as many.
     assert [spent(1) for _ in range(3)] == pytest.approx([40, 41, 42])
     policy.release(block_hashes(*range(20)))
-    assert spent(6) == pytest.approx(43 - 20)
+    assert spent(11) == pytest.approx(43 - 20)
     for released in (2, 0):
         policy.touch(block_hashes(3, 4))
         assert sum(learned.uses) == 2 - released
         policy.touch([H])
-    assert spent(8) == pytest.approx(50 - 18)
+    assert spent(14) == pytest.approx(55 - 18)
 
 
 @pytest.mark.parametrize("ghosts", [3.5, 0])
