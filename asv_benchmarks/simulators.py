@@ -24,9 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvoffload.replay.groups import GroupChunks  # noqa: E402 - beside this folder
-from kvoffload.replay.policies import new_manager  # noqa: E402
 from kvoffload.replay.requests import DecodedTrace  # noqa: E402
-from kvoffload.replay.simulate import Demand, Serving  # noqa: E402
+from kvoffload.replay.simulate import Demand  # noqa: E402
 from kvoffload.traces import Trace, write_oracle_general  # noqa: E402
 
 POLICIES = {
@@ -71,7 +70,7 @@ def main() -> None:
         for policy, of in POLICIES.items():
             sides: dict[str, list[float]] = {"kvoffload": [], "libcachesim": []}
             for _ in range(options.rounds):
-                serving = Serving(new_manager(policy, capacity), demand, keys)
+                serving = demand.serving(policy, capacity, keys)
                 sides["kvoffload"].append(cpu_seconds(lambda: serving.hits(every)))  # noqa: B023
                 cache = of(capacity)
                 reader = libcachesim.TraceReader(

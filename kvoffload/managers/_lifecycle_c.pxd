@@ -11,7 +11,7 @@ Invariants
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kvoffload._core.batch cimport Batch, batch_part, item_key, item_length
+from kvoffload._core.batch cimport Batch, batch_part
 from kvoffload._core.pool cimport Pool, pool_give, pool_take
 from kvoffload._core.table cimport (
     NIL,
@@ -21,13 +21,12 @@ from kvoffload._core.table cimport (
     RESIDENT,
     Node,
     Table,
-    add_key,
     drop_key,
-    index_find,
     node_at,
     own_id,
     table_new_epoch,
 )
+from kvoffload.policies._steps_c cimport begin_block, make_ready, resident
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef struct BlockStates:
@@ -42,16 +41,6 @@ cdef struct Ended:
     Py_ssize_t size
     uint32_t sum            # modulo 2**32
     int64_t one
-
-
-cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
-    """Return the node of a key that was found if its block is resident, else NULL."""
-    cdef uint32_t node_id = batch.node_ids[index]
-    cdef Node* node
-    if node_id == NIL:
-        return NULL
-    node = node_at(table, node_id)
-    return node if node.flags & RESIDENT else NULL
 
 
 # -- loads -------------------------------------------------------------------------------------
@@ -83,49 +72,22 @@ cdef inline void park_pinned(
 # -- stores ------------------------------------------------------------------------------------
 
 
-cdef inline uint32_t add_once(
-    Table* table, Batch* batch, Py_ssize_t index, uint64_t hashed
-) noexcept:
-    """Give a key that was not found a node; a repeat already has one. NIL without memory."""
-    cdef const uint8_t* key = item_key(batch, index)
-    cdef uint64_t length = item_length(batch, index)
-    cdef uint32_t node_id = index_find(table, key, length, hashed)
-    if node_id == NIL:
-        node_id = add_key(table, key, length, hashed)
-    batch.node_ids[index] = node_id
-    return node_id
-
-
-cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept:
-    """Drop the chosen keys whose nodes were made only for this call: they are on no ring."""
-    cdef Py_ssize_t chosen
-    cdef Node* node
-    # The last first, so that the next batch gets successive nodes again.
-    for chosen in range(stop - 1, start - 1, -1):
-        node = node_at(table, batch.chosen[chosen])
-        if node.ring == 0:
-            drop_key(table, batch.chosen[chosen], node)
-
-
 cdef inline void begin_store(
     BlockStates* states, CompiledPolicy policy, Pool* pool, Node* node
 ) noexcept:
     """Give an absent block a slot of the medium, pending; the caller inserts it."""
-    node.block.ref_cnt = -1
-    node.block.block_id = pool_take(pool)
-    node.flags |= RESIDENT
-    policy.num_resident += 1
+    begin_block(policy, node, pool_take(pool))
     states.num_pending += 1
 
 
 cdef inline void end_store(
     BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t node_id, bint stored
 ) noexcept:
-    """Make a pending block idle, or drop it; the caller notifies the policy of an idle block."""
+    """Make a pending block idle, or drop it."""
     cdef Node* node = node_at(policy.table, node_id)
     states.num_pending -= 1
     if stored:
-        node.block.ref_cnt = 0
+        make_ready(policy, node_id, node)
         return
     pool_give(pool, own_id(policy.table, node_id, node))
     policy.c_removed(node_id, node)

@@ -4,7 +4,7 @@ The library's manager and vLLM's call the same steps. A manager with another int
 batches, joins steps without a watch, and reports to its watch itself.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
@@ -61,9 +61,6 @@ cdef class CompiledSteps(Steps):
     cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------
-    # Choose the keys that are not resident, once each, except those that are left out; NULL for
-    # none. Unknown keys get nodes, and all except those left out get a mark. -1 without memory.
-    cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept
     # Find victims and return how many of the chosen keys to store; if `is_last`, for a session that
     # ends, only as many as fit into free slots and those of released blocks. -1, with the keys
     # forgotten, if the store is refused or there is no memory; the policy's ``victims`` say which.
@@ -101,23 +98,6 @@ cdef class CompiledSteps(Steps):
     ) noexcept
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
-    cdef Py_ssize_t serve(
-        self,
-        Py_ssize_t first,
-        Py_ssize_t stop,
-        const Hint* hint,
-        const uint32_t* blocks,
-        uint32_t* slots,
-        list told,
-    ) except -1
-    cdef int tell(
-        self,
-        Py_ssize_t num_admitted,
-        Py_ssize_t num_missing,
-        const uint32_t* blocks,
-        const uint32_t* slots,
-        list told,
-    ) except -1
     # Return the source of hints for the watch to count, None without one; this may run Python code.
     # Then let the watch count it, before the call changes anything.
     cdef str source_of(self, object hints)

@@ -13,7 +13,7 @@ Invariants
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -37,8 +37,7 @@ from kvoffload._core.batch cimport (
     hint_found,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport check_items, checked_copy, first_bad, list_items, tuple_items
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.items cimport checked_copy, first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
@@ -54,17 +53,14 @@ from kvoffload._core.table cimport (
     index_find,
     node_at,
     own_id,
-    table_new_epoch,
 )
 from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._lifecycle_c cimport (
     BlockStates,
     Ended,
-    add_once,
     begin_store,
     count_states,
     end_store,
-    forget,
     leave,
     meet,
     num_known,
@@ -72,7 +68,6 @@ from kvoffload.managers._lifecycle_c cimport (
     pending_keys,
     pin,
     release_unshared,
-    resident,
     serve_at_once,
     touch_inserted,
     unpin,
@@ -85,7 +80,15 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport FINISHED, LOAD, RELEASED, STORE, WatchCore
+from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
+from kvoffload.policies._steps_c cimport (
+    choose_missing,
+    find_room,
+    forget,
+    num_ready,
+    resident,
+    settle,
+)
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
@@ -395,17 +398,11 @@ cdef class CompiledSteps(Steps):
 
     cdef Py_ssize_t count_ready(self, Batch* batch) noexcept:
         """Count a lookup of the batch, and return how many leading blocks are ready."""
-        cdef Table* table = self._policy.table
-        cdef Py_ssize_t index = 0
-        cdef Node* node
-        find_changed(table, batch)
-        while index < batch.size:
-            node = resident(table, batch, index)
-            if node == NULL or node.block.ref_cnt < 0:
-                break
-            index += 1
-        self.note_lookup(batch, index)
-        return index
+        cdef Py_ssize_t num_hits
+        find_changed(self._policy.table, batch)
+        num_hits = num_ready(self._policy.table, batch)
+        self.note_lookup(batch, num_hits)
+        return num_hits
 
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Count a lookup, for the watch, too."""
@@ -536,7 +533,7 @@ cdef class CompiledSteps(Steps):
     ):
         cdef list storing = None
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t num_missing = self.choose_missing(batch, NULL)
+        cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
         cdef Py_ssize_t num_admitted, index
         cdef cnp.ndarray block_ids
         if num_missing < 0:
@@ -577,45 +574,10 @@ cdef class CompiledSteps(Steps):
             request.storing = storing
         return output
 
-    cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept:
-        cdef CompiledPolicy policy = self._policy
-        cdef Table* table = policy.table
-        cdef Py_ssize_t index, num_missing = 0, num_unknown = 0
-        cdef uint32_t node_id
-        cdef Node* node
-        batch.num_chosen = 0
-        find_changed(table, batch)
-        for index in range(batch.size):
-            num_unknown += batch.node_ids[index] == NIL
-        if not policy.c_ensure(<uint64_t>num_unknown):
-            return -1
-        table_new_epoch(table)
-        for index in range(batch.size):
-            if left_out != NULL and left_out[index]:
-                continue
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
-                node_id = add_once(table, batch, index, batch.hashes[index])
-                if node_id == NIL:
-                    forget(table, batch, 0, num_missing)
-                    return -1
-            node = node_at(table, node_id)
-            if not node.flags & RESIDENT and node.block.mark != table.epoch:
-                batch.chosen[num_missing] = node_id
-                batch.indexes[num_missing] = <uint32_t>index
-                num_missing += 1
-            node.block.mark = table.epoch
-        return num_missing
-
     cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef int64_t num_free = pool_num_free(&self._pool.pool)
-        cdef Py_ssize_t num_admitted
-        policy.victims.no_memory = False
-        if is_last:
-            num_admitted = policy.c_make_room_of_released(batch, num_missing, num_free)
-        else:
-            num_admitted = policy.c_make_room(batch, num_missing, num_free)
+        cdef Py_ssize_t num_admitted = find_room(policy, batch, num_missing, num_free, is_last)
         if num_admitted >= 0:
             return num_admitted
         if not policy.victims.no_memory:
@@ -663,8 +625,7 @@ cdef class CompiledSteps(Steps):
         for index in range(num_admitted):
             node = node_at(policy.table, batch.chosen[index])
             begin_store(&self.states, policy, &self._pool.pool, node)
-            if block_ids != NULL:
-                block_ids[index] = node.block.block_id
+            block_ids[index] = node.block.block_id
             policy.c_insert(batch.chosen[index], node)
         self.note_stored(batch, num_admitted, num_missing)
 
@@ -690,11 +651,7 @@ cdef class CompiledSteps(Steps):
     cdef void note_stored(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
     ) noexcept:
-        batch.num_chosen = num_admitted
-        if num_admitted == num_missing:
-            batch.found_at = self._policy.table.version  # every key of the batch has a block now
-        else:
-            forget(self._policy.table, batch, num_admitted, num_missing)
+        settle(self._policy, batch, num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
 
@@ -743,193 +700,9 @@ cdef class CompiledSteps(Steps):
             one = node.block.block_id
             sum += <uint32_t>one
             end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
-            if not succeeded:
-                self.counters.failed_blocks += 1
-            elif node.flags & PARKED:
-                policy.became_idle(node_id, node)
+            self.counters.failed_blocks += not succeeded
         if ended != NULL:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
-
-    cdef Py_ssize_t serve(
-        self,
-        Py_ssize_t first,
-        Py_ssize_t stop,
-        const Hint* hint,
-        const uint32_t* blocks,
-        uint32_t* slots,
-        list told,
-    ) except -1:
-        """Serve one request without allocating objects; equal to the Python twin's steps.
-
-        The request asks for the blocks from `first` to before `stop`; return how many of these are
-        hits. Unless it is NULL, `slots` has the number of the block in each slot, and `blocks`
-        those of the batch: the numbers of leaving and entering blocks are appended to `told`, two
-        arrays or none.
-        """
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t index, num_hits, num_missing, num_admitted = 0
-        cdef bint ends = hint != NULL and hint.ends
-        cdef Batch asked
-        cdef uint32_t node_id
-        cdef Node* node
-        if self._events is not None or self._watch is not None:
-            raise ValueError(
-                "the manager must have neither events nor a watch to serve a request at once"
-            )
-        if not 0 <= first <= stop <= self.batch.size:
-            raise ValueError(
-                f"first and stop must be a range of the request's {self.batch.size} keys, "
-                f"got {first} and {stop}"
-            )
-        find_changed(policy.table, &self.batch)
-        policy.begin_request(&self.batch, hint)
-        meet(policy.table, &self.batch, 0)
-        asked = batch_part(&self.batch, first, stop)
-        num_hits = self.count_ready(&asked)
-        num_missing = self.choose_missing(&self.batch, NULL)
-        if num_missing < 0:
-            raise MemoryError()
-        if num_missing > 0:
-            num_admitted = self.make_room(&self.batch, num_missing, ends)
-            if num_admitted < 0 and policy.victims.no_memory:
-                raise MemoryError()
-            if num_admitted >= 0:
-                if slots != NULL:
-                    self.tell(num_admitted, num_missing, blocks, slots, told)
-                self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
-        find_changed(policy.table, &self.batch)
-        if ends:
-            hint = NULL
-        policy.finish_request(&self.batch, hint)
-        leave(policy.table, &self.batch, 0, 0)
-        for index in range(num_admitted):
-            node_id = self.batch.chosen[index]
-            node = node_at(policy.table, node_id)
-            if slots != NULL:
-                slots[own_id(policy.table, node_id, node)] = blocks[self.batch.indexes[index]]
-            end_store(&self.states, policy, &self._pool.pool, node_id, True)
-            if node.flags & PARKED:
-                policy.became_idle(node_id, node)
-        return num_hits
-
-    cdef int tell(
-        self,
-        Py_ssize_t num_admitted,
-        Py_ssize_t num_missing,
-        const uint32_t* blocks,
-        const uint32_t* slots,
-        list told,
-    ) except -1:
-        """Append the numbers of the victims and of the blocks that are admitted; see `serve`."""
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t index
-        cdef uint32_t node_id
-        cdef uint32_t* number
-        try:
-            told += [new_numbers(<Py_ssize_t>policy.victims.size), new_numbers(num_admitted)]
-        except BaseException:
-            policy.cancel()
-            forget(policy.table, &self.batch, 0, num_missing)
-            raise
-        number = <uint32_t*>cnp.PyArray_DATA(told[0])
-        for index in range(<Py_ssize_t>policy.victims.size):
-            node_id = policy.victims.items[index].node_id
-            number[index] = slots[own_id(policy.table, node_id, node_at(policy.table, node_id))]
-        number = <uint32_t*>cnp.PyArray_DATA(told[1])
-        for index in range(num_admitted):
-            number[index] = blocks[self.batch.indexes[index]]
-        return 0
-
-    def _serve_requests(self, requests):
-        cdef list batch  # keeps the list alive: the scratch arrays point into it
-        cdef Hint said
-        cdef const Hint* hint
-        for hashes, first, end, hints, now in requests:
-            hint = self._policy.hint_of(hints, now, &said)
-            batch = self.open_batch(hashes)
-            if first == RELEASED:  # whatever this manager would release
-                find_changed(self._policy.table, &self.batch)
-                if not self._policy.ensure_release(self.batch.size):
-                    raise MemoryError()
-                self._policy.c_release(&self.batch)
-            elif first == FINISHED:
-                find_changed(self._policy.table, &self.batch)
-                self._policy.finish_request(&self.batch, hint)
-            else:
-                self.serve(first, end, hint, NULL, NULL, None)
-
-    def _serve_rows(self, list keys, starts, blocks, first, nodes):
-        cdef cnp.ndarray hits
-        cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
-        cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
-        cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef const uint32_t* block
-        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
-        cdef Py_ssize_t row, index, size, longest = 0, num_rows = len(first)
-        cdef PyObject** items
-        if not check_items(keys):
-            raise batch_error(keys, "keys")
-        if len(starts) != num_rows + 1 or len(nodes) != len(keys):
-            raise ValueError("starts must have one more than first, nodes as many as keys")
-        for row in range(num_rows):
-            if not 0 <= start[row] <= start[row + 1] <= len(blocks):
-                raise ValueError(f"row {row} must lie in blocks")
-            if not 0 <= before[row] <= start[row + 1] - start[row]:
-                raise ValueError(f"first must lie in row {row}, got {before[row]}")
-            for index in range(start[row], start[row + 1]):
-                if all_blocks[index] >= <uint64_t>len(keys):
-                    raise ValueError(f"row {row} must have keys, got {all_blocks[index]}")
-            longest = max(longest, <Py_ssize_t>(start[row + 1] - start[row]))
-        hits = new_ids(num_rows)
-        items = <PyObject**>resize(NULL, (longest + 1) * sizeof(PyObject*))
-        try:
-            if items == NULL or not batch_ensure(&self.batch, longest):
-                raise MemoryError()
-            for row in range(num_rows):
-                block = all_blocks + start[row]
-                size = <Py_ssize_t>(start[row + 1] - start[row])
-                batch_set(&self.batch, items, size)
-                self.batch.num_hints = size
-                for index in range(size):
-                    items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
-                    self.batch.node_ids[index] = node_ids[block[index]]
-                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
-                    <Py_ssize_t>before[row], size, NULL, NULL, NULL, None
-                )
-                for index in range(size):
-                    node_ids[block[index]] = self.batch.node_ids[index]
-        finally:
-            discard(items)
-        for row in range(num_rows):
-            self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[row]
-        return hits
-
-    def _serve_row(self, list keys, blocks, Py_ssize_t first, slots):
-        cdef const uint32_t* block = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef uint32_t* in_slots = NULL
-        cdef Py_ssize_t index, hits, size = len(blocks)
-        cdef PyObject** items
-        cdef list told = []
-        if slots is not None:
-            in_slots = <uint32_t*>data_of("slots", slots, cnp.NPY_UINT32)
-            if len(slots) < self._pool.pool.num_blocks:
-                raise ValueError(f"slots must be {self._pool.pool.num_blocks}, got {len(slots)}")
-        items = <PyObject**>resize(NULL, (size + 1) * sizeof(PyObject*))
-        try:
-            if items == NULL or not batch_ensure(&self.batch, size):
-                raise MemoryError()
-            for index in range(size):
-                if block[index] >= <uint64_t>len(keys):
-                    raise ValueError(f"blocks must be below {len(keys)}, got {block[index]}")
-                items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
-            if first_bad(items, 0, size) < size:
-                raise batch_error(keys, "keys")
-            batch_set(&self.batch, items, size)
-            hits = self.serve(first, size, NULL, block, in_slots, told)
-        finally:
-            discard(items)
-        self.counters.loaded_blocks += <uint64_t>hits
-        return hits, told
 
     def take_events(self):
         cdef list events, fresh
@@ -1371,23 +1144,6 @@ cdef class CompiledRequest:
         return request_summary(self)
 
 
-cdef void* data_of(str name, object array, int kind) except NULL:
-    """Return the address of the elements of a contiguous one-dimensional array."""
-    if (
-        not cnp.PyArray_Check(array)
-        or cnp.PyArray_TYPE(array) != kind
-        or cnp.PyArray_NDIM(array) != 1
-        or not cnp.PyArray_IS_C_CONTIGUOUS(array)
-    ):
-        raise TypeError(f"{name} must be a contiguous array of its type, got {describe(array)}")
-    return cnp.PyArray_DATA(array)
-
-
-cdef cnp.ndarray new_numbers(cnp.npy_intp size):
-    """Return an array for numbers of blocks."""
-    return cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
-
-
 cdef bint is_success(object success) except -1:
     """Return whether `success` is True; TypeError if it is neither True nor False."""
     return success is True or (success is not False and check_bool("success", success))
@@ -1540,41 +1296,6 @@ cdef class ManagerCore:
     def _touch_inserted(self, hashes, inserted):
         """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
         self.skeleton._touch_inserted(hashes, inserted)
-
-    def _serve_requests(self, requests):
-        """Serve requests as an engine with instant transfers does; see the Python twin."""
-        self.skeleton._serve_requests(requests)
-
-    def _serve_rows(self, keys, starts, blocks, first, nodes):
-        """Serve the requests of a trace, each as `kvoffload.replay.serving.serve` does.
-
-        `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
-        their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and is
-        asked for from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; initial values are arbitrary. Return the hits of each row, (rows,)
-        int64; None if the calls must be made one by one: for a subclass that overrides methods,
-        over a user's own parts, with events or with a watch.
-        """
-        cdef CompiledSteps steps = self.serving_steps()
-        return None if steps is None else steps._serve_rows(keys, starts, blocks, first, nodes)
-
-    def _serve_row(self, keys, blocks, first, slots=None):
-        """Serve one row of `_serve_rows`, given its blocks; return its hits and its changes.
-
-        The changes are reported if `slots` are given ((slots,) uint32), in which the manager notes
-        the block in each slot: a list of the blocks that left and of those that entered ((n,)
-        uint32), else an empty list. None as for `_serve_rows`.
-        """
-        cdef CompiledSteps steps = self.serving_steps()
-        return None if steps is None else steps._serve_row(keys, blocks, first, slots)
-
-    cdef CompiledSteps serving_steps(self):
-        """Return the steps if they serve rows at once, else None."""
-        cdef CompiledSteps steps
-        if self.calls_own or type(self.steps) is not CompiledSteps:
-            return None
-        steps = self.steps
-        return steps if steps._events is None and steps._watch is None else None
 
     def take_events(self):
         return self.skeleton.take_events()

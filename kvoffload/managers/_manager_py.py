@@ -51,7 +51,7 @@ from ._common import summary
 from ._sessions import Sessions
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._watch_py import WatchCore
-from ._watching import FINISHED, LOAD, RELEASED, SampledRequest, WatchRequest
+from ._watching import LOAD, WatchRequest
 from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
@@ -383,23 +383,6 @@ class Manager(OffloadingManager[Spec_co]):
             self._fail(pending)
         if self._watch is not None:
             self._watch.ended(batch, slots, success)
-
-    def _serve_requests(self, requests: Iterable[SampledRequest]) -> None:
-        """Serve requests as an engine with instant transfers does; for miniature managers.
-
-        The blocks of a session that ends are released by an event of their own.
-        """
-        for hashes, first, end, hints, now in requests:
-            if first == RELEASED:  # whatever this manager would release
-                self._policy._release(hashes)
-            elif first == FINISHED:
-                self._used_last(hashes, hints, now)
-            else:
-                request = self.begin(hashes, hints=hints, now=now)
-                self.lookup(hashes[first:end])
-                request.prepare_store()
-                request.finish(hints=Hints() if hints is not None and hints.ends else hints)
-                request.complete_store()
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         events = self._events

@@ -89,18 +89,23 @@ cdef class Duel:
         cdef int other = 1 - self.rule
         self.request += 1
         self.measure_lag(table)
-        found = <double>self.by_density.serve(hint, ends, self.request, self.lag)
+        found = <double>self.serve_by(self.by_density, hint, ends)
         self.hits[DENSITY] = self.hits[DENSITY] * FADE + found
-        self.hits[LRU] = self.hits[LRU] * FADE + <double>self.by_recency.serve(
-            hint, ends, self.request, self.lag
-        )
+        self.hits[LRU] = self.hits[LRU] * FADE + <double>self.serve_by(self.by_recency, hint, ends)
         if self.without_hints is not None:
-            plain = self.without_hints.serve(NULL, ends, self.request, self.lag)
+            plain = self.serve_by(self.without_hints, NULL, ends)
             add_gain(&self.gain, <double>size, found, <double>plain)
         lead = (self.hits[other] - self.hits[self.rule]) * <double>(<uint64_t>1 << self.shift)
         if lead > LEAD * mean_length:
             self.rule = other
         return self.rule
+
+    cdef Py_ssize_t serve_by(
+        self, Miniature miniature, const Hint* hint, bint ends
+    ) noexcept:
+        """Let a miniature serve the request; its stores end in the request that ends the lag."""
+        cdef double request = self.request
+        return miniature.c_serve(hint, NULL, ends, False, request, request + 1.0 - self.lag)
 
     cdef void measure_lag(self, Table* table) noexcept:
         """Forget the noted stores that have ended; take the lag from the last of them."""
@@ -115,15 +120,15 @@ cdef class Duel:
 
     cdef void finish(self, Batch* batch, const Hint* hint) noexcept:
         self.take(batch)
-        self.by_density.finish(hint)
-        self.by_recency.finish(hint)
+        self.by_density.c_finish(hint)
+        self.by_recency.c_finish(hint)
 
     cdef void release(self, Batch* batch) noexcept:
         self.take(batch)
-        self.by_density.release()
-        self.by_recency.release()
+        self.by_density.c_release()
+        self.by_recency.c_release()
         if self.without_hints is not None:
-            self.without_hints.release()
+            self.without_hints.c_release()
 
     cdef bint ensure_release(self) noexcept:
         return (

@@ -171,7 +171,8 @@ class Duel:
             told = hints
             if rule == _WITHOUT_HINTS and hints is not None:
                 told = Hints(ends=hints.ends)
-            found[rule] = miniature.serve(sample, told, self._request, self._lag)
+            miniature.end_stores(self._request + 1 - self._lag)
+            found[rule] = miniature._serve(sample, sample, told, None, None, self._request)
         for rule in self.hits:
             self.hits[rule] = self.hits[rule] * _FADE + found[rule]
         if _WITHOUT_HINTS in found:
@@ -186,13 +187,13 @@ class Duel:
         """Apply a hint that came at the end of a request."""
         sample = self._of(batch)
         for rule in self.hits:
-            self._miniatures[rule].finish(sample, hints)
+            self._miniatures[rule].finish(sample, hints, None)
 
     def release(self, batch: list[BlockHash]) -> None:
         """Release blocks in all miniatures."""
         sample = self._of(batch)
         for miniature in self._miniatures.values():
-            miniature.policy._release(sample)
+            miniature.release(sample)
 
     def begin_store(self) -> None:
         """Note that the cache begins a store."""

@@ -1,40 +1,68 @@
 """A miniature, compiled: see ``_miniature_py``."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
-# A block that is being stored, and the request that stores it.
+# A block that is being stored, and the position of the request that stores it.
 cdef struct Storing:
+    double position
     uint32_t node_id
-    uint32_t request
+
+cdef struct Served:
+    uint64_t asked              # blocks
+    uint64_t hits
+    uint64_t stored
+    uint64_t evicted
+    uint64_t not_admitted
+    uint64_t refused            # stores
 
 
 cdef class Miniature:
     cdef readonly CompiledPolicy policy
-    cdef Batch batch
-    cdef PyObject** items           # (most,) borrowed keys of the request at work
-    cdef Py_ssize_t most            # blocks of a request that are examined
-    cdef Storing* storing           # (capacity,) a ring buffer, oldest first
-    cdef uint32_t oldest
-    cdef uint32_t num_storing
+    cdef Py_ssize_t most            # blocks of a request for which everything is reserved
+    cdef Served counts
+    cdef bint no_memory             # a store lacked it
+    cdef Batch batch                # of the request at work
+    cdef Py_ssize_t first           # of its blocks, the half-open slice that it asks for
+    cdef Py_ssize_t stop
+    cdef PyObject** items           # (items_room,) borrowed keys
+    cdef uint64_t items_room
+    cdef const uint32_t* numbers    # (batch.size,) its blocks' ids; NULL: all 0
+    cdef uint32_t* left             # room for the ids of its victims; NULL: not wanted
+    cdef Storing* storing           # (storing_room,), those from `oldest` on, oldest first
+    cdef uint64_t storing_room
+    cdef uint64_t oldest
+    cdef uint64_t num_storing
 
-    # Take the keys of a batch at these indexes; they stay the caller's.
+    # Make room for requests of that size; False if there is no memory.
+    cdef bint ensure(self, Py_ssize_t size) noexcept
+    # Take the keys of a batch at these indexes, and ask for all; they stay the caller's.
     cdef void take(self, const Batch* asked, const uint32_t* indexes, Py_ssize_t size) noexcept
-    # Serve the request that was taken; return the number of leading blocks that were ready.
-    cdef Py_ssize_t serve(
-        self, const Hint* hint, bint ends, uint32_t request, uint32_t lag
+    # Serve the request that was taken; return the number of leading blocks that were ready. `last`
+    # is its hint at the end. Stores that began before the position `before` have ended, and if the
+    # request `waits`, those of its own blocks, too.
+    cdef Py_ssize_t c_serve(
+        self,
+        const Hint* hint,
+        const Hint* last,
+        bint ends,
+        bint waits,
+        double position,
+        double before,
     ) noexcept
-    cdef void store(self, uint32_t request, bint ends) noexcept
-    cdef void finish(self, const Hint* hint) noexcept
-    cdef void release(self) noexcept
+    cdef void end_own(self) noexcept
+    cdef void store(self, double position, bint ends) noexcept
+    cdef void note_storing(self, uint32_t node_id, double position) noexcept
+    # Apply a hint that came at the end of the request that was taken.
+    cdef void c_finish(self, const Hint* hint) noexcept
+    # Release the blocks that were taken; the policy has made room.
+    cdef void c_release(self) noexcept
     cdef bint ensure_release(self) noexcept
-    cdef void clear(self) noexcept
-
-
-# Give the missing keys of a batch nodes, and choose them once each; -1 without memory.
-cdef Py_ssize_t choose_missing(
-    CompiledPolicy policy, Batch* batch, const uint8_t* left_out
-) noexcept
+    cdef list open(self, object hashes)
+    cdef PyObject** open_items(self, Py_ssize_t size) except? NULL
+    cdef int require_memory(self) except -1
+    cpdef void end_stores(self, double before) noexcept
+    cpdef void clear(self) noexcept

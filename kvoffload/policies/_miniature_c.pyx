@@ -1,57 +1,66 @@
-"""A miniature, compiled: a policy of small capacity that serves the sampled part of requests.
+"""A miniature, compiled: a policy that serves whole requests, without slots.
 
 Structure
-    The policy holds nodes without slots. What a miniature may need is reserved when it is made, but
-    for keys too long to lie in a node: such a block is not stored if there is no memory. See
+    The steps are those of ``_steps_c``, which the compiled manager takes as well. What the requests
+    of a miniature may need is reserved when it is made, if their size is known then, but for keys
+    too long to lie in a node: such a block is not stored if there is no memory. See
     ``_miniature_py`` for the rules and their reasons.
 """
 
+cimport cython
+from cpython.list cimport PyList_GET_ITEM
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memmove, memset
+
+cimport numpy as cnp
 
 from kvoffload._core.batch cimport (
     Batch,
     batch_close,
     batch_ensure,
+    batch_part,
     batch_set,
-    find_all,
+    checked_list,
     find_changed,
-    item_key,
-    item_length,
 )
-from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.table cimport (
-    NIL,
-    PARKED,
-    RESIDENT,
-    Node,
-    Table,
-    add_key,
-    drop_key,
-    index_find,
-    node_at,
-    table_new_epoch,
+from kvoffload._core.items cimport check_items, first_bad, list_items
+from kvoffload._core.memory cimport discard, grow
+from kvoffload._core.table cimport Node, node_at
+from kvoffload.policies._steps_c cimport (
+    begin_block,
+    choose_missing,
+    find_room,
+    forget,
+    make_ready,
+    num_ready,
+    resident,
+    settle,
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
+from kvoffload._checks import batch_error
+from kvoffload.errors import describe
 
+cnp.import_array()
+
+
+# Without tp_clear, since its methods need the policy.
+@cython.final
+@cython.no_gc_clear
 cdef class Miniature:
-    """A small cache that serves the sampled part of requests."""
+    """A cache of keys that serves whole requests.
 
-    def __cinit__(self, CompiledPolicy policy not None, Py_ssize_t most):
+    Given the size of its largest requests, `most`, it reserves what they need.
+    """
+
+    def __cinit__(self, CompiledPolicy policy not None, Py_ssize_t most=0):
+        policy.require_ready()
         self.policy = policy
         self.most = most
         policy.join_manager(<void*>self)
-        self.items = <PyObject**>resize(NULL, <size_t>max(most, 1) * sizeof(PyObject*))
-        self.storing = <Storing*>resize(
-            NULL, <size_t>max(policy.capacity, 1) * sizeof(Storing)
-        )
-        if (
-            self.items == NULL
-            or self.storing == NULL
-            or not batch_ensure(&self.batch, most)
-            or not policy.c_ensure(<uint64_t>(policy.capacity + most))
+        if not self.ensure(most) or (
+            most and not policy.c_ensure(<uint64_t>(policy.capacity + most))
         ):
             raise MemoryError("no room for a miniature")
 
@@ -60,131 +69,326 @@ cdef class Miniature:
         discard(self.storing)
         batch_close(&self.batch)
 
+    cdef bint ensure(self, Py_ssize_t size) noexcept:
+        cdef uint64_t most_storing = min(
+            self.num_storing + <uint64_t>size, <uint64_t>self.policy.capacity
+        )
+        return (
+            batch_ensure(&self.batch, size)
+            and grow(<void**>&self.items, &self.items_room, <uint64_t>size, sizeof(PyObject*), 1)
+            and grow(<void**>&self.storing, &self.storing_room, most_storing, sizeof(Storing), 1)
+        )
+
     cdef void take(self, const Batch* asked, const uint32_t* indexes, Py_ssize_t size) noexcept:
         cdef Py_ssize_t index
         for index in range(size):
             self.items[index] = asked.items[indexes[index]]
         batch_set(&self.batch, self.items, size)
+        self.first, self.stop = 0, size
 
-    cdef Py_ssize_t serve(
-        self, const Hint* hint, bint ends, uint32_t request, uint32_t lag
+    cdef Py_ssize_t c_serve(
+        self,
+        const Hint* hint,
+        const Hint* last,
+        bint ends,
+        bint waits,
+        double position,
+        double before,
     ) noexcept:
         cdef CompiledPolicy policy = self.policy
-        cdef Storing* stored
-        cdef Py_ssize_t num_hits = 0
-        cdef Node* node
-        while self.num_storing and request - self.storing[self.oldest].request >= lag:
-            stored = self.storing + self.oldest
-            node = node_at(policy.table, stored.node_id)
-            node.block.ref_cnt = 0
-            if node.flags & PARKED:
-                policy.became_idle(stored.node_id, node)
-            self.oldest = (self.oldest + 1) % <uint32_t>policy.capacity
-            self.num_storing -= 1
-        find_all(policy.table, &self.batch)
+        cdef Py_ssize_t num_hits
+        cdef Batch asked
+        self.end_stores(before)
+        find_changed(policy.table, &self.batch)
+        if waits:
+            self.end_own()
         policy.begin_request(&self.batch, hint)
-        while num_hits < self.batch.size and self.batch.node_ids[num_hits] != NIL:
-            if node_at(policy.table, self.batch.node_ids[num_hits]).block.ref_cnt < 0:
-                break
-            num_hits += 1
-        self.store(request, ends)
-        self.finish(NULL)
+        find_changed(policy.table, &self.batch)
+        asked = batch_part(&self.batch, self.first, self.stop)
+        num_hits = num_ready(policy.table, &asked)
+        self.counts.asked += <uint64_t>asked.size
+        self.counts.hits += <uint64_t>num_hits
+        self.store(position, ends)
+        self.c_finish(last)
         return num_hits
 
-    cdef void store(self, uint32_t request, bint ends) noexcept:
+    cpdef void end_stores(self, double before) noexcept:
+        """End the stores that began before a position."""
+        cdef uint32_t node_id
+        while self.num_storing and self.storing[self.oldest].position < before:
+            node_id = self.storing[self.oldest].node_id
+            make_ready(self.policy, node_id, node_at(self.policy.table, node_id))
+            self.oldest += 1
+            self.num_storing -= 1
+
+    cdef void end_own(self) noexcept:
+        """End the stores of the blocks that were taken, whose nodes are found."""
+        cdef CompiledPolicy policy = self.policy
+        cdef Storing* storing = self.storing + self.oldest
+        cdef uint64_t place, num_storing = 0
+        cdef Py_ssize_t index
+        cdef Node* node
+        for index in range(self.batch.size):
+            node = resident(policy.table, &self.batch, index)
+            if node != NULL and node.block.ref_cnt < 0:
+                make_ready(policy, self.batch.node_ids[index], node)
+        for place in range(self.num_storing):
+            if node_at(policy.table, storing[place].node_id).block.ref_cnt < 0:
+                storing[num_storing] = storing[place]
+                num_storing += 1
+        self.num_storing = num_storing
+
+    cdef void store(self, double position, bint ends) noexcept:
         """Store the missing blocks of the request, as far as the policy admits them."""
         cdef CompiledPolicy policy = self.policy
         cdef Batch* batch = &self.batch
         cdef int64_t num_free = policy.capacity - <int64_t>policy.num_resident
-        cdef Py_ssize_t index, num_admitted, num_missing = choose_missing(policy, batch, NULL)
+        cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL), num_admitted
+        cdef uint64_t index
         cdef uint32_t node_id
-        cdef Storing* stored
         cdef Node* node
         if num_missing <= 0:
+            self.no_memory |= num_missing < 0
             return
-        policy.victims.no_memory = False
-        if ends:
-            num_admitted = policy.c_make_room_of_released(batch, num_missing, num_free)
-        else:
-            num_admitted = policy.c_make_room(batch, num_missing, num_free)
-        if num_admitted >= 0:
-            policy.commit()
-        for index in range(num_admitted):
+        num_admitted = find_room(policy, batch, num_missing, num_free, ends)
+        if num_admitted < 0:
+            self.no_memory |= policy.victims.no_memory
+            self.counts.refused += not policy.victims.no_memory
+            forget(policy.table, batch, 0, num_missing)
+            return
+        if self.left != NULL:
+            for index in range(policy.victims.size):
+                node = node_at(policy.table, policy.victims.items[index].node_id)
+                self.left[index] = <uint32_t>node.block.block_id
+        self.counts.evicted += policy.victims.size
+        policy.commit()
+        for index in range(<uint64_t>num_admitted):
             node_id = batch.chosen[index]
             node = node_at(policy.table, node_id)
-            node.block.ref_cnt = -1
-            node.block.block_id = 0
-            node.flags |= RESIDENT
-            policy.num_resident += 1
+            begin_block(
+                policy, node, 0 if self.numbers == NULL else self.numbers[batch.indexes[index]]
+            )
             policy.c_insert(node_id, node)
-            stored = self.storing + (self.oldest + self.num_storing) % <uint32_t>policy.capacity
-            stored.node_id = node_id
-            stored.request = request
-            self.num_storing += 1
-        # The last first, so that the next batch gets successive nodes again.
-        for index in range(num_missing - 1, max(num_admitted, 0) - 1, -1):
-            node = node_at(policy.table, batch.chosen[index])
-            if node.ring == 0:
-                drop_key(policy.table, batch.chosen[index], node)
+            self.note_storing(node_id, position)
+        settle(policy, batch, num_admitted, num_missing)
+        self.counts.stored += <uint64_t>num_admitted
+        self.counts.not_admitted += <uint64_t>(num_missing - num_admitted)
 
-    cdef void finish(self, const Hint* hint) noexcept:
-        """End the request that was taken."""
+    cdef void note_storing(self, uint32_t node_id, double position) noexcept:
+        """Note a block that is being stored; there is room, maybe before the oldest."""
+        cdef Storing* noted
+        if self.oldest + self.num_storing == self.storing_room:
+            memmove(
+                self.storing,
+                self.storing + self.oldest,
+                <size_t>self.num_storing * sizeof(Storing),
+            )
+            self.oldest = 0
+        noted = self.storing + self.oldest + self.num_storing
+        noted.position = position
+        noted.node_id = node_id
+        self.num_storing += 1
+
+    cdef void c_finish(self, const Hint* hint) noexcept:
         find_changed(self.policy.table, &self.batch)
         self.policy.finish_request(&self.batch, hint)
 
-    cdef void release(self) noexcept:
-        """Release the blocks that were taken; the policy has made room."""
-        find_all(self.policy.table, &self.batch)
+    cdef void c_release(self) noexcept:
+        find_changed(self.policy.table, &self.batch)
         self.policy.c_release(&self.batch)
 
     cdef bint ensure_release(self) noexcept:
         return self.policy.ensure_release(self.most)
 
-    cdef void clear(self) noexcept:
-        """Forget everything."""
+    cpdef void clear(self) noexcept:
+        """Forget everything but the counts."""
         self.oldest = self.num_storing = 0
         self.batch.size = self.batch.num_hints = 0
         self.policy.clear_now()
 
+    # -- for Python code -----------------------------------------------------------------------
 
-cdef Py_ssize_t choose_missing(
-    CompiledPolicy policy, Batch* batch, const uint8_t* left_out
-) noexcept:
-    cdef Table* table = policy.table
-    cdef Py_ssize_t index, num_missing = 0, num_unknown = 0
-    cdef const uint8_t* key
-    cdef uint64_t length
-    cdef uint32_t node_id
-    cdef Node* node
-    batch.num_chosen = 0
-    find_changed(table, batch)
-    for index in range(batch.size):
-        num_unknown += batch.node_ids[index] == NIL
-    if not policy.c_ensure(<uint64_t>num_unknown):
-        return -1
-    table_new_epoch(table)
-    for index in range(batch.size):
-        if left_out != NULL and left_out[index]:
-            continue
-        node_id = batch.node_ids[index]
-        if node_id == NIL:  # a repeat already has a node
-            key = item_key(batch, index)
-            length = item_length(batch, index)
-            node_id = index_find(table, key, length, batch.hashes[index])
-            if node_id == NIL:
-                node_id = add_key(table, key, length, batch.hashes[index])
-            if node_id == NIL:
-                while num_missing:
-                    num_missing -= 1
-                    node = node_at(table, batch.chosen[num_missing])
-                    if node.ring == 0:
-                        drop_key(table, batch.chosen[num_missing], node)
-                return -1
-            batch.node_ids[index] = node_id
-        node = node_at(table, node_id)
-        if not node.flags & RESIDENT and node.block.mark != table.epoch:
-            batch.chosen[num_missing] = node_id
-            batch.indexes[num_missing] = <uint32_t>index
-            num_missing += 1
-        node.block.mark = table.epoch
-    return num_missing
+    def serve(
+        self,
+        hashes,
+        Py_ssize_t first,
+        Py_ssize_t stop,
+        hints,
+        now,
+        double position,
+        double before,
+        bint waits=False,
+    ):
+        """Serve a request; return the number of leading blocks that were ready.
+
+        It asks for the blocks from `first` to before `stop`. Stores that began before the position
+        `before` have ended, and if the request `waits`, those of its own blocks, too.
+        """
+        cdef Hint said
+        cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
+        cdef const Hint* last = hint
+        cdef bint ends = hint != NULL and hint.ends
+        cdef list batch = self.open(hashes)
+        cdef Py_ssize_t num_hits
+        self.first, self.stop = first, stop
+        if not 0 <= first <= stop <= self.batch.size:
+            raise ValueError(f"first and stop must be in 0 ... {len(batch)}, got {first}, {stop}")
+        if ends:
+            last = NULL
+        num_hits = self.c_serve(hint, last, ends, waits, position, before)
+        self.require_memory()
+        return num_hits
+
+    def finish(self, hashes, hints, now):
+        """Apply a hint that came at the end of a request."""
+        cdef Hint said
+        cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
+        cdef list batch = self.open(hashes)
+        self.c_finish(hint)
+
+    def release(self, hashes):
+        """Release blocks: they leave before all others."""
+        cdef list batch = self.open(hashes)
+        if not self.policy.ensure_release(self.batch.size):
+            raise MemoryError()
+        self.c_release()
+
+    def serve_rows(
+        self, list keys, starts, blocks, first, nodes, double position, double lag
+    ):
+        """Serve the requests of a trace; return the hits of each, (rows,) int64.
+
+        `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
+        their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
+        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
+        where each key was found; initial values are arbitrary. `position` is that of the first
+        row; a store ends before the row that follows `lag` others.
+        """
+        cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
+        cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
+        cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
+        cdef const uint32_t* block
+        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        cdef cnp.npy_intp num_rows = len(first)
+        cdef Py_ssize_t row, index, size
+        cdef PyObject** items
+        cdef cnp.ndarray hits
+        if not check_items(keys):
+            raise batch_error(keys, "keys")
+        if len(starts) != num_rows + 1 or len(nodes) != len(keys):
+            raise ValueError("starts must have one more than first, nodes as many as keys")
+        for row in range(num_rows):
+            if not 0 <= start[row] <= start[row + 1] <= len(blocks):
+                raise ValueError(f"row {row} must lie in blocks")
+            if not 0 <= before[row] <= start[row + 1] - start[row]:
+                raise ValueError(f"first must lie in row {row}, got {before[row]}")
+            for index in range(start[row], start[row + 1]):
+                if all_blocks[index] >= <uint64_t>len(keys):
+                    raise ValueError(f"row {row} must have keys, got {all_blocks[index]}")
+        hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
+        for row in range(num_rows):
+            block = all_blocks + start[row]
+            size = <Py_ssize_t>(start[row + 1] - start[row])
+            items = self.open_items(size)
+            self.batch.num_hints = size
+            for index in range(size):
+                items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
+                self.batch.node_ids[index] = node_ids[block[index]]
+            self.first = <Py_ssize_t>before[row]
+            (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.c_serve(
+                NULL, NULL, False, False, position, position - lag
+            )
+            self.require_memory()
+            position += 1.0
+            for index in range(size):
+                node_ids[block[index]] = self.batch.node_ids[index]
+        return hits
+
+    def serve_row(self, list keys, blocks, Py_ssize_t first):
+        """Serve a row of `serve_rows`; return its hits, and the blocks that left and entered.
+
+        Both are indexes in `keys`, (n,) uint32, in order. Its store ends before the next row.
+        """
+        cdef const uint32_t* block = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
+        cdef cnp.npy_intp size = len(blocks), index, num_left, num_entered
+        cdef cnp.ndarray left = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
+        cdef cnp.ndarray entered = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
+        cdef PyObject** items = self.open_items(size)
+        cdef uint64_t evicted = self.counts.evicted
+        cdef Py_ssize_t hits
+        for index in range(size):
+            if block[index] >= <uint64_t>len(keys):
+                raise ValueError(f"blocks must be below {len(keys)}, got {block[index]}")
+            items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
+        if first_bad(items, 0, size) < size:
+            raise batch_error(keys, "keys")
+        self.first = first
+        if not 0 <= first <= size:
+            raise ValueError(f"first must be in 0 ... {size}, got {first}")
+        self.numbers, self.left = block, <uint32_t*>cnp.PyArray_DATA(left)
+        hits = self.c_serve(NULL, NULL, False, False, 0.0, 1.0)
+        self.numbers = NULL
+        self.left = NULL
+        self.require_memory()
+        num_left, num_entered = <Py_ssize_t>(self.counts.evicted - evicted), self.batch.num_chosen
+        for index in range(num_entered):
+            (<uint32_t*>cnp.PyArray_DATA(entered))[index] = block[self.batch.indexes[index]]
+        return hits, left[:num_left], entered[:num_entered]
+
+    def stats(self):
+        """Return the counts since the construction, and the present numbers of blocks."""
+        return {
+            "lookup_blocks": self.counts.asked,
+            "hit_blocks": self.counts.hits,
+            "stored_blocks": self.counts.stored,
+            "evicted_blocks": self.counts.evicted,
+            "refused_stores": self.counts.refused,
+            "not_admitted": self.counts.not_admitted,
+            "resident": self.policy.num_resident,
+            "pending": self.num_storing,
+        }
+
+    def _check(self):
+        """Verify the invariants; raise AssertionError with the broken one."""
+        cdef uint64_t place
+        if self.policy.num_resident > <uint64_t>self.policy.capacity:
+            raise AssertionError("it is within its capacity")
+        for place in range(self.oldest, self.oldest + self.num_storing):
+            if node_at(self.policy.table, self.storing[place].node_id).block.ref_cnt != -1:
+                raise AssertionError("the blocks that are being stored are pending")
+        self.policy._check()
+
+    cdef list open(self, object hashes):
+        """Take a request's blocks; return them as a checked list, which the scratch arrays use."""
+        cdef list batch = checked_list(hashes, "hashes")
+        if not self.ensure(len(batch)):
+            raise MemoryError()
+        batch_set(&self.batch, list_items(batch), len(batch))
+        return batch
+
+    cdef PyObject** open_items(self, Py_ssize_t size) except? NULL:
+        """Take a request of that size, all of whose blocks are asked for; return its keys."""
+        if not self.ensure(size):
+            raise MemoryError()
+        batch_set(&self.batch, self.items, size)
+        self.first, self.stop = 0, size
+        return self.items
+
+    cdef int require_memory(self) except -1:
+        """Raise MemoryError if a store lacked memory."""
+        if self.no_memory:
+            self.no_memory = False
+            raise MemoryError()
+        return 0
+
+
+cdef void* data_of(str name, object array, int kind) except? NULL:
+    """Return the address of the elements of a contiguous one-dimensional array."""
+    if (
+        not cnp.PyArray_Check(array)
+        or cnp.PyArray_TYPE(array) != kind
+        or cnp.PyArray_NDIM(array) != 1
+        or not cnp.PyArray_IS_C_CONTIGUOUS(array)
+    ):
+        raise TypeError(f"{name} must be a contiguous array of its type, got {describe(array)}")
+    return cnp.PyArray_DATA(array)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
+from kvoffload._checks import check_num_blocks
 from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.errors import describe
 from kvoffload.policies import registry
@@ -24,7 +25,9 @@ from .offline import BELADY, CEILINGS, INFINITE
 if TYPE_CHECKING:
     from kvoffload.watch import Watch
 
-__all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary"]
+__all__ = [
+    *("implementation_of", "is_own", "new_manager", "new_miniature", "read_policy", "summary"),
+]
 
 MOST_NAMES = 20
 """Most names of classes that an error lists."""
@@ -91,6 +94,16 @@ def new_manager(
         return CPUOffloadingManager(
             block_tokens, num_blocks, own(cache_capacity=num_blocks, **options), watch=watch
         )
+
+
+def new_miniature(policy: str, num_blocks: int) -> Any:
+    """Return an empty cache with a built-in policy, which serves whole requests and has no slots.
+
+    It decides as the manager of `new_manager`.
+    """
+    with secrets_from(REPEATABLE):
+        twin = "py" if IMPLEMENTATION == "python" else "c"
+        return registry.parse(policy)._miniature(twin, check_num_blocks(num_blocks))
 
 
 def _own(policy: str) -> tuple[Any, dict[str, int | float]]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from .device import DeviceCache, device_hits_and_junctions
 from .groups import GroupChunks
 from .hints import Told, TraceHints
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits_of_each
-from .policies import new_manager
+from .policies import is_own, new_manager, new_miniature
 from .requests import BlockKeys, DecodedTrace
 from .results import DurationHistogram, ReplayResult
 from .serving import GroupServed, GroupServer, Served, serve
@@ -111,12 +112,12 @@ class Demand:
         if policy == INFINITE:
             policy = "lru"
             capacity = min(self.trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
-        serving = Serving(new_manager(policy, capacity), self, keys, pending)
-        before = serving.manager.stats()
+        serving = self.serving(policy, capacity, keys, pending)
+        before = serving.stats()
         results = []
         for part in slices:
             found = serving.hits(part)
-            after = serving.manager.stats()
+            after = serving.stats()
             counts = {field: after[name] - before[name] for field, name in COUNTED.items()}
             results.append(counted(self, part, found, **counts))
             before = after
@@ -125,7 +126,21 @@ class Demand:
     def hits(self, policy: str, capacity: int, keys: list[BlockHash] | None = None) -> Hits:
         """Replay the trace; return the tokens hit of each request. Stores complete at once."""
         everything = slice(0, self.trace.num_requests)
-        return Serving(new_manager(policy, capacity), self, keys).hits(everything)
+        return self.serving(policy, capacity, keys).hits(everything)
+
+    def serving(
+        self, policy: str, capacity: int, keys: list[BlockHash] | None = None, pending: int = 0
+    ) -> RowServing | Serving:
+        """Return an empty cache that serves the requests part by part.
+
+        `keys` are ``trace.keys()``; None computes them. A store is in flight during `pending`
+        further requests; with 0 it completes at once.
+        """
+        keys = self.trace.keys() if keys is None else keys
+        is_plain = self.groups.is_plain and self.groups.step_tokens is None
+        if is_plain and self.trace.hints is None and not is_own(policy):
+            return RowServing(new_miniature(policy, capacity), self, keys, pending)
+        return Serving(new_manager(policy, capacity), self, keys, pending)
 
 
 def replay(
@@ -348,33 +363,67 @@ def _demand(
     return Demand(trace, groups or GroupChunks.of_blocks(), device_hits, junctions)
 
 
-class Serving:
-    """A manager that serves the requests of a trace, part by part.
+class RowServing:
+    """A miniature that serves the requests of a trace, many in one call; see `Demand.serving`."""
 
-    `keys` are ``trace.keys()``; None computes them. A store is in flight during `pending` further
-    requests; with 0 it completes at once.
-    """
+    def __init__(
+        self, miniature: Any, demand: Demand, keys: list[BlockHash], pending: int = 0
+    ) -> None:
+        self.miniature = miniature
+        self._demand = demand
+        self._keys = keys
+        self._pending = pending
+        self._nodes = np.zeros(len(keys), dtype=np.uint32)
+
+    def hits(self, part: slice) -> Hits:
+        """Serve the requests of a part; return the tokens hit by each."""
+        trace, first = self._demand.trace, self._demand.device_hits
+        hits = np.zeros(part.stop - part.start, dtype=np.int64)
+        for start in range(part.start, part.stop, ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, part.stop)
+            hits[start - part.start : stop - part.start] = self.miniature.serve_rows(
+                self._keys,
+                trace.starts[start : stop + 1],
+                trace.blocks,
+                first[start:stop],
+                self._nodes,
+                start,
+                self._pending,
+            )
+        return hits * self._demand.groups.block_tokens
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of `COUNTED` so far."""
+        stats: dict[str, int] = self.miniature.stats()
+        return {**stats, "loaded_blocks": stats["hit_blocks"]}
+
+
+class Serving:
+    """A manager that serves the requests of a trace, one by one; see `Demand.serving`."""
 
     def __init__(
         self,
         manager: CPUOffloadingManager,
         demand: Demand,
-        keys: list[BlockHash] | None,
+        keys: list[BlockHash],
         pending: int = 0,
     ) -> None:
         self.manager = manager
         self._demand = demand
-        self._keys = demand.trace.keys() if keys is None else keys
+        self._keys = keys
         self._server = _server(demand.groups, manager, ends_stores=not pending)
         self._pending = pending
         self._in_flight: deque[Served | GroupServed] = deque()
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of `COUNTED` so far."""
+        return self.manager.stats()
 
     def hits(self, part: slice) -> Hits:
         """Serve the requests of a part; return the tokens hit by each."""
         demand, size = self._demand, self._demand.groups.block_tokens
         if self._server is None:
-            found = self._hits_by_rows(part)
-            return (self._hits_one_by_one(part) if found is None else found) * size
+            return self._hits_one_by_one(part) * size
         tokens = demand.whole, demand.local, demand.junctions * size
         hits = []
         for hashes, *given in zip(
@@ -387,25 +436,6 @@ class Serving:
             hits.append(served.hit_tokens)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)
-
-    def _hits_by_rows(self, part: slice) -> Hits | None:
-        """Serve many requests in one call of a compiled manager, each as `serve` does.
-
-        Return the blocks hit by each; None, with none served, if they must be served one by one.
-        """
-        serve_rows = getattr(self.manager, "_serve_rows", None)
-        if serve_rows is None or self._pending or self._demand.trace.hints is not None:
-            return None
-        trace, nodes = self._demand.trace, np.zeros(len(self._keys), dtype=np.uint32)
-        hits = np.zeros(part.stop - part.start, dtype=np.int64)
-        for start in range(part.start, part.stop, ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, part.stop)
-            starts, first = trace.starts[start : stop + 1], self._demand.device_hits[start:stop]
-            found = serve_rows(self._keys, starts, trace.blocks, first, nodes)
-            if found is None:
-                return None
-            hits[start - part.start : stop - part.start] = found
-        return hits
 
     def _hits_one_by_one(self, part: slice) -> Hits:
         """Return the blocks hit by each request, served one by one by `serve`."""

@@ -28,7 +28,7 @@ from kvoffload.types import HintGain
 
 from .estimate import Point, make_point
 from .hints import HeardHints, gain_of, heard
-from .minis import Miniature, Totals, miniature_bias
+from .minis import AT_ONCE, Miniatures, Totals, miniature_bias
 from .overdue import Overdue, find_overdue
 
 __all__ = ["Explanation", "Watch", "WatchReport"]
@@ -192,7 +192,7 @@ class _Subject:
     capacity: int  # blocks
     slots: float  # sampled slots at the present size
     policy_slots: float  # the same in the part of the sample that policies have
-    minis: list[Miniature]
+    minis: list[Miniatures]
     plan: WatchPlan
 
 
@@ -200,7 +200,7 @@ class Watch:
     """An observer that estimates a manager's hit ratio elsewhere and changes no decision.
 
     A sample of the blocks, chosen by a keyed hash, goes through shadows: LRU at every size in
-    `memory`, and miniature managers of other policies. The misses of a shadow, relative to those of
+    `memory`, and miniatures of other policies. The misses of a shadow, relative to those of
     the shadow of the present configuration, scale the misses that the manager counts.
 
     Parameters
@@ -213,7 +213,7 @@ class Watch:
         Sampled blocks at the present size, >= 4. Errors fall with the square root of this number;
         memory and time are proportional to it.
     policy_slots : int
-        The same for miniature managers.
+        The same for miniatures.
     max_rate : float
         Largest share of blocks that is sampled, in (0, 1]. Nothing is estimated for memories below
         256 / `max_rate` blocks. Small memories cost most: at 10,000 blocks, one in 32 is sampled.
@@ -238,7 +238,7 @@ class Watch:
     Thread-safety: that of the manager; the methods of a watch are safe in any thread.
 
     Memory: 40 bytes per sampled slot of the largest size, or of 8 times the memory if that is more,
-    plus the miniature managers. It does not grow.
+    plus the miniatures. It does not grow.
 
     Examples
     --------
@@ -301,7 +301,7 @@ class Watch:
         policy_slots = policy_below / SAMPLE_RANGE * capacity
         with secrets_from(self._secret):
             minis = [
-                Miniature(name, size, policy_slots * size, self._QUARTERS)
+                Miniatures(name, size, policy_slots * size, self._QUARTERS)
                 for name, size in self._asked(policy)
             ]
         clock = self._clock
@@ -349,6 +349,7 @@ class Watch:
             self._add_lru()
         changes = begins or overlaps != self._overlaps
         self._overlaps = overlaps
+        lag, waits = (lag, core.waits_for_stores) if overlaps else (AT_ONCE, False)
         for quarter, stretches in enumerate(core.take_requests()):
             # The sample has no positions: its requests are spread evenly over all since last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
@@ -359,12 +360,7 @@ class Watch:
                 for mini in self._subject.minis:
                     if after:
                         mini.reset(quarter)
-                    if self._overlaps:
-                        mini.feed_overlapping(
-                            quarter, requests, positions, lag, waits=core.waits_for_stores
-                        )
-                    else:
-                        mini.feed(quarter, requests)
+                    mini.feed(quarter, requests, positions, lag, waits=waits)
         if changes and (start or not self._subject.plan.keeps_keys):
             self._start_anew(begins=begins)
         now = core.now()
@@ -401,7 +397,7 @@ class Watch:
         """Also simulate LRU with miniatures: the list models neither releases nor overlap."""
         self._began = _Began({}, {}, 0)
         fresh = [
-            Miniature("lru", memory, self._subject.policy_slots * memory, self._QUARTERS)
+            Miniatures("lru", memory, self._subject.policy_slots * memory, self._QUARTERS)
             for memory in self.memory
         ]
         self._subject.minis.extend(fresh)
@@ -592,7 +588,7 @@ class Watch:
     def _points(
         self, counts: dict[str, Any], after: _Snapshot, before: _Snapshot, fullest: list[int]
     ) -> Iterable[Point]:
-        """Yield the points of the LRU curve, then those of the miniature managers."""
+        """Yield the points of the LRU curve, then those of the miniatures."""
         subject = self._subject
         quarters = self._QUARTERS
         present = self.memory.index(1.0)

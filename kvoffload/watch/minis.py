@@ -1,4 +1,4 @@
-"""Miniature managers: the deployed classes at a fraction of the size, fed the sampled keys.
+"""Miniatures: the deployed policies at a fraction of the size, fed the sampled keys.
 
 Source
     Waldspurger et al., "Cache Modeling and Optimization using Miniature Simulations", ATC 2017.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from kvoffload import CPUOffloadingManager, Request
-from kvoffload.managers._watching import FINISHED, SampledRequest
+from kvoffload import IMPLEMENTATION
+from kvoffload.managers._watching import RELEASED, SampledRequest
 from kvoffload.policies import registry
-from kvoffload.types import Hints
 
-__all__ = ["Miniature", "Totals", "miniature_bias"]
+__all__ = ["AT_ONCE", "Miniatures", "Totals", "miniature_bias"]
+
+TWIN: Final[Literal["py", "c"]] = "py" if IMPLEMENTATION == "python" else "c"
+AT_ONCE = -1.0
+"""The lag of stores that do not overlap."""
 
 BIAS = 0.0075
 """Possible error of a miniature of 512 slots that its quarters do not show; with n slots it is
@@ -46,8 +48,8 @@ class Totals(NamedTuple):
         return Totals(*(tuple(map(operator.sub, new, old)) for new, old in pairs))
 
 
-class Miniature:
-    """One policy at one size: a miniature manager for each quarter of the sample.
+class Miniatures:
+    """One policy at one size: a miniature for each quarter of the sample.
 
     `memory` is a multiple of the present memory, `slots` the number of sampled slots of all
     quarters.
@@ -57,22 +59,13 @@ class Miniature:
         self.policy = policy
         self.memory = memory
         self.slots = slots
-        self.managers = [
-            CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
+        self._spec = registry.parse(policy)
+        self.quarters = [
+            self._spec._miniature(TWIN, round(slots / quarters)) for _ in range(quarters)
         ]
-        self._heeds = hasattr(self.managers[0].policy, "hint_sources")  # of returns
-        self._pending: list[deque[tuple[float, Request[Any]]]] = [deque() for _ in range(quarters)]
         self._reset_at = [0] * quarters  # blocks requested until then
 
-    def feed(self, quarter: int, requests: Sequence[SampledRequest]) -> None:
-        """Serve requests with the manager of a quarter, as an engine would."""
-        if self._pending[quarter]:
-            self._complete(quarter, math.inf)
-        if not self._heeds:
-            requests = [each for each in requests if each[1] != FINISHED]
-        self.managers[quarter]._serve_requests(requests)
-
-    def feed_overlapping(
+    def feed(
         self,
         quarter: int,
         requests: Sequence[SampledRequest],
@@ -81,45 +74,33 @@ class Miniature:
         *,
         waits: bool,
     ) -> None:
-        """Serve requests with stores that take a while.
+        """Serve requests with the miniature of a quarter, as an engine would.
 
-        `positions` are the requests' positions among all. A store ends after `lag` more requests;
-        until then a lookup misses its blocks or, with `waits`, ends the store.
+        `positions` are the requests' positions among all. A store ends after `lag` more requests,
+        or with its own if `lag` is negative; until then a lookup misses its blocks or, with
+        `waits`, ends the store.
         """
-        manager = self.managers[quarter]
-        for each, position in zip(requests, positions, strict=True):
-            self._complete(quarter, position - lag)
-            hashes, first, end, hints, now = each
-            if first < 0:
-                if first != FINISHED or self._heeds:
-                    manager._serve_requests([each])
+        miniature = self.quarters[quarter]
+        for (hashes, first, end, hints, now), position in zip(requests, positions, strict=True):
+            before = position - lag
+            if first >= 0:
+                miniature.serve(hashes, first, end, hints, now, position, before, waits)
                 continue
-            if waits:
-                manager.complete_store(hashes)
-            request = manager.begin(hashes, hints=hints, now=now)
-            manager.lookup(hashes[first:end])
-            output = request.prepare_store()
-            # The blocks of a session that ends are released by an event of their own.
-            request.finish(hints=Hints() if hints is not None and hints.ends else hints)
-            if output is not None and output.block_hashes_to_store:
-                self._pending[quarter].append((position, request))
+            miniature.end_stores(before)
+            if first == RELEASED:  # whatever this miniature would release
+                miniature.release(hashes)
+            elif self._spec.entry.ranks_by_return:
+                miniature.finish(hashes, hints, now)
 
     def reset(self, quarter: int) -> None:
-        """Reset the manager of a quarter, including its stores under way."""
-        manager = self.managers[quarter]
-        manager.reset_cache()
-        self._pending[quarter].clear()
-        self._reset_at[quarter] = manager.stats()["lookup_blocks"]
-
-    def _complete(self, quarter: int, before: float) -> None:
-        """Complete the stores of the requests before a position."""
-        pending = self._pending[quarter]
-        while pending and pending[0][0] < before:
-            pending.popleft()[1].complete_store()
+        """Reset the miniature of a quarter, including its stores under way."""
+        miniature = self.quarters[quarter]
+        miniature.clear()
+        self._reset_at[quarter] = miniature.stats()["lookup_blocks"]
 
     def totals(self) -> Totals:
         """Return the counts and the present size of each quarter."""
-        stats = [manager.stats() for manager in self.managers]
+        stats = [miniature.stats() for miniature in self.quarters]
         return Totals(
             missed=tuple(each["lookup_blocks"] - each["hit_blocks"] for each in stats),
             stored=tuple(each["stored_blocks"] for each in stats),
@@ -132,7 +113,7 @@ class Miniature:
 
         A policy starts learning again after each of the `resets` in the `window`.
         """
-        entry = registry.parse(self.policy).entry
+        entry = self._spec.entry
         if not entry.scales:
             return ("biased",)
         if resets:

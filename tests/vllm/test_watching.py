@@ -159,7 +159,7 @@ def test_points_are_those_of_managers_whose_sessions_end(policy):
         serve(manager)
         for mini in manager.watch._subject.minis:
             if mini.policy == policy and mini.memory in truths:
-                stats = [each.stats() for each in mini.managers]
+                stats = [each.stats() for each in mini.quarters]
                 ratio = sum(each["hit_blocks"] for each in stats)
                 ratio /= sum(each["lookup_blocks"] for each in stats)
                 found.append(abs(ratio - truths[mini.memory]))
@@ -177,7 +177,7 @@ def test_what_the_device_had_is_used_and_not_asked_for():
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["missed"]) == (2, 21, 15)
     assert causes(manager) == {"never_or_long_ago": 15}
-    # The miniature managers were asked for as much.
+    # The miniatures were asked for as much.
     assert [sum(each) for each in counters["policy_judged"]]
     report = manager.watch.report()
     assert report.hit_ratio == pytest.approx(6 / 21)
@@ -207,7 +207,7 @@ def test_what_is_generated_is_used_and_not_asked_for(groups, first):
     assert counters["stored"] == sum(map(len, manager.watch._core.order())) == 10 * len(groups)
     (mini,) = manager.watch._subject.minis
     for name, count in (("lookup_blocks", num_asked), ("stored_blocks", 10 * len(groups))):
-        assert sum(quarter.stats()[name] for quarter in mini.managers) == count
+        assert sum(quarter.stats()[name] for quarter in mini.quarters) == count
     # The next turn of the chat asks for them.
     again = Request(manager, [key for keys in each for key in keys])
     assert len(again.hits) == 10 * len(groups)
@@ -239,7 +239,7 @@ def test_a_request_that_looks_nothing_up_asks_for_nothing():
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["stored"]) == (0, 0, 10)
     assert sum(len(each) for each in manager.watch._core.order()) == 10
-    assert [mini.managers[0].stats()["lookup_blocks"] for mini in manager.watch._subject.minis] == [
+    assert [mini.quarters[0].stats()["lookup_blocks"] for mini in manager.watch._subject.minis] == [
         0
     ]
     Request(manager, request.keys).run()
@@ -407,7 +407,7 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     judged = [sum(some) for some in zip(*manager.watch.counters()["judged"], strict=True)]
     assert sum(judged[:-1]) == 2
     (mini,) = manager.watch._subject.minis
-    assert sum(each.stats()["hit_blocks"] for each in mini.managers) == 2
+    assert sum(each.stats()["hit_blocks"] for each in mini.quarters) == 2
     check_invariants(manager)
 
 
@@ -613,7 +613,7 @@ def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
     assert counters["stored"] == of_prompt + of_other
     assert sum(map(len, manager.watch._core.order())) == of_prompt + of_other
     (mini,) = manager.watch._subject.minis
-    served = [quarter.stats() for quarter in mini.managers]
+    served = [quarter.stats() for quarter in mini.quarters]
     assert sum(each["lookup_blocks"] for each in served) == 60
     assert sum(each["stored_blocks"] for each in served) == of_prompt + of_other
     # The device had part of it.

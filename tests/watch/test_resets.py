@@ -72,14 +72,15 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == policy)
     other = twin.CPUOffloadingManager(16, 100, policy)
     hits = serve_all(other, asked, under_way)
-    stats = mini.managers[0].stats()
+    stats = mini.quarters[0].stats()
     assert stats["lookup_blocks"] == sum(map(len, asked))
     # A request of a miniature comes with others, so where stores overlap its time is a mean.
     assert stats["hit_blocks"] == pytest.approx(hits, rel=0.12 if under_way else 0)
-    assert sum(map(len, mini._pending)) <= under_way + 1
+    assert stats["pending"] <= sum(map(len, asked[-under_way - 1 :]))
     manager.reset_cache()
     manager.watch.report()
-    assert mini.managers[0].stats()["resident"] == sum(map(len, mini._pending)) == 0
+    stats = mini.quarters[0].stats()
+    assert stats["resident"] == stats["pending"] == 0
 
 
 @pytest.mark.parametrize(("policy", "under_way"), [("lru", 0), ("slru", 0), ("lru", 8)])
@@ -168,7 +169,7 @@ def test_what_is_stored_unseen_after_a_reset_takes_room_in_the_shadow(twin):
     assert sum(judged[:-1]) == 2
     manager.watch.report()
     (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
-    assert mini.managers[0].stats()["hit_blocks"] == 2
+    assert mini.quarters[0].stats()["hit_blocks"] == 2
 
 
 def test_a_size_that_was_full_before_a_reset_is_not_filling_after_it(twin):

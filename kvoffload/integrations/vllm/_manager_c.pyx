@@ -89,14 +89,13 @@ from kvoffload.integrations.vllm._watching_c cimport Recorded, RequestWatch, all
 from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
-    forget,
     pending_keys,
     release_unshared,
-    resident,
     serve_at_once,
 )
 from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE
+from kvoffload.policies._steps_c cimport choose_missing, forget, resident
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 from time import time
@@ -636,7 +635,7 @@ cdef class RequestManagerCore:
         cdef Offer offer = None
         cdef Recorded recorded
         num_left_out = self.leave_out()
-        num_missing = steps.choose_missing(&self.steps.batch, self.left_out)
+        num_missing = choose_missing(self.policy, &self.steps.batch, self.left_out)
         if num_missing < 0:
             raise MemoryError()
         try:

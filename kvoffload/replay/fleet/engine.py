@@ -232,7 +232,7 @@ class Engine:
 
 
 class RowEngine:
-    """An engine without a tier or hints, for which compiled code serves a row at once.
+    """An engine without a tier or hints, whose host memory serves a row at once.
 
     Nothing reads its caches between the beginning and the end of a prompt, so all steps that
     `Engine` takes in both happen at the beginning.
@@ -243,10 +243,8 @@ class RowEngine:
         The requests.
     device_blocks : int
         Capacity of the accelerator's own cache; 0 for none.
-    host : CPUOffloadingManager
-        Host memory, empty, for which `serves` is true.
-    host_blocks : int
-        Its capacity.
+    host : Miniature
+        Host memory, empty.
     sees : int
         As for `Engine`.
 
@@ -259,39 +257,26 @@ class RowEngine:
     tier_stored = 0
 
     def __init__(
-        self,
-        rows: FleetRows,
-        device_blocks: int,
-        host: CPUOffloadingManager,
-        host_blocks: int,
-        *,
-        sees: int = DEVICE,
+        self, rows: FleetRows, device_blocks: int, host: Any, *, sees: int = DEVICE
     ) -> None:
         self._rows = rows
         self._device = _Device(device_blocks)
         self._host = host
-        self._slots = np.zeros(host_blocks, dtype=np.uint32) if sees >= HOST else None
+        self._sees = sees
         self._changes: list[Change] = []
-
-    @staticmethod
-    def serves(host: CPUOffloadingManager) -> bool:
-        """Return whether a manager serves rows at once."""
-        serve_row = getattr(host, "_serve_row", None)
-        none = np.zeros(0, dtype=np.uint32)
-        return serve_row is not None and serve_row([], none, 0) is not None
 
     @property
     def host_stored(self) -> int:
         """Blocks that got slots so far."""
-        return self._host.stats()["stored_blocks"]
+        stored: int = self._host.stats()["stored_blocks"]
+        return stored
 
     def begin(self, row: int, said: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
         """Compute a row's prompt; return the blocks found."""
         blocks = self._rows.blocks_of(row)
         on_device, self._changes = self._device.ask(blocks)
-        hits, told = self._host._serve_row(self._rows.keys, blocks, on_device, self._slots)
-        if told:
-            left, entered = told
+        hits, left, entered = self._host.serve_row(self._rows.keys, blocks, on_device)
+        if self._sees >= HOST and len(left) + len(entered):
             self._changes.append(Change(HOST, entered, left))
         return Hits(on_device, hits, 0)
 

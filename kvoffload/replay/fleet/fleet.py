@@ -19,7 +19,7 @@ from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.errors import describe
 from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.hints import Told
-from kvoffload.replay.policies import new_manager
+from kvoffload.replay.policies import is_own, new_manager, new_miniature
 from kvoffload.replay.requests import DecodedTrace
 
 from .counts import FleetResult, Log
@@ -203,17 +203,18 @@ def replay_rows(trace: DecodedTrace, rows: FleetRows, fleet: Fleet) -> FleetResu
 
 def _engines(fleet: Fleet, rows: FleetRows, *, has_hints: bool) -> Iterator[Engine | RowEngine]:
     behind: CPUOffloadingManager | None = None
+    device, sees = fleet.device_blocks, fleet.spec.sees or DEVICE
     for _ in range(fleet.engines):
+        if fleet.tier is None and not has_hints and not is_own(fleet.policy):
+            host = new_miniature(fleet.policy, fleet.host_blocks)
+            yield RowEngine(rows, device, host, sees=sees)
+            continue
         host = new_manager(fleet.policy, fleet.host_blocks)
         if fleet.tier is not None:
             host.policy._set_declining(False)
             if behind is None or fleet.tier.kind == "private":
                 behind = new_manager(fleet.tier.policy, fleet.tier.blocks)
-        device, sees = fleet.device_blocks, fleet.spec.sees or DEVICE
-        if behind is None and not has_hints and RowEngine.serves(host):
-            yield RowEngine(rows, device, host, fleet.host_blocks, sees=sees)
-        else:
-            yield Engine(rows, device, host, behind, sees=sees)
+        yield Engine(rows, device, host, behind, sees=sees)
 
 
 def run_engines(

@@ -1,0 +1,142 @@
+"""Steps of a request on a compiled policy, for managers and miniatures.
+
+Invariants
+    A step neither creates objects nor runs Python code.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch, find_changed, item_key, item_length
+from kvoffload._core.table cimport (
+    NIL,
+    PARKED,
+    RESIDENT,
+    Node,
+    Table,
+    add_key,
+    drop_key,
+    index_find,
+    node_at,
+    table_new_epoch,
+)
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+
+cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
+    """Return the node of a key that was found if its block is resident, else NULL."""
+    cdef uint32_t node_id = batch.node_ids[index]
+    cdef Node* node
+    if node_id == NIL:
+        return NULL
+    node = node_at(table, node_id)
+    return node if node.flags & RESIDENT else NULL
+
+
+cdef inline Py_ssize_t num_ready(Table* table, const Batch* batch) noexcept:
+    """Return the number of leading blocks that are ready; nodes are found."""
+    cdef Py_ssize_t index = 0
+    cdef Node* node
+    while index < batch.size:
+        node = resident(table, batch, index)
+        if node == NULL or node.block.ref_cnt < 0:
+            break
+        index += 1
+    return index
+
+
+cdef inline Py_ssize_t choose_missing(
+    CompiledPolicy policy, Batch* batch, const uint8_t* left_out
+) noexcept:
+    """Choose the keys that are not resident, once each, except those left out; NULL for none.
+
+    Unknown keys get nodes, and all except those left out get a mark. -1 without memory.
+    """
+    cdef Table* table = policy.table
+    cdef Py_ssize_t index, num_missing = 0, num_unknown = 0
+    cdef uint32_t node_id
+    cdef Node* node
+    batch.num_chosen = 0
+    find_changed(table, batch)
+    for index in range(batch.size):
+        num_unknown += batch.node_ids[index] == NIL
+    if not policy.c_ensure(<uint64_t>num_unknown):
+        return -1
+    table_new_epoch(table)
+    for index in range(batch.size):
+        if left_out != NULL and left_out[index]:
+            continue
+        node_id = batch.node_ids[index]
+        if node_id == NIL:
+            node_id = add_once(table, batch, index)
+            if node_id == NIL:
+                forget(table, batch, 0, num_missing)
+                return -1
+        node = node_at(table, node_id)
+        if not node.flags & RESIDENT and node.block.mark != table.epoch:
+            batch.chosen[num_missing] = node_id
+            batch.indexes[num_missing] = <uint32_t>index
+            num_missing += 1
+        node.block.mark = table.epoch
+    return num_missing
+
+
+cdef inline uint32_t add_once(Table* table, Batch* batch, Py_ssize_t index) noexcept:
+    """Give a key that was not found a node; a repeat already has one. NIL without memory."""
+    cdef const uint8_t* key = item_key(batch, index)
+    cdef uint64_t length = item_length(batch, index)
+    cdef uint32_t node_id = index_find(table, key, length, batch.hashes[index])
+    if node_id == NIL:
+        node_id = add_key(table, key, length, batch.hashes[index])
+    batch.node_ids[index] = node_id
+    return node_id
+
+
+cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept:
+    """Drop the chosen keys whose nodes were made only for this call: they are on no ring."""
+    cdef Py_ssize_t chosen
+    cdef Node* node
+    # The last first, so that the next batch gets successive nodes again.
+    for chosen in range(stop - 1, start - 1, -1):
+        node = node_at(table, batch.chosen[chosen])
+        if node.ring == 0:
+            drop_key(table, batch.chosen[chosen], node)
+
+
+cdef inline Py_ssize_t find_room(
+    CompiledPolicy policy, Batch* batch, Py_ssize_t num_missing, int64_t num_free, bint is_last
+) noexcept:
+    """Find victims and return how many of the chosen keys to store.
+
+    If `is_last`, for a session that ends, only as many as fit into free slots and those of released
+    blocks. -1 if the store is refused or there is no memory; the policy's ``victims`` say which.
+    """
+    policy.victims.no_memory = False
+    if is_last:
+        return policy.c_make_room_of_released(batch, num_missing, num_free)
+    return policy.c_make_room(batch, num_missing, num_free)
+
+
+cdef inline void settle(
+    CompiledPolicy policy, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
+) noexcept:
+    """End a store whose admitted keys have blocks: forget the others."""
+    batch.num_chosen = num_admitted
+    if num_admitted == num_missing:
+        batch.found_at = policy.table.version  # every key of the batch has a block now
+    else:
+        forget(policy.table, batch, num_admitted, num_missing)
+
+
+cdef inline void begin_block(CompiledPolicy policy, Node* node, int64_t block_id) noexcept:
+    """Give an absent key a block, pending; the caller inserts it."""
+    node.block.ref_cnt = -1
+    node.block.block_id = block_id
+    node.flags |= RESIDENT
+    policy.num_resident += 1
+
+
+cdef inline void make_ready(CompiledPolicy policy, uint32_t node_id, Node* node) noexcept:
+    """Make a pending block idle."""
+    node.block.ref_cnt = 0
+    if node.flags & PARKED:
+        policy.became_idle(node_id, node)

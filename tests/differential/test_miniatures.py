@@ -1,0 +1,263 @@
+"""Miniatures: requests that are served in one call, by both twins, and call by call by a manager."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvoffload import Hints
+from kvoffload._sampling import REPEATABLE, secrets_from
+from kvoffload.policies import registry
+from kvoffload.replay.serving import serve
+from tests.blocks import A, B, C, D
+from tests.differential.pairs import Pair, Twins, require_equal
+from tests.differential.workloads import GENERATED
+from tests.observation import observe
+
+TOLD = (None, Hints(ends=True), Hints(expect_s=3.0, source="a"), Hints(ends=True, expect_s=30.0))
+LEFT_OUT = {"lookups", "loaded_blocks", "failed_blocks", "pinned", "free", "ghosts"}
+"""Counts of a manager that miniatures do not have."""
+
+
+def miniature_of(twin: ModuleType, name: str, capacity: int) -> Any:
+    kind = twin.CPUOffloadingManager._twin
+    with secrets_from(REPEATABLE):
+        return registry.parse(name)._miniature(kind, capacity)
+
+
+def miniatures(twins: Twins, name: str, capacity: int) -> Pair:
+    return Pair(twins, lambda twin: miniature_of(twin, name, capacity))
+
+
+def agree(pair: Pair) -> None:
+    """Compare all that can be seen of two miniatures; the ids of blocks matter only to rows."""
+    pair.agree()
+    for miniature in pair.both:
+        miniature._check()
+
+
+def without_ids(value: Any) -> Any:
+    """Return what was observed without the ids of blocks: miniatures have no slots."""
+    if isinstance(value, dict):
+        return {name: without_ids(each) for name, each in value.items() if name != "block_table"}
+    if isinstance(value, list):
+        return [without_ids(each) for each in value]
+    if isinstance(value, tuple) and len(value) == 2:
+        first, second = value
+        return first if isinstance(first, int) else (first, without_ids(second))
+    return value
+
+
+def require_a_managers(miniature: Any, manager: Any) -> None:
+    """Compare a miniature whose stores have ended with a manager that made the same calls."""
+    seen, expected = (without_ids(observe(each.policy)) for each in (miniature, manager))
+    require_equal(seen, expected, "the policies of a miniature and a manager")
+    counts = {name: n for name, n in manager.stats().items() if name not in LEFT_OUT}
+    require_equal(sorted(miniature.stats().items()), sorted(counts.items()), "their counts")
+
+
+def numbered(workload: str, seed: int) -> tuple[list[list[int]], list[bytes]]:
+    """Return the rows of a workload as numbers of blocks, and the key of each."""
+    numbers: dict[bytes, int] = {}
+    rows = [
+        [numbers.setdefault(key, len(numbers)) for key in batch]
+        for batch in GENERATED[workload](seed, 100, 36)
+    ]
+    return [*rows, []], list(numbers)
+
+
+def as_arrays(rows: list[list[int]], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return where rows start, their blocks, and the number of each that is not asked for."""
+    chance = random.Random(seed)
+    starts = np.cumsum([0, *map(len, rows)])
+    blocks = np.array([block for row in rows for block in row], dtype=np.uint32)
+    return starts, blocks, np.array([chance.randint(0, len(row)) for row in rows], dtype=np.int64)
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("workload", GENERATED)
+@pytest.mark.parametrize("capacity", [1, 16, 60])
+def test_requests_with_hints_and_events(
+    twins: Twins, seed: int, name: str, workload: str, capacity: int
+) -> None:
+    pair = miniatures(twins, name, capacity)
+    chance = random.Random(seed)
+    position = 0
+    for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
+        keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
+        first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
+        told = chance.choice(TOLD), float(number)
+        for hints, now in (told, (None, float(number)), (None, None)):
+            position += 1
+            before, waits = position - chance.choice((-1, 0, 0.5, 4)), chance.random() < 0.2
+            pair.do("serve", keys, first, end, hints, now, position, before, waits)
+            if chance.random() < 0.3:
+                pair.do("end_stores", before)
+                pair.do("release", keys[::2])
+            if chance.random() < 0.3:
+                pair.do("finish", keys, *told)
+        if number == 50:
+            pair.do("clear")
+            agree(pair)
+            assert pair.compiled.stats()["resident"] == 0
+        if number % 10 == 0:
+            agree(pair)
+    agree(pair)
+    stats = pair.compiled.stats()
+    if capacity > 1:  # each request of a seed may be longer than one block, and is refused then
+        assert stats["stored_blocks"] > 0
+        assert stats["evicted_blocks"] > 0
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("workload", GENERATED)
+@pytest.mark.parametrize("capacity", [0, 1, 16, 60])
+@pytest.mark.parametrize("pending", [0, 1, 6])
+def test_rows_are_served_as_a_manager_serves_them_call_by_call(
+    twins: Twins, seed: int, name: str, workload: str, capacity: int, pending: int
+) -> None:
+    rows, keys = numbered(workload, seed)
+    starts, blocks, first = as_arrays(rows, seed)
+    pair = miniatures(twins, name, capacity)
+    for start, stop in ((0, 30), (30, len(rows))):
+        part = starts[start : stop + 1], blocks, first[start:stop]
+        nodes = np.full(len(keys), 7, dtype=np.uint32)
+        python, compiled = (
+            each.serve_rows(keys, *part, nodes, start, pending) for each in pair.both
+        )
+        require_equal(python.tolist(), compiled.tolist(), "the hits of each row")
+        agree(pair)
+    with secrets_from(REPEATABLE):
+        manager = twins[1].CPUOffloadingManager(16, capacity, name)
+    in_flight = []
+    for number, row in enumerate(rows):
+        served = serve(manager, [keys[block] for block in row], int(first[number]))
+        assert start > number or served.hits == compiled[number - start]
+        in_flight.append(served)
+        if len(in_flight) > pending:
+            in_flight.pop(0).complete()
+    for served in in_flight:
+        served.complete()
+    pair.do("end_stores", float(len(rows)))
+    require_a_managers(pair.compiled, manager)
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("workload", GENERATED)
+@pytest.mark.parametrize("capacity", [0, 1, 16, 60])
+def test_one_row_and_what_it_changes(
+    twins: Twins, seed: int, name: str, workload: str, capacity: int
+) -> None:
+    pair = miniatures(twins, name, capacity)
+    with secrets_from(REPEATABLE):
+        manager = twins[0].CPUOffloadingManager(16, capacity, name)
+    rows, keys = numbered(workload, seed)
+    for row, first in zip(rows, as_arrays(rows, seed)[2].tolist(), strict=True):
+        served = serve(manager, [keys[number] for number in row], first)
+        served.complete()
+        blocks = np.array(row, dtype=np.uint32)
+        _, (hits, left, entered) = pair.do("serve_row", keys, blocks, first)
+        assert hits == served.hits
+        require_equal(served.evicted, [keys[number] for number in left], "what has left")
+        require_equal(served.to_store, [keys[number] for number in entered], "what has entered")
+    agree(pair)
+    pair.do("end_stores", 1.0)
+    require_a_managers(pair.compiled, manager)
+
+
+def test_a_store_ends_after_its_lag_or_for_a_request_that_waits(twins: Twins) -> None:
+    pair = miniatures(twins, "lru", 3)
+
+    def hits(position: float, before: float, *keys: bytes, waits: bool = False) -> int:
+        asked = list(keys)
+        call = ("serve", asked, 0, len(asked), None, None, position, before, waits)
+        outcome, found = pair.do(*call)
+        assert outcome == "returned"
+        agree(pair)
+        return int(found)
+
+    assert hits(1.0, -1.0, A, B) == 0
+    assert hits(2.0, 1.0, A, B) == 0  # those of position 1 are under way
+    assert pair.compiled.stats()["pending"] == 2
+    assert hits(3.0, 1.0, C, D) == 0  # refused: A and B may not leave
+    assert pair.compiled.stats()["refused_stores"] == 1
+    assert hits(4.0, 1.0, A, waits=True) == 1
+    assert pair.compiled.stats()["pending"] == 1
+    assert hits(5.0, 1.0, C, D) == 0  # A leaves
+    assert hits(6.0, 5.0, B, C) == 1  # that of position 1 has ended, C has not
+    pair.do("end_stores", 6.0)
+    assert hits(7.0, 6.0, B, C, D) == 3
+    pair.do("clear")
+    assert hits(8.0, 8.0, A, B) == 0
+    assert pair.compiled.stats()["pending"] == 2
+
+
+@pytest.mark.parametrize("twin", [0, 1])
+def test_a_block_stored_again_takes_a_lag_of_its_own(twins: Twins, twin: int) -> None:
+    """Its first store has ended for a request that waited."""
+    miniature = miniature_of(twins[twin], "lru", 1)
+    for position, key, waits in ((1, A, False), (2, A, True), (3, B, False), (4, B, True)):
+        miniature.serve([key], 0, 1, None, None, position, 0, waits)
+    miniature.serve([A], 0, 1, None, None, 5, 0)  # B leaves
+    miniature._check()
+    assert miniature.serve([A], 0, 1, None, None, 6, 2) == 0
+    assert miniature.serve([A], 0, 1, None, None, 7, 6) == 1
+
+
+@pytest.mark.parametrize(("first", "stop"), [(-1, 2), (0, 3), (2, 1)])
+def test_what_is_asked_for_is_a_part_of_the_request(twins: Twins, first: int, stop: int) -> None:
+    miniature = miniature_of(twins[1], "lru", 4)
+    with pytest.raises(ValueError, match=rf"first and stop .* 0 \.\.\. 2, got {first}, {stop}"):
+        miniature.serve([A, B], first, stop, None, None, 1.0, 1.0)
+    assert miniature.stats()["lookup_blocks"] == miniature.stats()["resident"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"starts": [0, 3]}, "row 0 must lie in blocks"),
+        ({"starts": [0, -1]}, "row 0 must lie in blocks"),
+        ({"starts": [0]}, "starts must have one more than first"),
+        ({"first": [3]}, "first must lie in row 0, got 3"),
+        ({"blocks": [0, 2]}, "row 0 must have keys, got 2"),
+        ({"nodes": [0]}, "nodes as many as keys"),
+        ({"keys": [b"", b"1"]}, "keys"),
+    ],
+)
+def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str) -> None:
+    miniature = miniature_of(twins[1], "lru", 4)
+    given = {"keys": [b"0", b"1"], "starts": [0, 2], "blocks": [0, 1], "first": [0]}
+    given |= {"nodes": [0, 0]} | change
+    kinds = {"starts": np.int64, "blocks": np.uint32, "first": np.int64, "nodes": np.uint32}
+    arrays = [
+        np.array(value, dtype=kinds[name]) if name in kinds else value
+        for name, value in given.items()
+    ]
+    with pytest.raises((TypeError, ValueError), match=message):
+        miniature.serve_rows(*arrays, 0, 0)
+    assert miniature.stats()["lookup_blocks"] == 0
+    with pytest.raises(TypeError, match="nodes must be a contiguous array"):
+        miniature.serve_rows([b"0"], *arrays[1:4], np.zeros(4, dtype=np.uint32)[::2], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": [0, 2]}, "blocks must be below 2, got 2"),
+        ({"first": 3}, r"first must be in 0 \.\.\. 2, got 3"),
+        ({"first": -1}, r"first must be in 0 \.\.\. 2, got -1"),
+        ({"keys": [b"0", b""]}, "keys"),
+        ({"keys": [b"0", "1"]}, "keys"),
+    ],
+)
+def test_a_row_that_is_none_is_refused(twins: Twins, change: dict, message: str) -> None:
+    miniature = miniature_of(twins[1], "lru", 4)
+    given = {"keys": [b"0", b"1"], "blocks": [0, 1], "first": 0} | change
+    given["blocks"] = np.array(given["blocks"], dtype=np.uint32)
+    with pytest.raises((TypeError, ValueError), match=message):
+        miniature.serve_row(*given.values())
+    assert miniature.stats()["lookup_blocks"] == miniature.stats()["resident"] == 0
