@@ -172,7 +172,7 @@ class Duel:
             if rule == _WITHOUT_HINTS and hints is not None:
                 told = Hints(ends=hints.ends)
             miniature.end_stores(self._request + 1 - self._lag)
-            found[rule] = miniature._serve(sample, sample, told, None, None, self._request)
+            found[rule] = miniature._serve(sample, sample, told, None, None, position=self._request)
         for rule in self.hits:
             self.hits[rule] = self.hits[rule] * _FADE + found[rule]
         if _WITHOUT_HINTS in found:

@@ -215,6 +215,7 @@ cdef class Miniature:
         Py_ssize_t stop,
         hints,
         now,
+        *,
         double position,
         double before,
         bint waits=False,
@@ -254,7 +255,7 @@ cdef class Miniature:
         self.c_release()
 
     def serve_rows(
-        self, list keys, starts, blocks, first, nodes, double position, double lag
+        self, list keys, starts, blocks, first, nodes, *, double position, double lag
     ):
         """Serve the requests of a trace; return the hits of each, (rows,) int64.
 

@@ -61,9 +61,10 @@ class Miniature:
         stop: int,
         hints: Hints | None,
         now: float | None,
+        *,
         position: float,
         before: float,
-        waits: bool = False,  # noqa: FBT001, FBT002 - as the compiled twin
+        waits: bool = False,
     ) -> int:
         """Serve a request; return the number of leading blocks that were ready.
 
@@ -74,7 +75,7 @@ class Miniature:
         if waits:
             self._end_own(hashes)
         last = None if hints is not None and hints.ends else hints
-        return self._serve(hashes, hashes[first:stop], hints, last, now, position)
+        return self._serve(hashes, hashes[first:stop], hints, last, now, position=position)
 
     def _serve(
         self,
@@ -83,6 +84,7 @@ class Miniature:
         hints: Hints | None,
         last: Hints | None,
         now: float | None,
+        *,
         position: float,
     ) -> int:
         """Serve a request; `last` are its hints at the end.
@@ -159,6 +161,7 @@ class Miniature:
         blocks: Blocks,
         first: npt.NDArray[np.int64],
         nodes: Blocks,
+        *,
         position: float,
         lag: float,
     ) -> npt.NDArray[np.int64]:
@@ -175,7 +178,9 @@ class Miniature:
         for row, before in enumerate(first.tolist()):
             batch = [keys[block] for block in blocks[starts[row] : starts[row + 1]].tolist()]
             at = position + row
-            hits[row] = self.serve(batch, before, len(batch), None, None, at, at - lag)
+            hits[row] = self.serve(
+                batch, before, len(batch), None, None, position=at, before=at - lag
+            )
         return hits
 
     def serve_row(
@@ -189,7 +194,7 @@ class Miniature:
             zip((keys[block] for block in blocks.tolist()), blocks.tolist(), strict=True)
         )
         batch = [keys[block] for block in blocks.tolist()]
-        hits = self.serve(batch, first, len(batch), None, None, 0.0, 1.0)
+        hits = self.serve(batch, first, len(batch), None, None, position=0.0, before=1.0)
         left = np.array([status.block_id for status in self._left], dtype=np.uint32)
         for block_hash in self._entered:
             self.policy._resident[block_hash].block_id = numbers[block_hash]

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from kvoffload.watch import Watch
 
 __all__ = [
-    *("implementation_of", "is_own", "new_manager", "new_miniature", "read_policy", "summary"),
+    "implementation_of",
+    "is_own",
+    "new_manager",
+    "new_miniature",
+    "read_policy",
+    "summary",
 ]
 
 MOST_NAMES = 20

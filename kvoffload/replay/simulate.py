@@ -387,8 +387,8 @@ class RowServing:
                 trace.blocks,
                 first[start:stop],
                 self._nodes,
-                start,
-                self._pending,
+                position=start,
+                lag=self._pending,
             )
         return hits * self._demand.groups.block_tokens
 

@@ -81,10 +81,11 @@ class Miniatures:
         `waits`, ends the store.
         """
         miniature = self.quarters[quarter]
-        for (hashes, first, end, hints, now), position in zip(requests, positions, strict=True):
+        for request, position in zip(requests, positions, strict=True):
+            hashes, first, _, hints, now = request
             before = position - lag
             if first >= 0:
-                miniature.serve(hashes, first, end, hints, now, position, before, waits)
+                miniature.serve(*request, position=position, before=before, waits=waits)
                 continue
             miniature.end_stores(before)
             if first == RELEASED:  # whatever this miniature would release

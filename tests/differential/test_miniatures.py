@@ -1,4 +1,4 @@
-"""Miniatures: requests that are served in one call, by both twins, and call by call by a manager."""
+"""Miniatures: requests served in one call, by both twins, and call by call by a manager."""
 
 from __future__ import annotations
 
@@ -94,7 +94,16 @@ def test_requests_with_hints_and_events(
         for hints, now in (told, (None, float(number)), (None, None)):
             position += 1
             before, waits = position - chance.choice((-1, 0, 0.5, 4)), chance.random() < 0.2
-            pair.do("serve", keys, first, end, hints, now, position, before, waits)
+            served = [
+                each.serve(
+                    *(keys, first, end, hints, now),
+                    position=position,
+                    before=before,
+                    waits=waits,
+                )
+                for each in pair.both
+            ]
+            require_equal(*served, "hits")
             if chance.random() < 0.3:
                 pair.do("end_stores", before)
                 pair.do("release", keys[::2])
@@ -127,7 +136,7 @@ def test_rows_are_served_as_a_manager_serves_them_call_by_call(
         part = starts[start : stop + 1], blocks, first[start:stop]
         nodes = np.full(len(keys), 7, dtype=np.uint32)
         python, compiled = (
-            each.serve_rows(keys, *part, nodes, start, pending) for each in pair.both
+            each.serve_rows(keys, *part, nodes, position=start, lag=pending) for each in pair.both
         )
         require_equal(python.tolist(), compiled.tolist(), "the hits of each row")
         agree(pair)
@@ -173,12 +182,12 @@ def test_a_store_ends_after_its_lag_or_for_a_request_that_waits(twins: Twins) ->
     pair = miniatures(twins, "lru", 3)
 
     def hits(position: float, before: float, *keys: bytes, waits: bool = False) -> int:
-        asked = list(keys)
-        call = ("serve", asked, 0, len(asked), None, None, position, before, waits)
-        outcome, found = pair.do(*call)
-        assert outcome == "returned"
+        when = {"position": position, "before": before, "waits": waits}
+        asked = [*keys], 0, len(keys), None, None
+        found = [each.serve(*asked, **when) for each in pair.both]
+        require_equal(*found, "hits")
         agree(pair)
-        return int(found)
+        return found[0]
 
     assert hits(1.0, -1.0, A, B) == 0
     assert hits(2.0, 1.0, A, B) == 0  # those of position 1 are under way
@@ -201,18 +210,18 @@ def test_a_block_stored_again_takes_a_lag_of_its_own(twins: Twins, twin: int) ->
     """Its first store has ended for a request that waited."""
     miniature = miniature_of(twins[twin], "lru", 1)
     for position, key, waits in ((1, A, False), (2, A, True), (3, B, False), (4, B, True)):
-        miniature.serve([key], 0, 1, None, None, position, 0, waits)
-    miniature.serve([A], 0, 1, None, None, 5, 0)  # B leaves
+        miniature.serve([key], 0, 1, None, None, position=position, before=0, waits=waits)
+    miniature.serve([A], 0, 1, None, None, position=5, before=0)  # B leaves
     miniature._check()
-    assert miniature.serve([A], 0, 1, None, None, 6, 2) == 0
-    assert miniature.serve([A], 0, 1, None, None, 7, 6) == 1
+    assert miniature.serve([A], 0, 1, None, None, position=6, before=2) == 0
+    assert miniature.serve([A], 0, 1, None, None, position=7, before=6) == 1
 
 
 @pytest.mark.parametrize(("first", "stop"), [(-1, 2), (0, 3), (2, 1)])
 def test_what_is_asked_for_is_a_part_of_the_request(twins: Twins, first: int, stop: int) -> None:
     miniature = miniature_of(twins[1], "lru", 4)
     with pytest.raises(ValueError, match=rf"first and stop .* 0 \.\.\. 2, got {first}, {stop}"):
-        miniature.serve([A, B], first, stop, None, None, 1.0, 1.0)
+        miniature.serve([A, B], first, stop, None, None, position=1.0, before=1.0)
     assert miniature.stats()["lookup_blocks"] == miniature.stats()["resident"] == 0
 
 
@@ -238,10 +247,11 @@ def test_rows_that_are_none_are_refused(twins: Twins, change: dict, message: str
         for name, value in given.items()
     ]
     with pytest.raises((TypeError, ValueError), match=message):
-        miniature.serve_rows(*arrays, 0, 0)
+        miniature.serve_rows(*arrays, position=0, lag=0)
     assert miniature.stats()["lookup_blocks"] == 0
     with pytest.raises(TypeError, match="nodes must be a contiguous array"):
-        miniature.serve_rows([b"0"], *arrays[1:4], np.zeros(4, dtype=np.uint32)[::2], 0, 0)
+        nodes = np.zeros(4, dtype=np.uint32)[::2]
+        miniature.serve_rows([b"0"], *arrays[1:4], nodes, position=0, lag=0)
 
 
 @pytest.mark.parametrize(
