@@ -83,7 +83,6 @@ cdef class CompiledSteps(Steps):
     cdef Node* resident_node(self, object block_hash) noexcept
 
     # -- only of the library's manager ----------------------------------------------------------
-    cdef Py_ssize_t count_ready(self, Batch* batch) noexcept
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept
     cdef object load(self, Batch* batch, list keys, Py_ssize_t start)
     cdef object store(
@@ -93,9 +92,6 @@ cdef class CompiledSteps(Steps):
         self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
     )
     cdef object packed_victims(self)
-    cdef void place_blocks(
-        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
-    ) noexcept
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
     # Return the source of hints for the watch to count, None without one; this may run Python code.

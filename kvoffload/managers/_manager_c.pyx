@@ -396,14 +396,6 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         return self.store(&self.batch, batch, 0, None, True)
 
-    cdef Py_ssize_t count_ready(self, Batch* batch) noexcept:
-        """Count a lookup of the batch, and return how many leading blocks are ready."""
-        cdef Py_ssize_t num_hits
-        find_changed(self._policy.table, batch)
-        num_hits = num_ready(self._policy.table, batch)
-        self.note_lookup(batch, num_hits)
-        return num_hits
-
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Count a lookup, for the watch, too."""
         self.counters.lookups += 1
@@ -536,6 +528,8 @@ cdef class CompiledSteps(Steps):
         cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
         cdef Py_ssize_t num_admitted, index
         cdef cnp.ndarray block_ids
+        cdef int64_t* block_id
+        cdef Node* node
         if num_missing < 0:
             raise MemoryError()
         if num_missing == 0:
@@ -567,9 +561,16 @@ cdef class CompiledSteps(Steps):
             self._watch.c_stored(batch, num_admitted, num_missing)
         if request is not None and num_admitted:
             request._note_own(start + <Py_ssize_t>batch.indexes[0])
-        self.place_blocks(batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
+        self.evict_victims(self._watch)
+        block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
+        for index in range(num_admitted):
+            node = node_at(policy.table, batch.chosen[index])
+            begin_store(&self.states, policy, &self._pool.pool, node)
+            block_id[index] = node.block.block_id
+            policy.c_insert(batch.chosen[index], node)
+        self.note_stored(batch, num_admitted, num_missing)
         if self._watch is not None:
-            self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
+            self._watch.c_opened(STORE, block_id, num_admitted)
         if request is not None:
             request.storing = storing
         return output
@@ -613,21 +614,6 @@ cdef class CompiledSteps(Steps):
                 memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
             return packed
         return []
-
-    cdef void place_blocks(
-        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
-    ) noexcept:
-        """Evict the victims, and give the admitted keys slots."""
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t index
-        cdef Node* node
-        self.evict_victims(self._watch)
-        for index in range(num_admitted):
-            node = node_at(policy.table, batch.chosen[index])
-            begin_store(&self.states, policy, &self._pool.pool, node)
-            block_ids[index] = node.block.block_id
-            policy.c_insert(batch.chosen[index], node)
-        self.note_stored(batch, num_admitted, num_missing)
 
     cdef void evict_victims(self, WatchCore watch) noexcept:
         cdef CompiledPolicy policy = self._policy
@@ -963,15 +949,20 @@ cdef class CompiledRequest:
     def lookup(self, start=0):
         cdef CompiledSteps steps = self.steps
         cdef WatchCore watch = steps._watch  # held while its Python code runs
-        cdef Py_ssize_t first = 0, end
+        cdef Py_ssize_t first = 0, end, num_hits
         cdef Batch part
+        cdef Batch* asked
         self.require_open("lookup")
         if watch is not None:
             watch.begin_lookup()
         first = self.bounds(start, None, &end)
         if watch is not None and (self.hints is not None or self.now is not None):
             watch.tell(self.hints, self.now)
-        return steps.count_ready(self.part(first, self.batch.size, &part))
+        asked = self.part(first, self.batch.size, &part)
+        find_changed(steps._policy.table, asked)
+        num_hits = num_ready(steps._policy.table, asked)
+        steps.note_lookup(asked, num_hits)
+        return num_hits
 
     def prepare_load(self, start, stop):
         cdef Py_ssize_t first, end

@@ -51,7 +51,6 @@ cdef class Duel:
     cdef int serve(
         self, Table* table, Batch* batch, const Hint* hint, double mean_length
     ) noexcept
-    cdef Py_ssize_t serve_by(self, Miniature miniature, const Hint* hint, bint ends) noexcept
     cdef void measure_lag(self, Table* table) noexcept
     # Apply a hint at the end of such a request; release such blocks.
     cdef void finish(self, Batch* batch, const Hint* hint) noexcept

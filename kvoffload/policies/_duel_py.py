@@ -171,8 +171,12 @@ class Duel:
             told = hints
             if rule == _WITHOUT_HINTS and hints is not None:
                 told = Hints(ends=hints.ends)
-            miniature.end_stores(self._request + 1 - self._lag)
-            found[rule] = miniature._serve(sample, sample, told, None, None, position=self._request)
+            found[rule] = miniature.serve(
+                *(sample, 0, len(sample), told, None),
+                position=self._request,
+                before=self._request + 1 - self._lag,
+                again=False,
+            )
         for rule in self.hits:
             self.hits[rule] = self.hits[rule] * _FADE + found[rule]
         if _WITHOUT_HINTS in found:
@@ -228,6 +232,4 @@ class Duel:
         require(all(count >= 0.0 for count in self.hits.values()), "hits are counted")
         require(self._lag >= 1, "a store takes a request")
         for miniature in self._miniatures.values():
-            policy = miniature.policy
-            require(len(policy) <= policy.cache_capacity, "each is within its capacity")
-            policy._check()
+            miniature._check()

@@ -11,27 +11,26 @@ cdef struct Storing:
     double position
     uint32_t node_id
 
-cdef struct Served:
-    uint64_t asked              # blocks
-    uint64_t hits
-    uint64_t stored
-    uint64_t evicted
-    uint64_t not_admitted
-    uint64_t refused            # stores
-
 
 cdef class Miniature:
     cdef readonly CompiledPolicy policy
     cdef Py_ssize_t most            # blocks of a request for which everything is reserved
-    cdef Served counts
-    cdef bint no_memory             # a store lacked it
+    cdef readonly uint64_t asked    # blocks, since the construction, as are the next four
+    cdef readonly uint64_t hits
+    cdef readonly uint64_t stored
+    cdef readonly uint64_t evicted
+    cdef readonly uint64_t not_admitted
+    cdef readonly uint64_t refused  # stores
+    cdef bint no_memory             # the last store lacked it
     cdef Batch batch                # of the request at work
     cdef Py_ssize_t first           # of its blocks, the half-open slice that it asks for
     cdef Py_ssize_t stop
-    cdef PyObject** items           # (items_room,) borrowed keys
-    cdef uint64_t items_room
+    cdef PyObject** items           # (room,) borrowed keys
+    cdef uint64_t room
     cdef const uint32_t* numbers    # (batch.size,) its blocks' ids; NULL: all 0
-    cdef uint32_t* left             # room for the ids of its victims; NULL: not wanted
+    cdef uint32_t* left             # (left_room,), of them `num_left`: the ids of its victims
+    cdef uint64_t left_room
+    cdef uint64_t num_left
     cdef Storing* storing           # (storing_room,), those from `oldest` on, oldest first
     cdef uint64_t storing_room
     cdef uint64_t oldest
@@ -62,7 +61,5 @@ cdef class Miniature:
     cdef void c_release(self) noexcept
     cdef bint ensure_release(self) noexcept
     cdef list open(self, object hashes)
-    cdef PyObject** open_items(self, Py_ssize_t size) except? NULL
-    cdef int require_memory(self) except -1
     cpdef void end_stores(self, double before) noexcept
     cpdef void clear(self) noexcept

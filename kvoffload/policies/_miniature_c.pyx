@@ -8,10 +8,9 @@ Structure
 """
 
 cimport cython
-from cpython.list cimport PyList_GET_ITEM
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memmove, memset
+from libc.string cimport memcpy, memmove
 
 cimport numpy as cnp
 
@@ -24,7 +23,7 @@ from kvoffload._core.batch cimport (
     checked_list,
     find_changed,
 )
-from kvoffload._core.items cimport check_items, first_bad, list_items
+from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport Node, node_at
 from kvoffload.policies._steps_c cimport (
@@ -66,6 +65,7 @@ cdef class Miniature:
 
     def __dealloc__(self):
         discard(self.items)
+        discard(self.left)
         discard(self.storing)
         batch_close(&self.batch)
 
@@ -75,7 +75,7 @@ cdef class Miniature:
         )
         return (
             batch_ensure(&self.batch, size)
-            and grow(<void**>&self.items, &self.items_room, <uint64_t>size, sizeof(PyObject*), 1)
+            and grow(<void**>&self.items, &self.room, <uint64_t>size, sizeof(PyObject*), 1)
             and grow(<void**>&self.storing, &self.storing_room, most_storing, sizeof(Storing), 1)
         )
 
@@ -98,6 +98,7 @@ cdef class Miniature:
         cdef CompiledPolicy policy = self.policy
         cdef Py_ssize_t num_hits
         cdef Batch asked
+        self.no_memory = False
         self.end_stores(before)
         find_changed(policy.table, &self.batch)
         if waits:
@@ -106,8 +107,8 @@ cdef class Miniature:
         find_changed(policy.table, &self.batch)
         asked = batch_part(&self.batch, self.first, self.stop)
         num_hits = num_ready(policy.table, &asked)
-        self.counts.asked += <uint64_t>asked.size
-        self.counts.hits += <uint64_t>num_hits
+        self.asked += <uint64_t>asked.size
+        self.hits += <uint64_t>num_hits
         self.store(position, ends)
         self.c_finish(last)
         return num_hits
@@ -148,19 +149,20 @@ cdef class Miniature:
         cdef uint32_t node_id
         cdef Node* node
         if num_missing <= 0:
-            self.no_memory |= num_missing < 0
+            self.no_memory = num_missing < 0
             return
         num_admitted = find_room(policy, batch, num_missing, num_free, ends)
         if num_admitted < 0:
-            self.no_memory |= policy.victims.no_memory
-            self.counts.refused += not policy.victims.no_memory
+            self.no_memory = policy.victims.no_memory
+            self.refused += not self.no_memory
             forget(policy.table, batch, 0, num_missing)
             return
-        if self.left != NULL:
-            for index in range(policy.victims.size):
+        if self.numbers != NULL:  # there are at most as many victims as missing blocks
+            self.num_left = policy.victims.size
+            for index in range(self.num_left):
                 node = node_at(policy.table, policy.victims.items[index].node_id)
                 self.left[index] = <uint32_t>node.block.block_id
-        self.counts.evicted += policy.victims.size
+        self.evicted += policy.victims.size
         policy.commit()
         for index in range(<uint64_t>num_admitted):
             node_id = batch.chosen[index]
@@ -171,18 +173,15 @@ cdef class Miniature:
             policy.c_insert(node_id, node)
             self.note_storing(node_id, position)
         settle(policy, batch, num_admitted, num_missing)
-        self.counts.stored += <uint64_t>num_admitted
-        self.counts.not_admitted += <uint64_t>(num_missing - num_admitted)
+        self.stored += <uint64_t>num_admitted
+        self.not_admitted += <uint64_t>(num_missing - num_admitted)
 
     cdef void note_storing(self, uint32_t node_id, double position) noexcept:
         """Note a block that is being stored; there is room, maybe before the oldest."""
         cdef Storing* noted
         if self.oldest + self.num_storing == self.storing_room:
-            memmove(
-                self.storing,
-                self.storing + self.oldest,
-                <size_t>self.num_storing * sizeof(Storing),
-            )
+            noted = self.storing + self.oldest
+            memmove(self.storing, noted, <size_t>self.num_storing * sizeof(Storing))
             self.oldest = 0
         noted = self.storing + self.oldest + self.num_storing
         noted.position = position
@@ -219,11 +218,14 @@ cdef class Miniature:
         double position,
         double before,
         bint waits=False,
+        bint again=True,
     ):
         """Serve a request; return the number of leading blocks that were ready.
 
         It asks for the blocks from `first` to before `stop`. Stores that began before the position
-        `before` have ended, and if the request `waits`, those of its own blocks, too.
+        `before` have ended, and if the request `waits`, those of its own blocks, too. The hints
+        count when it begins, and `again` when it finishes. If its session ends, it takes only free
+        slots and those of released blocks, and the caller releases its blocks.
         """
         cdef Hint said
         cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
@@ -234,10 +236,11 @@ cdef class Miniature:
         self.first, self.stop = first, stop
         if not 0 <= first <= stop <= self.batch.size:
             raise ValueError(f"first and stop must be in 0 ... {len(batch)}, got {first}, {stop}")
-        if ends:
+        if ends or not again:
             last = NULL
         num_hits = self.c_serve(hint, last, ends, waits, position, before)
-        self.require_memory()
+        if self.no_memory:
+            raise MemoryError()
         return num_hits
 
     def finish(self, hashes, hints, now):
@@ -261,22 +264,21 @@ cdef class Miniature:
 
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; initial values are arbitrary. `position` is that of the first
-        row; a store ends before the row that follows `lag` others.
+        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32, or None)
+        notes where each key was found; initial values are arbitrary. `position` is that of the
+        first row; a store ends before the row that follows `lag` others.
         """
         cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
         cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
         cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef const uint32_t* block
-        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        cdef uint32_t* node_ids = NULL
         cdef cnp.npy_intp num_rows = len(first)
         cdef Py_ssize_t row, index, size
-        cdef PyObject** items
-        cdef cnp.ndarray hits
-        if not check_items(keys):
-            raise batch_error(keys, "keys")
-        if len(starts) != num_rows + 1 or len(nodes) != len(keys):
+        cdef PyObject** items = list_items(keys)
+        cdef cnp.ndarray hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
+        if nodes is not None:
+            node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        if len(starts) != num_rows + 1 or (nodes is not None and len(nodes) != len(keys)):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         for row in range(num_rows):
             if not 0 <= start[row] <= start[row + 1] <= len(blocks):
@@ -286,68 +288,55 @@ cdef class Miniature:
             for index in range(start[row], start[row + 1]):
                 if all_blocks[index] >= <uint64_t>len(keys):
                     raise ValueError(f"row {row} must have keys, got {all_blocks[index]}")
-        hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
-        for row in range(num_rows):
-            block = all_blocks + start[row]
-            size = <Py_ssize_t>(start[row + 1] - start[row])
-            items = self.open_items(size)
-            self.batch.num_hints = size
-            for index in range(size):
-                items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
-                self.batch.node_ids[index] = node_ids[block[index]]
-            self.first = <Py_ssize_t>before[row]
-            (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.c_serve(
-                NULL, NULL, False, False, position, position - lag
-            )
-            self.require_memory()
-            position += 1.0
-            for index in range(size):
-                node_ids[block[index]] = self.batch.node_ids[index]
+                if first_bad(items + all_blocks[index], 0, 1) == 0:
+                    raise batch_error(keys, "keys")
+        try:
+            for row in range(num_rows):
+                size = <Py_ssize_t>(start[row + 1] - start[row])
+                if not self.ensure(size) or not grow(
+                    <void**>&self.left, &self.left_room, <uint64_t>size, sizeof(uint32_t), 1
+                ):
+                    raise MemoryError()
+                self.numbers = all_blocks + start[row]
+                batch_set(&self.batch, self.items, size)
+                for index in range(size):
+                    self.items[index] = items[self.numbers[index]]
+                if node_ids != NULL:
+                    self.batch.num_hints = size
+                    for index in range(size):
+                        self.batch.node_ids[index] = node_ids[self.numbers[index]]
+                self.first, self.stop = <Py_ssize_t>before[row], size
+                self.num_left = 0
+                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.c_serve(
+                    NULL, NULL, False, False, position, position - lag
+                )
+                if self.no_memory:
+                    raise MemoryError()
+                position += 1.0
+                if node_ids != NULL:
+                    for index in range(size):
+                        node_ids[self.numbers[index]] = self.batch.node_ids[index]
+        finally:
+            self.numbers = NULL
         return hits
 
-    def serve_row(self, list keys, blocks, Py_ssize_t first):
-        """Serve a row of `serve_rows`; return its hits, and the blocks that left and entered.
+    def changes(self):
+        """Return the blocks that left and that entered for the last row that was served.
 
-        Both are indexes in `keys`, (n,) uint32, in order. Its store ends before the next row.
+        Both are indexes in its `keys`, (n,) uint32, in order.
         """
-        cdef const uint32_t* block = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef cnp.npy_intp size = len(blocks), index, num_left, num_entered
-        cdef cnp.ndarray left = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
-        cdef cnp.ndarray entered = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
-        cdef PyObject** items = self.open_items(size)
-        cdef uint64_t evicted = self.counts.evicted
-        cdef Py_ssize_t hits
-        for index in range(size):
-            if block[index] >= <uint64_t>len(keys):
-                raise ValueError(f"blocks must be below {len(keys)}, got {block[index]}")
-            items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
-        if first_bad(items, 0, size) < size:
-            raise batch_error(keys, "keys")
-        self.first = first
-        if not 0 <= first <= size:
-            raise ValueError(f"first must be in 0 ... {size}, got {first}")
-        self.numbers, self.left = block, <uint32_t*>cnp.PyArray_DATA(left)
-        hits = self.c_serve(NULL, NULL, False, False, 0.0, 1.0)
-        self.numbers = NULL
-        self.left = NULL
-        self.require_memory()
-        num_left, num_entered = <Py_ssize_t>(self.counts.evicted - evicted), self.batch.num_chosen
+        cdef CompiledPolicy policy = self.policy
+        cdef cnp.npy_intp num_left = <Py_ssize_t>self.num_left, num_entered = self.batch.num_chosen
+        cdef cnp.ndarray left = cnp.PyArray_EMPTY(1, &num_left, cnp.NPY_UINT32, 0)
+        cdef cnp.ndarray entered = cnp.PyArray_EMPTY(1, &num_entered, cnp.NPY_UINT32, 0)
+        cdef Py_ssize_t index
+        if num_left:
+            memcpy(cnp.PyArray_DATA(left), self.left, <size_t>num_left * sizeof(uint32_t))
         for index in range(num_entered):
-            (<uint32_t*>cnp.PyArray_DATA(entered))[index] = block[self.batch.indexes[index]]
-        return hits, left[:num_left], entered[:num_entered]
-
-    def stats(self):
-        """Return the counts since the construction, and the present numbers of blocks."""
-        return {
-            "lookup_blocks": self.counts.asked,
-            "hit_blocks": self.counts.hits,
-            "stored_blocks": self.counts.stored,
-            "evicted_blocks": self.counts.evicted,
-            "refused_stores": self.counts.refused,
-            "not_admitted": self.counts.not_admitted,
-            "resident": self.policy.num_resident,
-            "pending": self.num_storing,
-        }
+            (<uint32_t*>cnp.PyArray_DATA(entered))[index] = <uint32_t>node_at(
+                policy.table, self.batch.chosen[index]
+            ).block.block_id
+        return left, entered
 
     def _check(self):
         """Verify the invariants; raise AssertionError with the broken one."""
@@ -366,21 +355,6 @@ cdef class Miniature:
             raise MemoryError()
         batch_set(&self.batch, list_items(batch), len(batch))
         return batch
-
-    cdef PyObject** open_items(self, Py_ssize_t size) except? NULL:
-        """Take a request of that size, all of whose blocks are asked for; return its keys."""
-        if not self.ensure(size):
-            raise MemoryError()
-        batch_set(&self.batch, self.items, size)
-        self.first, self.stop = 0, size
-        return self.items
-
-    cdef int require_memory(self) except -1:
-        """Raise MemoryError if a store lacked memory."""
-        if self.no_memory:
-            self.no_memory = False
-            raise MemoryError()
-        return 0
 
 
 cdef void* data_of(str name, object array, int kind) except? NULL:

@@ -34,25 +34,19 @@ Blocks = npt.NDArray[np.uint32]
 class Miniature:
     """A cache of keys that serves whole requests."""
 
-    __slots__ = ("_counts", "_entered", "_left", "_storing", "policy")
+    __slots__ = (
+        *("_entered", "_left", "_storing", "policy"),
+        *("asked", "evicted", "hits", "not_admitted", "refused", "stored"),
+    )
 
     def __init__(self, policy: PythonPolicy) -> None:
         self.policy = policy
         # By the position of the request, oldest first.
         self._storing: deque[tuple[float, Mapping[BlockHash, BlockStatus]]] = deque()
-        self._counts = dict.fromkeys(
-            (
-                "lookup_blocks",
-                "hit_blocks",
-                "stored_blocks",
-                "evicted_blocks",
-                "refused_stores",
-                "not_admitted",
-            ),
-            0,
-        )
-        self._left: list[BlockStatus] = []  # of the last request
-        self._entered: list[BlockHash] = []
+        self._left: list[BlockStatus] = []  # for the last request
+        self._entered: dict[BlockHash, BlockStatus] = {}
+        # Blocks, and of `refused` stores, since the construction.
+        self.asked = self.hits = self.stored = self.evicted = self.not_admitted = self.refused = 0
 
     def serve(
         self,
@@ -65,42 +59,28 @@ class Miniature:
         position: float,
         before: float,
         waits: bool = False,
+        again: bool = True,
     ) -> int:
         """Serve a request; return the number of leading blocks that were ready.
 
         It asks for the blocks from `first` to before `stop`. Stores that began before the position
-        `before` have ended, and if the request `waits`, those of its own blocks, too.
+        `before` have ended, and if the request `waits`, those of its own blocks, too. The hints
+        count when it begins, and `again` when it finishes. If its session ends, it takes only free
+        slots and those of released blocks, and the caller releases its blocks.
         """
+        policy, resident, asked = self.policy, self.policy._resident, hashes[first:stop]
+        ends = hints is not None and hints.ends
         self.end_stores(before)
         if waits:
             self._end_own(hashes)
-        last = None if hints is not None and hints.ends else hints
-        return self._serve(hashes, hashes[first:stop], hints, last, now, position=position)
-
-    def _serve(
-        self,
-        batch: list[BlockHash],
-        asked: list[BlockHash],
-        hints: Hints | None,
-        last: Hints | None,
-        now: float | None,
-        *,
-        position: float,
-    ) -> int:
-        """Serve a request; `last` are its hints at the end.
-
-        If the session ends, the request takes only free slots and those of released blocks.
-        """
-        policy, resident, counts = self.policy, self.policy._resident, self._counts
-        policy._take_back(batch)
-        policy._begun(batch, hints, now)
+        policy._take_back(hashes)
+        policy._begun(hashes, hints, now)
         ready = takewhile(lambda key: key in resident and resident[key].ref_cnt == 0, asked)
         num_hits = sum(1 for _ in ready)
-        counts["lookup_blocks"] += len(asked)
-        counts["hit_blocks"] += num_hits
-        self._store(batch, position, ends=hints is not None and hints.ends)
-        policy._take_back(batch)
-        policy._finished(batch, last, now)
+        self.asked += len(asked)
+        self.hits += num_hits
+        self._store(hashes, position, ends=ends)
+        self.finish(hashes, None if ends or not again else hints, now)
         return num_hits
 
     def end_stores(self, before: float) -> None:
@@ -111,34 +91,34 @@ class Miniature:
 
     def _end_own(self, batch: list[BlockHash]) -> None:
         """End the stores of some blocks."""
-        used = set(batch)
+        own = set(batch)
         for place, (position, blocks) in enumerate(self._storing):
-            for block_hash in blocks.keys() & used:
+            for block_hash in blocks.keys() & own:
                 blocks[block_hash].ref_cnt = 0
-            others = {key: status for key, status in blocks.items() if key not in used}
+            others = {key: status for key, status in blocks.items() if key not in own}
             self._storing[place] = position, others
 
     def _store(self, batch: list[BlockHash], position: float, *, ends: bool) -> None:
         """Store the missing blocks of the request, as far as the policy admits them."""
-        policy, resident, counts = self.policy, self.policy._resident, self._counts
-        self._left, self._entered = [], []
+        policy, resident = self.policy, self.policy._resident
+        self._left, self._entered = [], {}
         missing = [key for key in dict.fromkeys(batch) if key not in resident]
         if not missing:
             return
         decide = policy._make_room_of_released if ends else policy._make_room
         room = decide(missing, policy.cache_capacity - len(resident), set(batch))
         if room is None:
-            counts["refused_stores"] += 1
+            self.refused += 1
             return
         num_admitted, victims = room
-        self._left, self._entered = [status for _, status in victims], missing[:num_admitted]
-        stored = {key: BlockStatus(0) for key in self._entered}
-        policy._insert(stored)
-        if stored:
-            self._storing.append((position, stored))
-        counts["evicted_blocks"] += len(victims)
-        counts["stored_blocks"] += num_admitted
-        counts["not_admitted"] += len(missing) - num_admitted
+        self._left = [status for _, status in victims]
+        self._entered = {key: BlockStatus(0) for key in missing[:num_admitted]}
+        policy._insert(self._entered)
+        if self._entered:
+            self._storing.append((position, self._entered))
+        self.evicted += len(victims)
+        self.stored += num_admitted
+        self.not_admitted += len(missing) - num_admitted
 
     def finish(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Apply a hint that came at the end of a request."""
@@ -160,7 +140,7 @@ class Miniature:
         starts: npt.NDArray[np.int64],
         blocks: Blocks,
         first: npt.NDArray[np.int64],
-        nodes: Blocks,
+        nodes: Blocks | None,
         *,
         position: float,
         lag: float,
@@ -169,45 +149,31 @@ class Miniature:
 
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; initial values are arbitrary. `position` is that of the first
-        row; a store ends before the row that follows `lag` others.
+        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32, or None)
+        notes where each key was found; initial values are arbitrary. `position` is that of the
+        first row; a store ends before the row that follows `lag` others.
         """
-        del nodes  # of the compiled twin
+        del nodes  # for the compiled twin
         hits = np.empty(len(first), dtype=np.int64)
-        for row, before in enumerate(first.tolist()):
-            batch = [keys[block] for block in blocks[starts[row] : starts[row + 1]].tolist()]
-            at = position + row
+        for row, skipped in enumerate(first.tolist()):
+            numbers = blocks[starts[row] : starts[row + 1]].tolist()
+            batch, at = [keys[number] for number in numbers], position + row
             hits[row] = self.serve(
-                batch, before, len(batch), None, None, position=at, before=at - lag
+                batch, skipped, len(batch), None, None, position=at, before=at - lag
             )
+            for key, number in zip(batch, numbers, strict=True):
+                if key in self._entered:
+                    self._entered[key].block_id = number
         return hits
 
-    def serve_row(
-        self, keys: Sequence[BlockHash], blocks: Blocks, first: int
-    ) -> tuple[int, Blocks, Blocks]:
-        """Serve a row of `serve_rows`; return its hits, and the blocks that left and entered.
+    def changes(self) -> tuple[Blocks, Blocks]:
+        """Return the blocks that left and that entered for the last row that was served.
 
-        Both are indexes in `keys`, (n,) uint32, in order. Its store ends before the next row.
+        Both are indexes in its `keys`, (n,) uint32, in order.
         """
-        numbers = dict(
-            zip((keys[block] for block in blocks.tolist()), blocks.tolist(), strict=True)
-        )
-        batch = [keys[block] for block in blocks.tolist()]
-        hits = self.serve(batch, first, len(batch), None, None, position=0.0, before=1.0)
-        left = np.array([status.block_id for status in self._left], dtype=np.uint32)
-        for block_hash in self._entered:
-            self.policy._resident[block_hash].block_id = numbers[block_hash]
-        entered = [numbers[block_hash] for block_hash in self._entered]
-        return hits, left, np.array(entered, dtype=np.uint32)
-
-    def stats(self) -> dict[str, int]:
-        """Return the counts since the construction, and the present numbers of blocks."""
-        return {
-            **self._counts,
-            "resident": len(self.policy._resident),
-            "pending": sum(len(blocks) for _, blocks in self._storing),
-        }
+        both = self._left, self._entered.values()
+        left, entered = (np.array([each.block_id for each in some], np.uint32) for some in both)
+        return left, entered
 
     def _check(self) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""

@@ -369,7 +369,7 @@ class RowServing:
     def __init__(
         self, miniature: Any, demand: Demand, keys: list[BlockHash], pending: int = 0
     ) -> None:
-        self.miniature = miniature
+        self._miniature = miniature
         self._demand = demand
         self._keys = keys
         self._pending = pending
@@ -381,7 +381,7 @@ class RowServing:
         hits = np.zeros(part.stop - part.start, dtype=np.int64)
         for start in range(part.start, part.stop, ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, part.stop)
-            hits[start - part.start : stop - part.start] = self.miniature.serve_rows(
+            hits[start - part.start : stop - part.start] = self._miniature.serve_rows(
                 self._keys,
                 trace.starts[start : stop + 1],
                 trace.blocks,
@@ -394,8 +394,14 @@ class RowServing:
 
     def stats(self) -> dict[str, int]:
         """Return the counts of `COUNTED` so far."""
-        stats: dict[str, int] = self.miniature.stats()
-        return {**stats, "loaded_blocks": stats["hit_blocks"]}
+        served = self._miniature
+        return {
+            "loaded_blocks": served.hits,
+            "stored_blocks": served.stored,
+            "evicted_blocks": served.evicted,
+            "refused_stores": served.refused,
+            "not_admitted": served.not_admitted,
+        }
 
 
 class Serving:

@@ -97,16 +97,15 @@ class Miniatures:
         """Reset the miniature of a quarter, including its stores under way."""
         miniature = self.quarters[quarter]
         miniature.clear()
-        self._reset_at[quarter] = miniature.stats()["lookup_blocks"]
+        self._reset_at[quarter] = miniature.asked
 
     def totals(self) -> Totals:
         """Return the counts and the present size of each quarter."""
-        stats = [miniature.stats() for miniature in self.quarters]
         return Totals(
-            missed=tuple(each["lookup_blocks"] - each["hit_blocks"] for each in stats),
-            stored=tuple(each["stored_blocks"] for each in stats),
-            asked=tuple(each["lookup_blocks"] for each in stats),
-            resident=tuple(each["resident"] for each in stats),
+            missed=tuple(each.asked - each.hits for each in self.quarters),
+            stored=tuple(each.stored for each in self.quarters),
+            asked=tuple(each.asked for each in self.quarters),
+            resident=tuple(len(each.policy) for each in self.quarters),
         )
 
     def marks(self, window: Totals, resets: int) -> tuple[str, ...]:

@@ -159,9 +159,8 @@ def test_points_are_those_of_managers_whose_sessions_end(policy):
         serve(manager)
         for mini in manager.watch._subject.minis:
             if mini.policy == policy and mini.memory in truths:
-                stats = [each.stats() for each in mini.quarters]
-                ratio = sum(each["hit_blocks"] for each in stats)
-                ratio /= sum(each["lookup_blocks"] for each in stats)
+                ratio = sum(each.hits for each in mini.quarters)
+                ratio /= sum(each.asked for each in mini.quarters)
                 found.append(abs(ratio - truths[mini.memory]))
     assert len(found) == 15
     assert max(found) < 0.08, found
@@ -206,8 +205,8 @@ def test_what_is_generated_is_used_and_not_asked_for(groups, first):
     assert (counters["asked"], counters["missed"]) == (num_asked, num_asked)
     assert counters["stored"] == sum(map(len, manager.watch._core.order())) == 10 * len(groups)
     (mini,) = manager.watch._subject.minis
-    for name, count in (("lookup_blocks", num_asked), ("stored_blocks", 10 * len(groups))):
-        assert sum(quarter.stats()[name] for quarter in mini.quarters) == count
+    assert sum(quarter.asked for quarter in mini.quarters) == num_asked
+    assert sum(quarter.stored for quarter in mini.quarters) == 10 * len(groups)
     # The next turn of the chat asks for them.
     again = Request(manager, [key for keys in each for key in keys])
     assert len(again.hits) == 10 * len(groups)
@@ -239,9 +238,7 @@ def test_a_request_that_looks_nothing_up_asks_for_nothing():
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["stored"]) == (0, 0, 10)
     assert sum(len(each) for each in manager.watch._core.order()) == 10
-    assert [mini.quarters[0].stats()["lookup_blocks"] for mini in manager.watch._subject.minis] == [
-        0
-    ]
+    assert [mini.quarters[0].asked for mini in manager.watch._subject.minis] == [0]
     Request(manager, request.keys).run()
     assert manager.watch.counters()["missed"] == 0
 
@@ -407,7 +404,7 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     judged = [sum(some) for some in zip(*manager.watch.counters()["judged"], strict=True)]
     assert sum(judged[:-1]) == 2
     (mini,) = manager.watch._subject.minis
-    assert sum(each.stats()["hit_blocks"] for each in mini.quarters) == 2
+    assert sum(each.hits for each in mini.quarters) == 2
     check_invariants(manager)
 
 
@@ -613,9 +610,8 @@ def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
     assert counters["stored"] == of_prompt + of_other
     assert sum(map(len, manager.watch._core.order())) == of_prompt + of_other
     (mini,) = manager.watch._subject.minis
-    served = [quarter.stats() for quarter in mini.quarters]
-    assert sum(each["lookup_blocks"] for each in served) == 60
-    assert sum(each["stored_blocks"] for each in served) == of_prompt + of_other
+    assert sum(each.asked for each in mini.quarters) == 60
+    assert sum(each.stored for each in mini.quarters) == of_prompt + of_other
     # The device had part of it.
     ask[1] = keys[:12] + keys_of("c", range(8))
     GroupedRequest(*ask, local=4).run(stored=20)

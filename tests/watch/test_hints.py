@@ -394,7 +394,7 @@ def test_a_miniature_of_every_block_hears_what_a_manager_hears(
         # Another one does not know the same blocks, and so may find others to be shared.
         is_equal = tells == "returns" or (name, memory) == (policy, 1)
         expected = pytest.approx(other.stats()["hit_blocks"], rel=0 if is_equal else 0.06)
-        assert mini.quarters[0].stats()["hit_blocks"] == expected, (name, memory)
+        assert mini.quarters[0].hits == expected, (name, memory)
 
 
 @pytest.mark.parametrize("at", ["begin", "finish"])

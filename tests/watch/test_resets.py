@@ -72,15 +72,16 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == policy)
     other = twin.CPUOffloadingManager(16, 100, policy)
     hits = serve_all(other, asked, under_way)
-    stats = mini.quarters[0].stats()
-    assert stats["lookup_blocks"] == sum(map(len, asked))
+    (miniature, *_) = mini.quarters
+    assert miniature.asked == sum(map(len, asked))
     # A request of a miniature comes with others, so where stores overlap its time is a mean.
-    assert stats["hit_blocks"] == pytest.approx(hits, rel=0.12 if under_way else 0)
-    assert stats["pending"] <= sum(map(len, asked[-under_way - 1 :]))
+    assert miniature.hits == pytest.approx(hits, rel=0.12 if under_way else 0)
+    pending = sum(ref_cnt < 0 for ref_cnt, _ in miniature.policy.block_table)
+    assert pending <= sum(map(len, asked[-under_way - 1 :]))
     manager.reset_cache()
     manager.watch.report()
-    stats = mini.quarters[0].stats()
-    assert stats["resident"] == stats["pending"] == 0
+    assert len(miniature.policy) == 0
+    miniature._check()
 
 
 @pytest.mark.parametrize(("policy", "under_way"), [("lru", 0), ("slru", 0), ("lru", 8)])
@@ -169,7 +170,7 @@ def test_what_is_stored_unseen_after_a_reset_takes_room_in_the_shadow(twin):
     assert sum(judged[:-1]) == 2
     manager.watch.report()
     (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
-    assert mini.quarters[0].stats()["hit_blocks"] == 2
+    assert mini.quarters[0].hits == 2
 
 
 def test_a_size_that_was_full_before_a_reset_is_not_filling_after_it(twin):

@@ -264,21 +264,32 @@ class RowEngine:
         self._host = host
         self._sees = sees
         self._changes: list[Change] = []
+        # As `serve_rows` takes them, of one row.
+        self._starts, self._first = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._num_rows = 0
 
     @property
     def host_stored(self) -> int:
         """Blocks that got slots so far."""
-        stored: int = self._host.stats()["stored_blocks"]
+        stored: int = self._host.stored
         return stored
 
     def begin(self, row: int, said: Told | None = None) -> Hits:  # noqa: ARG002 - as Engine
         """Compute a row's prompt; return the blocks found."""
         blocks = self._rows.blocks_of(row)
         on_device, self._changes = self._device.ask(blocks)
-        hits, left, entered = self._host.serve_row(self._rows.keys, blocks, on_device)
-        if self._sees >= HOST and len(left) + len(entered):
-            self._changes.append(Change(HOST, entered, left))
-        return Hits(on_device, hits, 0)
+        self._starts[1], self._first[0] = len(blocks), on_device
+        self._num_rows += 1
+        hits = self._host.serve_rows(
+            *(self._rows.keys, self._starts, blocks, self._first, None),
+            position=self._num_rows,
+            lag=0,
+        )
+        if self._sees >= HOST:
+            left, entered = self._host.changes()
+            if len(left) + len(entered):
+                self._changes.append(Change(HOST, entered, left))
+        return Hits(on_device, hits.item(), 0)
 
     def end(self) -> list[Change]:
         """End the prompt; return the changes of the caches, in order."""
