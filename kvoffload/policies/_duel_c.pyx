@@ -90,13 +90,13 @@ cdef class Duel:
         self.request += 1
         self.measure_lag(table)
         at, before = <double>self.request, <double>self.request + 1.0 - <double>self.lag
-        found = <double>self.by_density.c_serve(hint, NULL, ends, False, at, before)
+        found = <double>self.by_density.c_serve(hint, NULL, ends, at, before)
         self.hits[DENSITY] = self.hits[DENSITY] * FADE + found
         self.hits[LRU] = self.hits[LRU] * FADE + <double>self.by_recency.c_serve(
-            hint, NULL, ends, False, at, before
+            hint, NULL, ends, at, before
         )
         if self.without_hints is not None:
-            plain = self.without_hints.c_serve(NULL, NULL, ends, False, at, before)
+            plain = self.without_hints.c_serve(NULL, NULL, ends, at, before)
             add_gain(&self.gain, <double>size, found, <double>plain)
         lead = (self.hits[other] - self.hits[self.rule]) * <double>(<uint64_t>1 << self.shift)
         if lead > LEAD * mean_length:
@@ -127,10 +127,11 @@ cdef class Duel:
             self.without_hints.c_release()
 
     cdef bint ensure_release(self) noexcept:
+        cdef Py_ssize_t most = self.by_density.most
         return (
-            self.by_density.ensure_release()
-            and self.by_recency.ensure_release()
-            and (self.without_hints is None or self.without_hints.ensure_release())
+            self.by_density.policy.ensure_release(most)
+            and self.by_recency.policy.ensure_release(most)
+            and (self.without_hints is None or self.without_hints.policy.ensure_release(most))
         )
 
     cdef void note_store(self, uint64_t hashed) noexcept:

@@ -41,16 +41,9 @@ cdef class Miniature:
     # Take the keys of a batch at these indexes, and ask for all; they stay the caller's.
     cdef void take(self, const Batch* asked, const uint32_t* indexes, Py_ssize_t size) noexcept
     # Serve the request that was taken; return the number of leading blocks that were ready. `last`
-    # is its hint at the end. Stores that began before the position `before` have ended, and if the
-    # request `waits`, those of its own blocks, too.
+    # is its hint at the end. Stores that began before the position `before` have ended.
     cdef Py_ssize_t c_serve(
-        self,
-        const Hint* hint,
-        const Hint* last,
-        bint ends,
-        bint waits,
-        double position,
-        double before,
+        self, const Hint* hint, const Hint* last, bint ends, double position, double before
     ) noexcept
     cdef void end_own(self) noexcept
     cdef void store(self, double position, bint ends) noexcept
@@ -59,7 +52,6 @@ cdef class Miniature:
     cdef void c_finish(self, const Hint* hint) noexcept
     # Release the blocks that were taken; the policy has made room.
     cdef void c_release(self) noexcept
-    cdef bint ensure_release(self) noexcept
     cdef list open(self, object hashes)
     cpdef void end_stores(self, double before) noexcept
     cpdef void clear(self) noexcept

@@ -87,13 +87,7 @@ cdef class Miniature:
         self.first, self.stop = 0, size
 
     cdef Py_ssize_t c_serve(
-        self,
-        const Hint* hint,
-        const Hint* last,
-        bint ends,
-        bint waits,
-        double position,
-        double before,
+        self, const Hint* hint, const Hint* last, bint ends, double position, double before
     ) noexcept:
         cdef CompiledPolicy policy = self.policy
         cdef Py_ssize_t num_hits
@@ -101,8 +95,6 @@ cdef class Miniature:
         self.no_memory = False
         self.end_stores(before)
         find_changed(policy.table, &self.batch)
-        if waits:
-            self.end_own()
         policy.begin_request(&self.batch, hint)
         find_changed(policy.table, &self.batch)
         asked = batch_part(&self.batch, self.first, self.stop)
@@ -123,12 +115,13 @@ cdef class Miniature:
             self.num_storing -= 1
 
     cdef void end_own(self) noexcept:
-        """End the stores of the blocks that were taken, whose nodes are found."""
+        """End the stores of the blocks that were taken."""
         cdef CompiledPolicy policy = self.policy
         cdef Storing* storing = self.storing + self.oldest
         cdef uint64_t place, num_storing = 0
         cdef Py_ssize_t index
         cdef Node* node
+        find_changed(policy.table, &self.batch)
         for index in range(self.batch.size):
             node = resident(policy.table, &self.batch, index)
             if node != NULL and node.block.ref_cnt < 0:
@@ -196,9 +189,6 @@ cdef class Miniature:
         find_changed(self.policy.table, &self.batch)
         self.policy.c_release(&self.batch)
 
-    cdef bint ensure_release(self) noexcept:
-        return self.policy.ensure_release(self.most)
-
     cpdef void clear(self) noexcept:
         """Forget everything but the counts."""
         self.oldest = self.num_storing = 0
@@ -208,17 +198,8 @@ cdef class Miniature:
     # -- for Python code -----------------------------------------------------------------------
 
     def serve(
-        self,
-        hashes,
-        Py_ssize_t first,
-        Py_ssize_t stop,
-        hints,
-        now,
-        *,
-        double position,
-        double before,
-        bint waits=False,
-        bint again=True,
+        self, hashes, Py_ssize_t first, Py_ssize_t stop, hints, now, *,
+        double position, double before, bint waits=False, bint again=True,
     ):
         """Serve a request; return the number of leading blocks that were ready.
 
@@ -238,7 +219,10 @@ cdef class Miniature:
             raise ValueError(f"first and stop must be in 0 ... {len(batch)}, got {first}, {stop}")
         if ends or not again:
             last = NULL
-        num_hits = self.c_serve(hint, last, ends, waits, position, before)
+        if waits:
+            self.end_stores(before)
+            self.end_own()
+        num_hits = self.c_serve(hint, last, ends, position, before)
         if self.no_memory:
             raise MemoryError()
         return num_hits
@@ -264,21 +248,19 @@ cdef class Miniature:
 
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32, or None)
-        notes where each key was found; initial values are arbitrary. `position` is that of the
-        first row; a store ends before the row that follows `lag` others.
+        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
+        where each key was found; initial values are arbitrary. `position` is that of the first
+        row; a store ends before the row that follows `lag` others, and with its own for -1.
         """
         cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
         cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
         cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef uint32_t* node_ids = NULL
+        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
         cdef cnp.npy_intp num_rows = len(first)
         cdef Py_ssize_t row, index, size
         cdef PyObject** items = list_items(keys)
         cdef cnp.ndarray hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
-        if nodes is not None:
-            node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
-        if len(starts) != num_rows + 1 or (nodes is not None and len(nodes) != len(keys)):
+        if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         for row in range(num_rows):
             if not 0 <= start[row] <= start[row + 1] <= len(blocks):
@@ -299,23 +281,20 @@ cdef class Miniature:
                     raise MemoryError()
                 self.numbers = all_blocks + start[row]
                 batch_set(&self.batch, self.items, size)
+                self.batch.num_hints = size
                 for index in range(size):
                     self.items[index] = items[self.numbers[index]]
-                if node_ids != NULL:
-                    self.batch.num_hints = size
-                    for index in range(size):
-                        self.batch.node_ids[index] = node_ids[self.numbers[index]]
+                    self.batch.node_ids[index] = node_ids[self.numbers[index]]
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
                 (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.c_serve(
-                    NULL, NULL, False, False, position, position - lag
+                    NULL, NULL, False, position, position - lag
                 )
                 if self.no_memory:
                     raise MemoryError()
                 position += 1.0
-                if node_ids != NULL:
-                    for index in range(size):
-                        node_ids[self.numbers[index]] = self.batch.node_ids[index]
+                for index in range(size):
+                    node_ids[self.numbers[index]] = self.batch.node_ids[index]
         finally:
             self.numbers = NULL
         return hits

@@ -140,7 +140,7 @@ class Miniature:
         starts: npt.NDArray[np.int64],
         blocks: Blocks,
         first: npt.NDArray[np.int64],
-        nodes: Blocks | None,
+        nodes: Blocks,
         *,
         position: float,
         lag: float,
@@ -149,9 +149,9 @@ class Miniature:
 
         `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
         their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32, or None)
-        notes where each key was found; initial values are arbitrary. `position` is that of the
-        first row; a store ends before the row that follows `lag` others.
+        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
+        where each key was found; initial values are arbitrary. `position` is that of the first
+        row; a store ends before the row that follows `lag` others, and with its own for -1.
         """
         del nodes  # for the compiled twin
         hits = np.empty(len(first), dtype=np.int64)

@@ -366,12 +366,8 @@ def _demand(
 class RowServing:
     """A miniature that serves the requests of a trace, many in one call; see `Demand.serving`."""
 
-    def __init__(
-        self, miniature: Any, demand: Demand, keys: list[BlockHash], pending: int = 0
-    ) -> None:
-        self._miniature = miniature
-        self._demand = demand
-        self._keys = keys
+    def __init__(self, miniature: Any, demand: Demand, keys: list[BlockHash], pending: int) -> None:
+        self._miniature, self._demand, self._keys = miniature, demand, keys
         self._pending = pending
         self._nodes = np.zeros(len(keys), dtype=np.uint32)
 

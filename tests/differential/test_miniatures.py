@@ -177,12 +177,13 @@ def test_one_row_and_what_it_changes(
         manager = twins[0].CPUOffloadingManager(16, capacity, name)
     rows, keys = numbered(workload, seed)
     skipped = as_arrays(rows, seed)[2].tolist()
+    nodes = np.zeros(len(keys), dtype=np.uint32)
     for number, (row, first) in enumerate(zip(rows, skipped, strict=True)):
         served = serve(manager, [keys[block] for block in row], first)
         served.complete()
         arrays = np.array([0, len(row)]), np.array(row, dtype=np.uint32), np.array([first])
         for each in pair.both:
-            hits = each.serve_rows(keys, *arrays, None, position=number, lag=0)
+            hits = each.serve_rows(keys, *arrays, nodes, position=number, lag=0)
             assert hits.tolist() == [served.hits]
         _, (left, entered) = pair.do("changes")
         require_equal(served.evicted, [keys[block] for block in left], "what has left")

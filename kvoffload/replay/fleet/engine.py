@@ -266,7 +266,6 @@ class RowEngine:
         self._changes: list[Change] = []
         # As `serve_rows` takes them, of one row.
         self._starts, self._first = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        self._num_rows = 0
 
     @property
     def host_stored(self) -> int:
@@ -279,12 +278,8 @@ class RowEngine:
         blocks = self._rows.blocks_of(row)
         on_device, self._changes = self._device.ask(blocks)
         self._starts[1], self._first[0] = len(blocks), on_device
-        self._num_rows += 1
-        hits = self._host.serve_rows(
-            *(self._rows.keys, self._starts, blocks, self._first, None),
-            position=self._num_rows,
-            lag=0,
-        )
+        row = self._rows.keys, self._starts, blocks, self._first, self._rows.nodes
+        hits = self._host.serve_rows(*row, position=0, lag=-1)
         if self._sees >= HOST:
             left, entered = self._host.changes()
             if len(left) + len(entered):

@@ -40,6 +40,8 @@ class FleetRows:
         Returns their hashes.
     keys : list of BlockHash
         The hash of each block.
+    nodes : (unique_blocks,) uint32
+        Where an engine found each block last.
     unique_blocks : int
         Distinct blocks of all rows.
     lengths : list of int
@@ -80,6 +82,7 @@ class FleetRows:
         self.block_tokens = block_tokens
         self.unique_blocks = len(keys)
         self.keys = keys
+        self.nodes = np.zeros(len(keys), dtype=np.uint32)
         self.blocks_of = _blocks_of(trace, starts.tolist(), ends.tolist())
         self.hashes_of = _hashes_of(keys, self.blocks_of)
 
