@@ -99,9 +99,10 @@ def new_miniature(policy: str, num_blocks: int) -> Any:
 
     It decides as the manager of `new_manager`.
     """
+    check_num_blocks(num_blocks)
     with secrets_from(REPEATABLE):
-        twin = "py" if IMPLEMENTATION == "python" else "c"
-        return registry.parse(policy)._miniature(twin, check_num_blocks(num_blocks))
+        spec = registry.parse(policy)
+        return spec._miniature("py" if IMPLEMENTATION == "python" else "c", num_blocks)
 
 
 def _own(policy: str) -> tuple[Any, dict[str, int | float]]:

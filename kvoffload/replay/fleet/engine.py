@@ -278,8 +278,8 @@ class RowEngine:
         blocks = self._rows.blocks_of(row)
         on_device, self._changes = self._device.ask(blocks)
         self._starts[1], self._first[0] = len(blocks), on_device
-        row = self._rows.keys, self._starts, blocks, self._first, self._rows.nodes
-        hits = self._host.serve_rows(*row, position=0, lag=-1)
+        given = self._rows.keys, self._starts, blocks, self._first, self._rows.nodes
+        hits = self._host.serve_rows(*given, position=0, lag=-1)
         if self._sees >= HOST:
             left, entered = self._host.changes()
             if len(left) + len(entered):
