@@ -158,7 +158,7 @@ def accuracy(arguments: argparse.Namespace) -> None:
 
 
 def policies(arguments: argparse.Namespace) -> None:
-    """Print the errors of miniature managers at the present size."""
+    """Print the errors of miniatures at the present size."""
     names = ("arc", "hit-density", "slru", "s3fifo", "lfu", "arc-classic")
     all_errors = []
     for name, trace in traces(arguments.traces, arguments.names):

@@ -191,8 +191,8 @@ cdef class Miniature:
 
     cpdef void clear(self) noexcept:
         """Forget everything but the counts."""
-        self.oldest = self.num_storing = 0
-        self.batch.size = self.batch.num_hints = 0
+        self.oldest = self.num_storing = self.num_left = 0
+        self.batch.size = self.batch.num_hints = self.batch.num_chosen = 0
         self.policy.clear_now()
 
     # -- for Python code -----------------------------------------------------------------------

@@ -1,16 +1,16 @@
 """A miniature: a policy that serves whole requests, without slots.
 
-It holds keys, no slots. Of small capacity, fed the sampled part of each request, its hits estimate
-those of a cache that is larger by the sampling factor (Waldspurger et al., "Cache Modeling and
-Optimization using Miniature Simulations", USENIX ATC'17): the guard of hit density and the
-miniatures of a watch are such. Fed every block, it is the cache of a replay.
+With a small capacity and the sampled part of each request, its hits estimate those of a cache that
+is larger by the sampling factor (Waldspurger et al., "Cache Modeling and Optimization using
+Miniature Simulations", USENIX ATC'17). The guard of hit density and a watch use it so. With every
+block of each request it is the cache of a replay.
 
 While a cache stores blocks, they are not hits and may not leave, so the stores of a miniature take
-some requests as well: the *lag*.
+some requests as well. The caller says where in the stream of requests a request stands, its
+*position*, and that of the oldest request whose stores have not ended.
 
 Invariants
-    A block that was stored in a request is pending until the lag, in requests, has passed.
-    Between calls every other block is idle.
+    A stored block is pending until its store ends. Between calls every other block is idle.
 Cost
     That of the policy, per block.
 """
@@ -132,6 +132,7 @@ class Miniature:
     def clear(self) -> None:
         """Forget everything but the counts."""
         self._storing.clear()
+        self._left, self._entered = [], {}
         self.policy._clear()
 
     def serve_rows(
