@@ -13,6 +13,7 @@ from kvoffload import Hints
 from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.policies import registry
 from kvoffload.replay.serving import serve
+from tests.allocations import fail_after
 from tests.blocks import A, B, C, D
 from tests.differential.pairs import Pair, Twins, require_equal
 from tests.differential.workloads import GENERATED
@@ -230,6 +231,29 @@ def test_a_block_stored_again_takes_a_lag_of_its_own(twins: Twins, twin: int) ->
     miniature._check()
     assert miniature.serve([A], 0, 1, None, None, position=6, before=2) == 0
     assert miniature.serve([A], 0, 1, None, None, position=7, before=6) == 1
+
+
+@pytest.mark.refused_allocations
+@pytest.mark.parametrize("name", registry.names())
+def test_without_memory_a_request_is_served_or_raises(twins: Twins, name: str) -> None:
+    """Its keys are too long to lie in a node, so that each store allocates."""
+    keys = [bytes([1 + number]) * 99 for number in range(8)]
+    served = set()
+    for index in range(60):
+        miniature = miniature_of(twins[1], name, 12)
+        miniature.serve(keys[:2], 0, 2, None, None, position=0, before=0)
+        fail_after(index)
+        try:
+            miniature.serve(keys, 0, 8, TOLD[2], 1.0, position=1, before=0)
+            served.add(True)
+        except MemoryError:
+            served.add(False)
+        finally:
+            fail_after(None)
+        miniature._check()
+        assert miniature.serve(keys, 0, 8, None, None, position=2, before=2) in (2, 8)
+        miniature._check()
+    assert served == {True, False}
 
 
 @pytest.mark.parametrize(("first", "stop"), [(-1, 2), (0, 3), (2, 1)])
