@@ -14,9 +14,9 @@ Structure
     this sample, decides whether density or recency is the rule.
 Requests
     A request first lets the hand meet four records per sampled block. Then its blocks are used,
-    last block first. A block's class follows from the last use of the deepest known block behind it, since a
-    use of a block is one of its prefix. A request whose blocks were all used by the present request
-    only makes them recent; so does the end of a request.
+    last block first. A block's class follows from the last use of the deepest known block behind
+    it, since a use of a block is one of its prefix. A request whose blocks were all used by the
+    present request only makes them recent; so does the end of a request.
 Hints
     A request with a hint labels its blocks with it, except those that were used after the deepest
     known one: other sessions share them. A hint at the end labels them likewise; their age goes on.

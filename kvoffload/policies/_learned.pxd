@@ -25,6 +25,7 @@ cdef double _MOST_CHANCE
 cdef double _PRIOR_CAPACITY_SHARE
 cdef double _PRIOR_REQUESTS
 cdef double _FACTOR_PRIOR_SHARE
+cdef double _EVIDENCE
 cdef double _NEIGHBOUR_SHARE
 cdef double _HALF_LIFE_REQUESTS
 cdef double _HALF_LIFE_CAPACITIES

@@ -51,6 +51,8 @@ _MOST_CHANCE = 0.999
 _PRIOR_CAPACITY_SHARE = 64.0
 _PRIOR_REQUESTS = 4.0
 _FACTOR_PRIOR_SHARE = 20.0
+# A factor is shown if so many times a prior's weight of blocks shows it.
+_EVIDENCE = 4.0
 # Share of the counts of the two neighbouring gaps in those of a class.
 _NEIGHBOUR_SHARE = 0.25
 # Counts lose half their weight over this many requests, or this many capacities of blocks.
@@ -173,7 +175,7 @@ class Learned:
         share = 0
         for share in range(_SHARES):
             index = source * _SHARES + share
-            if self.used[index] + self.expected[index] > prior:
+            if self.used[index] + self.expected[index] > _EVIDENCE * self.weight():
                 requests = 2.0 ** ((share - 2 * (_STEPS - 1)) / 4.0 + 1.0)
                 factor = (self.used[index] + prior) / (self.expected[index] + prior)
                 found.append((requests, factor))

@@ -31,7 +31,7 @@ from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Request
 
 MINUTE = 60_000
-POLICIES = ("lru", "lru?hints=1", "arc", "hit-density")
+POLICIES = ("lru", "arc", "hit-density")
 
 
 def sessions(count: int = 60, seed: int = 3) -> list[Request]:

@@ -107,7 +107,7 @@ def test_every_replay_of_a_trace_counts_the_same(policy: str) -> None:
     assert result == found
     whole = simulate(trace, trace.keys(), policy, 20, device_hits=how["device_hits"])
     assert whole.refused > found.refused or policy == "hit-density"  # which declines instead
-    assert whole.hit_blocks != found.hit_blocks
+    assert whole.hit_blocks != found.hit_blocks or policy == "hit-density"
 
 
 def test_results_are_kept_by_steps(tmp_path) -> None:
