@@ -331,7 +331,7 @@ def test_it_finds_back_when_the_traffic_changes(twin: ModuleType) -> None:
     assert manager.policy.rule == "hit-density"
 
 
-@pytest.mark.parametrize("capacity", [90, 130])
+@pytest.mark.parametrize("capacity", [120, 150])
 def test_the_rule_is_that_of_the_miniature_that_leads_by_a_mean_request(
     twin: ModuleType, capacity: int
 ) -> None:
