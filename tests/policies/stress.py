@@ -390,7 +390,7 @@ def main() -> None:
     print(line_of(f"first {len(BOUNDED)} kinds", bounded))
     print(line_of("all", [cell for cells in by_kind.values() for cell in cells]))
     if chosen.requests >= BOUNDED_FROM and chosen.in_flight is None and not chosen.repeats:
-        bounds = {name: WORST_LOSS for name in BOUNDED} | {"phases": WORST_LOSS_OF_PHASES}
+        bounds = dict.fromkeys(BOUNDED, WORST_LOSS) | {"phases": WORST_LOSS_OF_PHASES}
         missed = [name for name in BOUNDED if -min(by_kind[name])[0] > bounds[name]]
         verdict = f"MISSED by {', '.join(missed)}" if missed else "kept"
         print(f"worst loss <= {WORST_LOSS}, of phases {WORST_LOSS_OF_PHASES}: {verdict}")
