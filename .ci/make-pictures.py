@@ -1,12 +1,14 @@
-"""Make the pictures of the pages from real runs: top.svg, report.png, top-and-report.svg.
+"""Make the pictures of the pages from real runs: top.svg, report.png, top-and-report.svg, and
+densities.svg.
 
     python .ci/make-pictures.py TRACE [FOLDER]
 
 A manager serves the full blocks of TRACE (`kvoffload demo`), which `kvoffload advise` counts, too,
 and `kvoffload top --once` is run repeatedly; its screens are the frames of an animation, beside the
-report of `kvoffload advise` on the same trace with the same memory. The pictures are written to
-docs/_static, or to another folder. Needs the extras cli, watch, report and browser, and Debian's
-chromium and chromium-driver. The pages show Mooncake's conversation trace.
+report of `kvoffload advise` on the same trace with the same memory. densities.svg shows what hit
+density has learned at the end of TRACE. The pictures are written to docs/_static, or to another
+folder. Needs the extras cli, plot, watch, report and browser, and Debian's chromium and
+chromium-driver. The pages show Mooncake's conversation trace.
 """
 
 import base64
@@ -23,12 +25,15 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 from selenium import webdriver
 
-from kvoffload.replay import Selection
+from kvoffload import CPUOffloadingManager
+from kvoffload.replay import DecodedTrace, Selection, replay
 from kvoffload.traces import Trace, write_trace
 
 ROOT = Path(__file__).parents[1]
@@ -191,8 +196,44 @@ def image(data: bytes, x: int, height: int, kind: str = "") -> str:
     )
 
 
+# Classes of blocks, by the uses and the gap between the last two.
+LEARNED = {
+    0: "never used again",
+    2: "once again, after 3 to 6 requests",
+    5: "once again, after 31 to 126",
+    9: "more often, last after 3 to 6",
+    12: "more often, last after 31 to 126",
+}
+
+
+def densities(trace: Path, path: Path) -> None:
+    """Draw the densities of some classes by age, learned in memory for 2 % of the blocks."""
+    decoded = DecodedTrace.of(Trace(trace))
+    manager = CPUOffloadingManager(16, decoded.unique_blocks // 50, "hit-density")
+    replay(Trace(trace), manager)
+    ages = [value - 1 for value in range(2, 8)]
+    ages += [(4 + part << octave) - 1 for octave in range(1, 9) for part in range(4)]
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "densities", "font.size": 9}):
+        figure = Figure(figsize=(7, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        for reuse_class, text in LEARNED.items():
+            row = manager.policy.densities[reuse_class]
+            axes.step(ages, row[2 : 2 + len(ages)], where="post", label=text)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="age: requests since the last use",
+            ylabel="density: hits per request and slot",
+        )
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None})
+
+
 def main(trace: Path, folder: Path) -> None:
     """Make the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    densities(trace, folder / "densities.svg")
     with tempfile.TemporaryDirectory() as made:
         full = Path(made, trace.name)
         write_trace(Selection(Trace(trace), full_block_tokens=BLOCK_TOKENS), full)
@@ -200,7 +241,6 @@ def main(trace: Path, folder: Path) -> None:
     frames = [frame(each, index) for index, each in enumerate(printed)]
     rows = max(each.count("\n") for each in printed)
     moving, width, height = terminal(frames, rows)
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made, browser() as driver:
         driver.get(report(trace, Path(made, "report.html")))
         (folder / "report.png").write_bytes(screenshot(driver, 1000, 1280, 1))
