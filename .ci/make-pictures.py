@@ -5,9 +5,10 @@
 A manager serves the full blocks of TRACE (`kvoffload demo`), which `kvoffload advise` counts, too,
 and `kvoffload top --once` is run repeatedly; its screens are the frames of an animation, beside the
 report of `kvoffload advise` on the same trace with the same memory: top.svg, report.png and
-top-and-report.svg. densities.svg shows what hit density has learned at the end of TRACE. They are written to docs/_static, or to another
-folder. Needs the extras cli, plot, watch, report and browser, and Debian's chromium and
-chromium-driver. The pages show Mooncake's conversation trace.
+top-and-report.svg. densities.svg shows what hit density has learned at the end of TRACE. The
+pictures are written to docs/_static, or to another folder. Needs the extras cli, plot, watch,
+report and browser, and Debian's chromium and chromium-driver. The pages show Mooncake's
+conversation trace.
 """
 
 import base64
