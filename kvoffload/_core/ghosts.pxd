@@ -65,6 +65,7 @@ cdef struct Walk:
     uint32_t size
     uint32_t most
     uint32_t hand           # the next to meet
+    bint was_full           # a record had no room
     KvoBucket* buckets
     uint64_t num_buckets
 

@@ -134,6 +134,7 @@ cdef void walk_clear(Walk* walk) noexcept:
     while walk.size:
         walk_remove(walk, walk.size - 1)
     walk.hand = 0
+    walk.was_full = False
 
 
 cdef void walk_add(Walk* walk, uint64_t hashed, uint32_t owner, bint is_ghost) noexcept:

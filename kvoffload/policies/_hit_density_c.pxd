@@ -83,6 +83,7 @@ cdef class _HitDensity(CompiledPolicy):
     cdef void renew(self, const Batch* batch) noexcept
     cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept
     cdef uint32_t next_position(self, uint32_t label, bint* is_free) noexcept
+    cdef bint joins_walk(self, uint32_t drawn) noexcept
     cdef void own(
         self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
     ) noexcept

@@ -53,7 +53,6 @@ from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, extend, grow, release, resize
 from kvoffload._core.ring cimport (
     Ring,
-    is_on_ring,
     ring_append,
     ring_check,
     ring_clear,
@@ -101,7 +100,7 @@ from kvoffload.policies._learned cimport (
     class_after,
 )
 from kvoffload.policies._released_c cimport released_remove
-from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key, key_of
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
 from kvoffload._sampling import new_secret, words_of
@@ -450,7 +449,8 @@ cdef class _HitDensity(CompiledPolicy):
                 drawn = batch.indexes[index]
             else:
                 node = node_at(self.table, node_id)
-                if not node.note & IS_WALKED:  # the walk's sample has all of them
+                # Their sample is a part of the walk's.
+                if not node.note & IS_WALKED and not self.walk.was_full:
                     batch.indexes[index] = False
                     continue
                 key = key_bytes(node, &length)
@@ -523,9 +523,7 @@ cdef class _HitDensity(CompiledPolicy):
                 if use_class >= 0:
                     reuse_class = class_after(request - last_use, use_class)
                 record = Record(request, said << CLASS_BITS | <uint32_t>reuse_class, NIL, True)
-                record.is_walked = self.walk.size < self.walk.most and is_sampled(
-                    batch.indexes[index], self.walk_shift
-                )
+                record.is_walked = self.joins_walk(batch.indexes[index])
                 self.remember(batch.hashes[index], &record)
                 if record.is_walked and record.owner != NIL:
                     walk_add(&self.walk, batch.hashes[index], record.owner, True)
@@ -680,6 +678,15 @@ cdef class _HitDensity(CompiledPolicy):
         ghosts_forget(&self.memory, position)
         return position
 
+    cdef bint joins_walk(self, uint32_t drawn) noexcept:
+        """Return whether the hand is to meet a new record, for which `sample_of` has drawn this."""
+        if self.walk.most == 0 or not is_sampled(drawn, self.walk_shift):
+            return False
+        if self.walk.size == self.walk.most:
+            self.walk.was_full = True
+            return False
+        return True
+
     cdef void own(
         self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
     ) noexcept:
@@ -815,11 +822,9 @@ cdef class _HitDensity(CompiledPolicy):
             if record.is_walked:
                 self.own(hashed, &record, node_id, False)
             ghosts_remove(&self.memory, position)
-        elif self.walk.size < self.walk.most:
+        elif self.walk.most:
             key = key_bytes(node, &length)
-            record.is_walked = is_sampled(
-                sample_of(kvo_hash(key, length, self.secret)), self.walk_shift
-            )
+            record.is_walked = self.joins_walk(sample_of(kvo_hash(key, length, self.secret)))
             if record.is_walked:
                 walk_add(&self.walk, hashed, node_id, False)
         self.last[node_id] = record.last

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import BlockStatus
 from kvoffload._sampling import (
     REPEATABLE,
     SECRET_BYTES,
@@ -192,6 +193,24 @@ def test_the_twins_sample_hashes_of_any_length_alike(twins: Twins) -> None:
         assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
     assert sum(pair.python.policy.trial_hits.values()) > 0
     pair.agree()
+
+
+def test_the_twins_sample_alike_where_a_policy_holds_more_than_its_capacity(twins: Twins) -> None:
+    """The hand's walk has no room for all records then; the miniatures serve them all the same."""
+    seen = []
+    for twin in twins:
+        policy = twin.policy_class("hit-density")(8)
+        for number in range(300):
+            policy.insert(block_hash(number), status := BlockStatus(number))
+            status.ref_cnt = 0
+        for first in range(0, 300, 3):
+            policy.begun(block_hashes(first, first + 1, first + 2))
+        for first in range(0, 300, 3):
+            policy.begun(block_hashes(first))
+        check_invariants(policy)
+        seen.append((policy.trial_hits, policy.densities))
+    assert seen[0] == seen[1]
+    assert sum(seen[0][0].values()) > 0
 
 
 def test_a_request_is_served_to_the_miniatures_once(twin: ModuleType) -> None:
