@@ -64,7 +64,8 @@ cdef class _HitDensity(CompiledPolicy):
     cdef Candidate* candidates
     cdef uint64_t candidate_room    # one for each ring
     cdef int num_candidates
-    cdef list source_names          # of hints, by number
+    cdef list source_names          # of hints, by number; room for all
+    cdef int num_sources
     cdef str new_source             # the last argument of `c_source`
     cdef uint64_t source_counts[MOST_SOURCES + 1][2]  # hints and returns
 

@@ -224,7 +224,8 @@ cdef class _HitDensity(CompiledPolicy):
         self.build(capacity, ghosts, None)
         for index, word in enumerate(words_of(new_secret())):
             self.secret[index] = word
-        self.source_names = []
+        self.source_names = [None] * (MOST_SOURCES + 1)
+        self.num_sources = 0
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
@@ -304,9 +305,9 @@ cdef class _HitDensity(CompiledPolicy):
         cdef int number
         self.require_ready()
         found = []
-        for number, name in enumerate(self.source_names):
+        for number in range(self.num_sources):
             factors = tuple(self.learned.factors(FIRST_SOURCE + number))
-            known = name if number < MOST_SOURCES else None
+            known = self.source_names[number] if number < MOST_SOURCES else None
             counts = self.source_counts[number]
             found.append(HintSource(known, counts[0], counts[1], factors))
         return tuple(found)
@@ -561,7 +562,7 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef int c_source(self, str source) except -1:
         cdef int number = 0
-        while number < len(self.source_names) and self.source_names[number] != source:
+        while number < self.num_sources and self.source_names[number] != source:
             number += 1
         self.new_source = source
         return min(number, MOST_SOURCES)
@@ -625,8 +626,9 @@ cdef class _HitDensity(CompiledPolicy):
         if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
             return 0
         self.learned.hint()
-        if self.counts and hint.source == len(self.source_names):
-            self.source_names.append(self.new_source)
+        if self.counts and hint.source == self.num_sources:
+            self.source_names[self.num_sources] = self.new_source
+            self.num_sources += 1
         return 0 if hint.ends else said
 
     cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept:
@@ -1072,7 +1074,7 @@ cdef class _HitDensity(CompiledPolicy):
         if not self.counts:
             return
         self.learned.clear()
-        self.source_names = []
+        self.num_sources = 0
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.rule = DENSITY
         if self.duel is not None:

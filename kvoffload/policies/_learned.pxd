@@ -1,6 +1,7 @@
 """What hit density learns, for the compiled twin; `_learned.py` is compiled with these types."""
 
 cimport cython
+from libc cimport math  # instead of Python's
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from *:
@@ -49,6 +50,7 @@ cpdef int age_bin(uint32_t age) noexcept
 cpdef double bin_width(int bin_index) noexcept
 @cython.locals(number=int)
 cpdef int class_after(uint32_t gap, int reuse_class) noexcept
+@cython.locals(source=int, step=int)
 cpdef int share_index(int said, int bin_index) noexcept
 @cython.locals(expected=double)
 cdef double _chance(

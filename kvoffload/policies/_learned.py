@@ -28,8 +28,8 @@ Cost
 
 from __future__ import annotations
 
+import math
 from array import array
-from math import expm1, log1p
 
 # The names with an underscore are of C where this is compiled.
 _GAPS = 7
@@ -194,7 +194,7 @@ class Learned:
             chance = self.chances[reuse_class * _BINS + bin_index]
             if said:
                 index = reuse_class * _BINS + bin_index
-                chance = -expm1(-self.logs[index] * self.factor(said, bin_index))
+                chance = -math.expm1(-self.logs[index] * self.factor(said, bin_index))
             hits = chance
             time = bin_width(bin_index) * (1.0 - chance / 2.0)
             lasting = 1.0 - chance
@@ -245,7 +245,7 @@ class Learned:
                     prior = self.chances[index - _GAPS * _BINS]
                 self.chances[index] = _chance(uses, time, width, weight, prior)
                 if self.is_hinted:
-                    self.logs[index] = -log1p(-self.chances[index])
+                    self.logs[index] = -math.log1p(-self.chances[index])
         self.num_computed += 1
 
     def _fade(self) -> None:
