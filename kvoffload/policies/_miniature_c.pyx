@@ -26,6 +26,7 @@ from kvoffload._core.batch cimport (
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport Node, node_at
+from kvoffload._core.victims cimport victims_ensure
 from kvoffload.policies._steps_c cimport (
     begin_block,
     choose_missing,
@@ -58,8 +59,14 @@ cdef class Miniature:
         self.policy = policy
         self.most = most
         policy.join_manager(<void*>self)
+        if most:
+            policy.victims.managed = False  # so it does not park blocks, which allocates
         if not self.ensure(most) or (
-            most and not policy.c_ensure(<uint64_t>(policy.capacity + most))
+            most
+            and not (
+                policy.c_ensure(<uint64_t>(policy.capacity + most))
+                and victims_ensure(&policy.victims, <uint64_t>policy.capacity, 0)
+            )
         ):
             raise MemoryError("no room for a miniature")
 
