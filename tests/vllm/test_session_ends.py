@@ -294,14 +294,21 @@ def test_the_connector_brings_what_a_request_says_to_the_manager(tmp_path, tieri
 
 
 def test_hit_density_hears_when_each_session_asks_again():
-    """The one that says the longest leaves first, whichever was stored last."""
-    for late in (0, 1):
+    """When hints have proved true, who returns soon is stored, and who returns late is not."""
+    soon, late = ({"kvoffload": {"expect_s": time, "source": "agent"}} for time in (60, 1e6))
+    for says in [(late, soon), (soon, late)]:
         requests = Requests("hit-density?guard=0", 4)
+        for number in range(100, 1300, 6):
+            requests.run(keys(number, 0, 2), soon)
+            for other in range(1, 5):  # these never return
+                requests.run(keys(number + other, 0, 2), late)
+            requests.run(keys(number, 0, 2), soon)
         for session in range(2):
-            expect_s = 1e6 if session == late else 60
-            said = {"kvoffload": {"expect_s": expect_s, "source": f"new {session}"}}
-            requests.run(keys(session, 0, 2), said)
-        assert requests.evicted(1) == keys(late, 1, 2)
+            requests.run(keys(session, 0, 2), says[session])
+            stored = [requests.manager._chunk(key) is not None for key in keys(session, 0, 2)]
+            assert stored == [says[session] is soon] * 2
+        (source,) = requests.manager._rules.policy.hint_sources
+        assert source.name == "agent"
 
 
 def test_a_watch_counts_what_clients_say_once_per_request():
