@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.traces import Workload, write_trace
+
 pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,23 @@ def test_the_page_has_the_table_that_its_command_prints() -> None:
     page = ROOT / "docs" / "development" / "benchmark.md"
     assert printed.count("\n") > 5
     assert printed in page.read_text(encoding="utf-8")
+
+
+def test_each_ablation_takes_its_rule_out(tmp_path: Path) -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    pytest.importorskip("tests._compiled", reason="needs compiled twins", exc_type=ImportError)
+    trace = tmp_path / "generated.jsonl"
+    write_trace(Workload(200), trace)
+    script = [str(FOLDER / "ablations.py"), "--quick", "--requests", "150", str(trace)]
+    table = subprocess.run(
+        [sys.executable, *script], check=True, capture_output=True, text=True, encoding="utf-8"
+    )
+    rows = table.stdout.splitlines()[2:]
+    assert len(rows) > 10
+    for row in rows:
+        changes = re.findall(r"[-+]\d\.\d{4}", row)
+        assert len(changes) == 4, row
+        assert any(map(float, changes)), row
 
 
 def test_results_name_neither_paths_nor_hosts() -> None:
