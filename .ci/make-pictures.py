@@ -33,6 +33,7 @@ from rich.text import Text
 from selenium import webdriver
 
 from kvoffload import CPUOffloadingManager
+from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.replay import DecodedTrace, Selection, replay
 from kvoffload.traces import Trace, write_trace
 
@@ -209,7 +210,8 @@ LEARNED = {
 def densities(trace: Path, path: Path) -> None:
     """Draw the densities of some classes by age, learned in memory for 2 % of the blocks."""
     decoded = DecodedTrace.of(Trace(trace))
-    manager = CPUOffloadingManager(16, decoded.unique_blocks // 50, "hit-density")
+    with secrets_from(REPEATABLE):
+        manager = CPUOffloadingManager(16, decoded.unique_blocks // 50, "hit-density")
     replay(Trace(trace), manager)
     ages = [value - 1 for value in range(2, 8)]
     ages += [(4 + part << octave) - 1 for octave in range(1, 9) for part in range(4)]
