@@ -1,4 +1,4 @@
-"""What hit density learns, for the compiled twin; `_learned.py` is compiled with these types."""
+"""Types of what hit density learns, with which `_learned.py` is compiled for the compiled twin."""
 
 cimport cython
 from libc cimport math  # instead of Python's

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What hit density learns: how likely blocks are used again, and what a slot for them is worth.
+"""Learn how likely blocks are used again, and what a slot for them is worth, for hit density.
 
 This is the source of both implementations: plain Python, and compiled with ``_learned.pxd``.
 

@@ -168,7 +168,7 @@ def test_how_good_a_source_is_shows_in_its_greatest_factor(twin: ModuleType) -> 
     found = {each.source: each for each in manager.watch.report().hints}
     right, other = found["right"], found["random"]
     assert right.factor > 4
-    assert 0.3 < right.requests_per_s < 2  # one request a second or so
+    assert 0.3 < right.requests_per_s < 2  # one request per second or so
     assert 1 < other.factor < 2.5
     for each in manager.policy.hint_sources:
         best = max(each.factors, key=lambda pair: pair[1])
