@@ -459,9 +459,10 @@ class SLRUCachePolicy(_SLRU, CachePolicy):
     def __init__(self, cache_capacity, *, protected=0.5):
         cdef _SLRU policy = <_SLRU?>self
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        share = registry.entry("slru").option("protected").check(protected)
-        policy.open(capacity, 2)
-        policy._protected_size = int(share * capacity)
+        cdef double share = registry.entry("slru").option("protected").check(protected)
+        cdef int64_t size = int(share * capacity)
+        policy.open(capacity, 2)  # nothing after it can fail
+        policy._protected_size = size
         policy.prefix_joins = True
 
 

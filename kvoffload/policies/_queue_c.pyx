@@ -1042,6 +1042,7 @@ class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
     def __init__(self, cache_capacity, *, small=0.1):
         cdef _S3FIFO policy = <_S3FIFO?>self
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        share = registry.entry("s3fifo").option("small").check(small)
-        policy.open(capacity, 2, 3)
-        policy._small_size = int(share * capacity)
+        cdef double share = registry.entry("s3fifo").option("small").check(small)
+        cdef int64_t size = int(share * capacity)
+        policy.open(capacity, 2, 3)  # nothing after it can fail
+        policy._small_size = size
