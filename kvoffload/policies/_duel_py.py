@@ -129,7 +129,8 @@ class _Gain:
 class Duel:
     """The choice of the rule by which hit density evicts.
 
-    `policy` is the policy that follows the rule, of `capacity` blocks.
+    `policy` is the policy that follows the rule, of `capacity` blocks; the words of its `secret`
+    draw the sample.
     """
 
     def __init__(self, policy: Any, capacity: int, secret: Sequence[int]) -> None:

@@ -6,8 +6,8 @@ Miniature Simulations", USENIX ATC'17). The guard of hit density and a watch use
 block of each request it is the cache of a replay.
 
 While a cache stores blocks, they are not hits and may not leave, so the stores of a miniature take
-some requests as well. The caller says where in the stream of requests a request stands, its
-*position*, and that of the oldest request whose stores have not ended.
+some requests as well. The caller gives each request a *position* among all requests, and says
+which position the oldest request has whose stores have not ended.
 
 Invariants
     A stored block is pending until its store ends. Between calls every other block is idle.
