@@ -34,7 +34,7 @@ cdef extern from "Python.h":
 
 cdef struct Batch:
     PyObject** items        # (size,) borrowed bytes objects
-    uint64_t* hashes        # (size,) hash of each key that went through the index
+    uint64_t* hashes        # (size,) hash of each key without a node; others may have theirs
     uint32_t* node_ids      # (size,) node of each key, NIL if unknown; before: the last call's
     uint32_t* chosen        # (size,) room for a selection of node ids
     uint32_t* indexes       # (size,) room for their indexes in the batch
@@ -117,6 +117,12 @@ cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t index) noexce
 
 cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t index) noexcept nogil:
     return <uint64_t>PyBytes_GET_SIZE(batch.items[index])
+
+
+cdef inline void omit_node(Table* table, Batch* batch, Py_ssize_t index) noexcept nogil:
+    """Treat a key that was found as unknown."""
+    batch.hashes[index] = hash_key(table, item_key(batch, index), item_length(batch, index))
+    batch.node_ids[index] = NIL
 
 
 cdef inline void find_group(

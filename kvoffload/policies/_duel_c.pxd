@@ -11,7 +11,7 @@ cdef enum:
     DENSITY = 0
     LRU = 1
     MOST_NOTED = 256
-    SAMPLE_CAPACITIES = 4       # most blocks of a request that a miniature examines
+    SAMPLE_CAPACITIES = 2       # most blocks of a request that a miniature examines
 
 # A store of the cache.
 cdef struct Noted:
@@ -45,7 +45,7 @@ cdef class Duel:
     cdef Gain gain
 
     cdef void clear(self) noexcept
-    # Take the blocks of a batch whose flag in ``indexes`` is set, which are then overwritten.
+    # Take the sampled blocks of a batch, by the bits drawn in ``indexes``, which are overwritten.
     cdef Py_ssize_t take(self, Batch* batch) noexcept
     # Serve such a request to the miniatures; return the rule that leads.
     cdef int serve(

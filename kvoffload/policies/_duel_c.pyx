@@ -16,12 +16,13 @@ from kvoffload._core.table cimport (
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
+from kvoffload.policies._lists_c import LRUCachePolicy
 from kvoffload.types import HintGain
 
 cdef enum:
     LEAST_BLOCKS = 64
-    MOST_SHIFT = 2
-    BLOCKS_BOUND = 1024
+    MOST_SHIFT = 3
+    BLOCKS_BOUND = 512
     LEAST_COMPARED = 256
 
 cdef double FADE = 0.9988454217380301
@@ -42,10 +43,10 @@ cdef int sample_shift(int64_t capacity) noexcept:
 cdef class Duel:
     """The choice of the rule by which hit density evicts."""
 
-    def __cinit__(self, int64_t capacity, CompiledPolicy by_density, CompiledPolicy by_recency):
+    def __cinit__(self, int64_t capacity, CompiledPolicy by_density):
         self.shift = sample_shift(capacity)
         self.by_density = self.new_miniature(by_density)
-        self.by_recency = self.new_miniature(by_recency)
+        self.by_recency = self.new_miniature(LRUCachePolicy(by_density.capacity))
         self.clear()
 
     def new_miniature(self, CompiledPolicy policy):
@@ -70,7 +71,7 @@ cdef class Duel:
     cdef Py_ssize_t take(self, Batch* batch) noexcept:
         cdef Py_ssize_t index = 0, size = 0
         while index < batch.size and size < self.by_density.most:
-            if batch.indexes[index]:
+            if is_sampled(batch.indexes[index], self.shift):
                 batch.indexes[size] = <uint32_t>index
                 size += 1
             index += 1

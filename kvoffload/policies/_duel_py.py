@@ -1,20 +1,20 @@
 """The duel: hit density follows recency while a sample of its blocks has more hits that way.
 
 Hit density has fewer hits while it learns how blocks are reused, and when its assumptions do not
-hold. So two miniatures of the policy itself serve a sample of the blocks side by side, one by
-density and one by recency, and the cache follows the one with the most hits.
+hold. So two miniatures serve a sample of the blocks side by side, one of the policy itself and one
+of LRU, and the cache follows the one with the most hits.
 
 Structure
     One block in ``2**shift`` is sampled, by a hash whose secret no client knows, and a miniature
-    has that share of the capacity. Both read what the policy learns, and count nothing. Their
-    stores take as long as those of the cache: its stores are noted, at most 256, each by its first
-    block and its request; when the block at the old end of the list is no longer pending, its age
-    is the lag.
+    has that share of the capacity. That of the policy reads what the policy learns, and counts
+    nothing. Their stores take as long as those of the cache: its stores are noted, at most 256,
+    each by its first block and its request; when the block at the old end of the list is no longer
+    pending, its age is the lag.
     From the first time that the gain by hints is read, a third miniature serves the requests
     without their hints.
 Cost
     O(1) per block; a sampled block costs two or three times as much as in a policy. A miniature
-    has fewer than 1,024 blocks, whatever the capacity.
+    has fewer than 512 blocks, whatever the capacity.
 Differs from set dueling (Qureshi et al., "Adaptive Insertion Policies", ISCA 2007)
     The miniatures run beside the cache instead of in a part of it, and their hits count with a
     half-life, so that the rule recovers after a change.
@@ -32,6 +32,7 @@ from typing import Any
 from kvoffload._sampling import hash_key, sample_of
 from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
 
+from ._lists_py import LRUCachePolicy
 from ._miniature_py import Miniature
 from ._twin_py import require
 
@@ -44,13 +45,13 @@ _FADE = 0.9988454217380301
 _LEAD = 1.0
 # Most stores of the cache that are noted.
 _MOST_NOTED = 256
-# A miniature has at least this many blocks while at least one block in four is sampled ...
+# A miniature has at least this many blocks while at least one block in eight is sampled ...
 _LEAST_BLOCKS = 64
-_MOST_SHIFT = 2
+_MOST_SHIFT = 3
 # ... and fewer than this many, however small the sample then is.
-_BLOCKS_BOUND = 1024
+_BLOCKS_BOUND = 512
 # Most blocks of a request that a miniature examines, as a multiple of its capacity.
-_SAMPLE_CAPACITIES = 4
+_SAMPLE_CAPACITIES = 2
 
 # Requests after which the gain by hints is reported; half the width of its interval in standard
 # errors, more than 1.96 since requests depend on one another; and the additional error of
@@ -137,7 +138,8 @@ class Duel:
         self._sample = Sample(sample_shift(capacity), secret)
         self._small_capacity = capacity >> self._sample.shift
         self._miniatures = {
-            rule: Miniature(policy._small(self._small_capacity, rule)) for rule in (DENSITY, LRU)
+            DENSITY: Miniature(policy._small(self._small_capacity)),
+            LRU: Miniature(LRUCachePolicy(self._small_capacity)),
         }
         self._learned = policy._learned
         self.clear()
@@ -218,9 +220,7 @@ class Duel:
     def gain(self, policy: Any) -> HintGain | None:
         """Return the recent gain by hints; the first call begins the comparison."""
         if _WITHOUT_HINTS not in self._miniatures:
-            self._miniatures[_WITHOUT_HINTS] = Miniature(
-                policy._small(self._small_capacity, DENSITY)
-            )
+            self._miniatures[_WITHOUT_HINTS] = Miniature(policy._small(self._small_capacity))
         return self._gain.seen(self._small_capacity, self._rule == DENSITY)
 
     def _of(self, batch: list[BlockHash]) -> list[BlockHash]:

@@ -71,30 +71,4 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1
     cdef void close_all(self) noexcept
-    cdef bint ensure_last(self) noexcept
-    cdef bint ensure_said(self, uint32_t said) noexcept
-    cdef bint open_group(self, uint32_t said) noexcept
-    cdef uint32_t heed(self, const Hint* hint) noexcept
-    cdef void hash_unknown(self, Batch* batch) noexcept
-    cdef bint is_used(self, const Batch* batch) noexcept
-    cdef void note_sampled(self, Batch* batch) noexcept
-    cdef void draw(self, Batch* batch) noexcept
-    cdef void sample_time(self, Py_ssize_t length) noexcept
-    cdef void use(self, Batch* batch, uint32_t said) noexcept
-    cdef void renew(self, const Batch* batch) noexcept
-    cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept
-    cdef uint32_t next_position(self, uint32_t label, bint* is_free) noexcept
-    cdef bint joins_walk(self, uint32_t drawn) noexcept
-    cdef void own(
-        self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
-    ) noexcept
-    cdef void remember(self, uint64_t hashed, Record* record) noexcept
-    cdef void move(self, Record* record, uint32_t label) noexcept
-    cdef void put_on_ring(self, uint32_t node_id, uint32_t label, uint8_t flags) noexcept
-    cdef const double* row_of(self, uint32_t label) noexcept
     cdef tuple room_now(self, int64_t num_free)
-    cdef void open_candidates(self) noexcept
-    cdef bint advance(self, Candidate* candidate) noexcept
-    cdef Candidate* next_to_leave(self) noexcept
-    cdef void take(self, Candidate* candidate) noexcept
-    cdef void close_candidates(self) noexcept

@@ -18,6 +18,7 @@ from kvoffload._core.batch cimport (
     batch_ensure,
     batch_set,
     find_all,
+    find_hashed,
     item_key,
     item_length,
 )
@@ -73,7 +74,6 @@ from kvoffload._core.table cimport (
     Table,
     drop_hashed_key,
     hash_ahead,
-    hash_key,
     hash_node,
     key_bytes,
     kvo_hash,
@@ -111,7 +111,7 @@ from kvoffload.types import HintSource
 
 cdef enum:
     VISITS = 4              # records that the hand meets per sampled block of a request
-    LEAST_WALKED = 2048
+    LEAST_WALKED = 1024
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
     ALL_GHOSTS = 7
@@ -134,58 +134,488 @@ cdef inline uint32_t label_of(const Node* node) noexcept:
     return (<uint32_t>(node.note & RING_NOTE) << 8 | node.ring) - 1
 
 
-cdef inline Ring* ring_of(_HitDensity policy, uint32_t label) noexcept:
-    return &policy.groups[label >> CLASS_BITS].rings[label & CLASS_MASK]
+cdef inline Ring* ring_of(_HitDensity self, uint32_t label) noexcept:
+    return &self.groups[label >> CLASS_BITS].rings[label & CLASS_MASK]
 
 
-cdef inline bint find(
-    _HitDensity policy, const Batch* batch, Py_ssize_t index, Record* record
-) noexcept:
-    """Read the record of a key; False if it is unknown."""
-    cdef uint32_t node_id = batch.node_ids[index]
+cdef inline void read_block(_HitDensity self, uint32_t node_id, Record* record) noexcept:
+    """Read the record of a resident block."""
+    cdef const Node* node = node_at(self.table, node_id)
+    record.last = self.last[node_id]
+    record.label = label_of(node)
+    record.owner = node_id
+    record.is_ghost = False
+    record.is_released = node.note & IS_RELEASED != 0
+    record.is_walked = node.note & IS_WALKED != 0
+
+
+cdef inline bint find_ghost(_HitDensity self, uint64_t hashed, Record* record) noexcept:
+    """Read the record of a ghost; False if the key has none."""
     cdef const Ghost* ghost
-    cdef const Node* node
-    if node_id != NIL:
-        node = node_at(policy.table, node_id)
-        record.last = policy.last[node_id]
-        record.label = label_of(node)
-        record.owner = node_id
-        record.is_ghost = False
-        record.is_released = node.note & IS_RELEASED != 0
-        record.is_walked = node.note & IS_WALKED != 0
-        return True
-    record.owner = ghosts_find(&policy.memory, batch.hashes[index])
+    record.owner = ghosts_find(&self.memory, hashed)
+    record.is_ghost = True
     if record.owner == NIL:
         return False
-    ghost = policy.memory.items + record.owner
-    record.last = last_of(ghost, policy.learned.request)
+    ghost = self.memory.items + record.owner
+    record.last = last_of(ghost, self.learned.request)
     record.label = ghost.note & FREE
-    record.is_ghost = True
     record.is_released = ghost.note & RELEASED != 0
     record.is_walked = ghost.last >> 31
     return True
 
 
-cdef inline void to_most_recent(
-    _HitDensity policy, const Batch* batch, Py_ssize_t index
+cdef inline bint find(
+    _HitDensity self, const Batch* batch, Py_ssize_t index, Record* record
 ) noexcept:
-    """Make a block the most recent of its label; it is counted again."""
-    cdef uint32_t node_id = batch.node_ids[index], position
-    cdef Ghost* ghost
-    cdef Node* node
-    if node_id != NIL:
-        node = node_at(policy.table, node_id)
-        node.note &= <uint8_t>(~IS_RELEASED & 0xFF)
-        ring_renew(policy.table, ring_of(policy, label_of(node)), node_id, node)
-        return
-    position = ghosts_find(&policy.memory, batch.hashes[index])
-    if position != NIL:
-        ghost = policy.memory.items + position
-        ghost.note = <uint16_t>(ghost.note & FREE | PASSED_OVER)
+    """Read the record of a key; False if it is unknown."""
+    if batch.node_ids[index] == NIL:
+        return find_ghost(self, batch.hashes[index], record)
+    read_block(self, batch.node_ids[index], record)
+    return True
 
 
 cdef inline bint is_older(const Candidate* one, const Candidate* other) noexcept:
     return one.last < other.last or one.last == other.last and one.label < other.label
+
+
+# -- records ---------------------------------------------------------------------------------
+
+
+cdef inline bint ensure_last(_HitDensity self) noexcept:
+    """Reserve room for the last use of every node."""
+    cdef Table* table = &self.storage.table
+    return extend(
+        <void**>&self.last,
+        &self.num_last,
+        table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS),
+        sizeof(uint32_t),
+        self.num_last,
+    )
+
+
+cdef inline uint32_t next_position(_HitDensity self, uint32_t label, bint* is_free) noexcept:
+    """Return the position for a ghost: a free one, that of the next to forget, or NIL."""
+    cdef Clock* clock = &self.memory.clocks[label & CLASS_MASK != 0]
+    cdef uint32_t position = clock_free(&self.memory, clock)
+    cdef const Ghost* ghost
+    is_free[0] = position != NIL
+    if position != NIL or clock.size == 0:
+        return position
+    position = clock_next(&self.memory, clock)
+    ghost = self.memory.items + position
+    if ghost.last >> 31:
+        walk_remove(&self.walk, walk_find(&self.walk, fingerprint(ghost), position, True))
+    ghosts_forget(&self.memory, position)
+    return position
+
+
+cdef inline bint joins_walk(_HitDensity self, uint32_t drawn) noexcept:
+    """Return whether the hand is to meet a new record, for which `sample_of` has drawn this."""
+    if self.walk.most == 0 or not is_sampled(drawn, self.walk_shift):
+        return False
+    if self.walk.size == self.walk.most:
+        self.walk.was_full = True
+        return False
+    return True
+
+
+cdef inline void own(
+    _HitDensity self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
+) noexcept:
+    """Give a record in the walk another owner, or take it out."""
+    cdef uint32_t place = walk_find(&self.walk, hashed, record.owner, record.is_ghost)
+    if owner == NIL:
+        walk_remove(&self.walk, place)
+    else:
+        self.walk.items[place].owner = owner
+        self.walk.items[place].is_ghost = is_ghost
+
+
+cdef inline void remember(_HitDensity self, uint64_t hashed, Record* record) noexcept:
+    """Make a ghost of a block that was on a ring, a ghost, or unknown, if there is room."""
+    cdef bint is_free
+    cdef uint32_t position = next_position(self, record.label, &is_free)
+    cdef uint16_t flags = RELEASED if record.is_released else 0
+    if is_free:  # the hand may come at once
+        flags |= PASSED_OVER
+    if record.is_walked and record.owner != NIL:
+        own(self, hashed, record, position, True)
+    record.owner = position
+    if position != NIL:
+        ghosts_set(
+            &self.memory,
+            position,
+            hashed,
+            <uint16_t>record.label | flags,
+            record.last & LAST_BITS | <uint32_t>record.is_walked << 31,
+        )
+
+
+cdef inline void move(_HitDensity self, Record* record, uint32_t label) noexcept:
+    """Make a block the most recent of another label."""
+    cdef bint stays = (record.label & CLASS_MASK != 0) == (label & CLASS_MASK != 0)
+    cdef uint8_t released = IS_RELEASED if record.is_released else 0
+    cdef Ghost* ghost
+    cdef Node* node
+    cdef uint64_t hashed
+    if not record.is_ghost:
+        node = node_at(self.table, record.owner)
+        self.last[record.owner] = record.last
+        if label == record.label:
+            node.note = <uint8_t>(node.note & ~IS_RELEASED & 0xFF | released)
+            ring_renew(self.table, ring_of(self, label), record.owner, node)
+            return
+        ring_remove(self.table, ring_of(self, record.label), node)
+        put_on_ring(self, record.owner, label, node.note & IS_WALKED | released)
+        return
+    ghost = self.memory.items + record.owner
+    record.label = label
+    if stays:
+        ghost.last = record.last & LAST_BITS | ghost.last & ~LAST_BITS
+        ghost.note = <uint16_t>(label | PASSED_OVER | (RELEASED if released else 0))
+        return
+    hashed = fingerprint(ghost)
+    ghosts_remove(&self.memory, record.owner)
+    remember(self, hashed, record)
+
+
+cdef inline void to_most_recent(_HitDensity self, const Batch* batch, Py_ssize_t index) noexcept:
+    """Make a block the most recent of its label; it is counted again."""
+    cdef uint32_t node_id = batch.node_ids[index], position
+    cdef Node* node
+    if node_id != NIL:
+        node = node_at(self.table, node_id)
+        node.note &= <uint8_t>(~IS_RELEASED & 0xFF)
+        ring_renew(self.table, ring_of(self, label_of(node)), node_id, node)
+        return
+    position = ghosts_find(&self.memory, batch.hashes[index])
+    if position != NIL:
+        self.memory.items[position].note &= FREE
+        self.memory.items[position].note |= PASSED_OVER
+
+
+cdef inline void put_on_ring(
+    _HitDensity self, uint32_t node_id, uint32_t label, uint8_t flags
+) noexcept:
+    cdef Ring* ring = ring_of(self, label)
+    cdef Node* node = node_at(self.table, node_id)
+    ring_append(self.table, ring, node_id, node)
+    node.note = ring.note | flags
+
+
+cdef inline const double* row_of(_HitDensity self, uint32_t label) noexcept:
+    """Return the densities of a label by bin of age, as computed last."""
+    cdef Group* group = self.groups[label >> CLASS_BITS]
+    cdef int reuse_class = <int>(label & CLASS_MASK)
+    if group.computed[reuse_class] != self.learned.num_computed:
+        group.computed[reuse_class] = self.learned.num_computed
+        self.learned.compute_row(reuse_class, <int>(label >> CLASS_BITS))
+        memcpy(group.rows[reuse_class], &self.learned.row[0], sizeof(group.rows[0]))
+    return group.rows[reuse_class]
+
+
+# -- requests --------------------------------------------------------------------------------
+
+
+cdef inline void fetch_ghosts(_HitDensity self, const Batch* batch) noexcept:
+    """Prefetch where the ghosts of the keys without a node are found."""
+    cdef Py_ssize_t index
+    for index in range(batch.size):
+        if batch.node_ids[index] == NIL:
+            kvo_prefetch(self.memory.buckets + ghost_home(&self.memory, batch.hashes[index]))
+
+
+cdef inline bint is_used(_HitDensity self, const Batch* batch) noexcept:
+    """Return whether the present request has used all blocks of a batch."""
+    cdef Py_ssize_t index
+    cdef Record record
+    for index in range(batch.size):
+        if not find(self, batch, index, &record) or record.last != self.learned.request:
+            return False
+    return True
+
+
+cdef inline void draw(_HitDensity self, Batch* batch) noexcept:
+    """Set ``indexes`` to the bits by which samples are drawn; 1 for keys that are in none."""
+    cdef Py_ssize_t index
+    cdef uint32_t node_id
+    if self.walk.most == 0:
+        return
+    for index in range(batch.size):
+        node_id = batch.node_ids[index]
+        batch.indexes[index] = 1
+        # What the duel's miniatures serve is a part of the walk's sample.
+        if node_id == NIL or self.duel is not None and (
+            node_at(self.table, node_id).note & IS_WALKED or self.walk.was_full
+        ):
+            batch.indexes[index] = sample_of(
+                kvo_hash(item_key(batch, index), item_length(batch, index), self.secret)
+            )
+
+
+cdef inline void sample_time(_HitDensity self, Py_ssize_t length) noexcept:
+    """Let the hand meet records, each of which stands for as many as it passes over."""
+    cdef uint32_t num_met = <uint32_t>min(
+        <int64_t>self.walk.size, max(<int64_t>1, VISITS * length >> self.walk_shift)
+    )
+    cdef uint32_t request = self.learned.request
+    cdef uint32_t hand = self.walk.hand, met, label, last
+    cdef double* time = &self.learned.time[0]
+    cdef const Walked* walked
+    cdef const Ghost* ghost
+    cdef const Node* node
+    cdef double weight
+    if num_met == 0:
+        return
+    weight = <double>(<uint64_t>self.walk.size << self.walk_shift) / <double>num_met
+    for met in range(num_met):
+        if hand >= self.walk.size:
+            hand = 0
+        walked = self.walk.items + hand
+        hand += 1
+        if walked.is_ghost:
+            ghost = self.memory.items + walked.owner
+            if ghost.note & RELEASED:
+                continue
+            label = ghost.note & FREE
+            last = last_of(ghost, request)
+        else:
+            node = node_at(self.table, walked.owner)
+            if node.note & IS_RELEASED:
+                continue
+            label = label_of(node)
+            last = self.last[walked.owner]
+        if label >> CLASS_BITS:
+            self.learned.count_time(
+                <int>(label & CLASS_MASK),
+                <int>(label >> CLASS_BITS),
+                bin_of(request - last),
+                weight,
+            )
+        else:  # the same without a hint
+            time[label * BINS + <uint32_t>bin_of(request - last)] += weight
+    self.walk.hand = hand
+
+
+cdef inline void use(_HitDensity self, Batch* batch, uint32_t said) noexcept:
+    """Count a use of each block that the present request has not used."""
+    cdef uint32_t request = self.learned.request, former, new_said
+    cdef uint32_t deepest = 0, last_use = 0
+    cdef int use_class = -1, reuse_class
+    cdef bint is_deepest = True
+    cdef Py_ssize_t index
+    cdef Record record
+    for index in range(batch.size - 1, -1, -1):
+        if not find(self, batch, index, &record):
+            reuse_class = 0
+            if use_class >= 0:
+                reuse_class = class_after(request - last_use, use_class)
+            record.last = request
+            record.label = said << CLASS_BITS | <uint32_t>reuse_class
+            record.is_released = False
+            record.is_walked = joins_walk(self, batch.indexes[index])
+            remember(self, batch.hashes[index], &record)
+            if record.is_walked and record.owner != NIL:
+                walk_add(&self.walk, batch.hashes[index], record.owner, True)
+            continue
+        if record.last == request:
+            to_most_recent(self, batch, index)
+            continue
+        former = record.label >> CLASS_BITS
+        reuse_class = <int>(record.label & CLASS_MASK)
+        if is_deepest:
+            is_deepest = False
+            deepest = record.last
+            if former > SHARED_SAID and self.counts and not record.is_released:
+                self.source_counts[former // STEPS - FIRST_SOURCE][1] += 1
+        # The use covers all blocks before it, too: this record replaces lost ones.
+        if use_class < 0 or record.last >= last_use:
+            last_use = record.last
+            use_class = reuse_class
+        if self.counts and not record.is_released:
+            self.learned.count_use(reuse_class, <int>former, bin_of(request - record.last))
+        new_said = SHARED_SAID if record.last > deepest and self.learned.is_hinted else said
+        record.last = request
+        record.is_released = False
+        move(
+            self, &record,
+            new_said << CLASS_BITS | <uint32_t>class_after(request - last_use, use_class),
+        )
+
+
+cdef inline void renew(_HitDensity self, const Batch* batch) noexcept:
+    cdef Py_ssize_t index
+    for index in range(batch.size - 1, -1, -1):
+        to_most_recent(self, batch, index)
+
+
+# -- hints -----------------------------------------------------------------------------------
+
+
+cdef inline bint ensure_said(_HitDensity self, uint32_t said) noexcept:
+    """Make room for the blocks of which this is said; False if there is no memory."""
+    cdef Duel duel = self.duel
+    if not open_group(self, SHARED_SAID) or not open_group(self, said):
+        return False
+    return duel is None or (
+        ensure_said(<_HitDensity>duel.by_density.policy, said)
+        and (
+            duel.without_hints is None
+            or ensure_said(<_HitDensity>duel.without_hints.policy, said)
+        )
+    )
+
+
+cdef inline bint open_group(_HitDensity self, uint32_t said) noexcept:
+    cdef Group* group = self.groups[said]
+    cdef Ring* ring
+    cdef int ring_index
+    if group != NULL:
+        return True
+    if not grow(
+        <void**>&self.candidates,
+        &self.candidate_room,
+        <uint64_t>(self.num_groups + 1) * CLASSES,
+        sizeof(Candidate),
+        FIRST_ROOM,
+    ):
+        return False
+    group = <Group*>resize(NULL, sizeof(Group))
+    if group == NULL:
+        return False
+    memset(group, 0, sizeof(Group))
+    for ring_index in range(CLASSES):
+        # Two bytes of a node tell the rings apart: they have the label, plus 1.
+        ring = &group.rings[ring_index]
+        ring_open(ring, <uint8_t>((said << CLASS_BITS | <uint32_t>ring_index) + 1))
+        ring.note = <uint8_t>(said >> 4)
+        ring.note_mask = RING_NOTE
+    self.groups[said] = group
+    self.open_groups[self.num_groups] = <uint16_t>said
+    self.num_groups += 1
+    return True
+
+
+cdef inline uint32_t heed(_HitDensity self, const Hint* hint) noexcept:
+    """Return the number of a hint of a return, 0 for none or if the session ends."""
+    cdef uint32_t said
+    if hint == NULL or hint.expect_s <= 0.0:
+        return 0
+    said = said_by(hint)
+    # NULL if the policy was initialised again after `hint_of`.
+    if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
+        return 0
+    self.learned.hint()
+    if self.counts and hint.source == self.num_sources:
+        self.source_names[self.num_sources] = self.new_source
+        self.num_sources += 1
+    return 0 if hint.ends else said
+
+
+cdef inline bint relabel(_HitDensity self, const Batch* batch, uint32_t said) noexcept:
+    """Label a request's blocks with a hint; return whether the deepest was not yet."""
+    cdef Py_ssize_t index = batch.size if said else 0
+    cdef uint32_t deepest = 0
+    cdef bint found = False, is_new = False
+    cdef Record record
+    while index:
+        index -= 1
+        if not find(self, batch, index, &record):
+            continue
+        if not found:
+            found = True
+            deepest = record.last
+            is_new = record.label >> CLASS_BITS != said
+        if record.last <= deepest and record.label >> CLASS_BITS != SHARED_SAID:
+            move(self, &record, said << CLASS_BITS | record.label & CLASS_MASK)
+    return is_new
+
+
+# -- the blocks that leave -------------------------------------------------------------------
+
+
+cdef inline void open_candidates(_HitDensity self) noexcept:
+    """Find the oldest block of each ring that may leave."""
+    cdef int index, reuse_class
+    cdef Candidate* candidate
+    cdef Group* group
+    self.num_candidates = 0
+    for index in range(self.num_groups):
+        group = self.groups[self.open_groups[index]]
+        for reuse_class in range(CLASSES):
+            if group.rings[reuse_class].size == 0:
+                continue
+            candidate = self.candidates + self.num_candidates
+            candidate.ring = &group.rings[reuse_class]
+            candidate.label = (
+                <uint32_t>self.open_groups[index] << CLASS_BITS | <uint32_t>reuse_class
+            )
+            candidate.cursor.started = False
+            self.num_candidates += advance(self, candidate)
+
+
+cdef inline bint advance(_HitDensity self, Candidate* candidate) noexcept:
+    """Find the next block of a ring that may leave; False without one, or without memory."""
+    if self.victims.no_memory:
+        return False
+    candidate.node_id = victims_find(
+        &self.victims, self.table, candidate.ring, &candidate.cursor
+    )
+    if candidate.node_id == NIL:
+        return False
+    candidate.last = self.last[candidate.node_id]
+    # Its next chance is the next request.
+    candidate.density = row_of(self, candidate.label)[
+        bin_of(self.learned.request - candidate.last + 1)
+    ]
+    return True
+
+
+cdef inline Candidate* next_to_leave(_HitDensity self) noexcept:
+    """Return the candidate that leaves next by the rule, or NULL."""
+    cdef Candidate* least = NULL
+    cdef Candidate* oldest = NULL   # of all, or of those without a client's hint
+    cdef Candidate* candidate
+    cdef int index
+    if self.victims.no_memory:
+        return NULL
+    for index in range(self.num_candidates):
+        candidate = self.candidates + index
+        if least == NULL or candidate.density < least.density or (
+            candidate.density == least.density and is_older(candidate, least)
+        ):
+            least = candidate
+        if self.rule == DENSITY and candidate.label >> CLASS_BITS > SHARED_SAID:
+            continue
+        if oldest == NULL or is_older(candidate, oldest):
+            oldest = candidate
+    if self.rule == LRU:
+        return oldest
+    if least != NULL and least.label >> CLASS_BITS <= SHARED_SAID:
+        if oldest.density <= NEARLY * least.density:
+            return oldest
+    return least
+
+
+cdef inline void take(_HitDensity self, Candidate* candidate) noexcept:
+    """Choose a candidate, unless there is no memory."""
+    if not self.take_one(candidate.node_id, node_at(self.table, candidate.node_id)):
+        return
+    if not advance(self, candidate):
+        self.num_candidates -= 1
+        candidate[0] = self.candidates[self.num_candidates]
+
+
+cdef inline void close_candidates(_HitDensity self) noexcept:
+    """Return the candidates that were not chosen to their rings."""
+    cdef int index
+    cdef uint32_t node_id
+    if self.victims.managed:
+        for index in range(self.num_candidates):
+            node_id = self.candidates[index].node_id
+            ring_list(
+                self.table, self.candidates[index].ring, node_id, node_at(self.table, node_id)
+            )
 
 
 cdef class _HitDensity(CompiledPolicy):
@@ -229,7 +659,7 @@ cdef class _HitDensity(CompiledPolicy):
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
-            self.duel = Duel(capacity, self._small(small, DENSITY), self._small(small, LRU))
+            self.duel = Duel(capacity, self._small(small))
         self.publish()
 
     cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1:
@@ -247,10 +677,10 @@ cdef class _HitDensity(CompiledPolicy):
         if (
             not ghosts_open(&self.memory, total - reused, reused)
             or not walk_open(&self.walk, walked)
-            or not self.ensure_last()
+            or not ensure_last(self)
         ):
             raise MemoryError(f"no room for {total} ghosts")
-        if not self.open_group(0):
+        if not open_group(self, 0):
             raise MemoryError("no room for rings")
         self.ghosts_per_block = ghosts
         self.learned = Learned(capacity) if learned is None else learned
@@ -259,14 +689,13 @@ cdef class _HitDensity(CompiledPolicy):
         self.rule = DENSITY
         return 0
 
-    def _small(self, int64_t capacity, int rule):
-        """Return a small cache with a fixed rule that reads what this one learns."""
+    def _small(self, int64_t capacity):
+        """Return a small cache without a guard that reads what this one learns."""
         cdef _HitDensity other = _HitDensity.__new__(_HitDensity)
-        other.build(capacity, self.ghosts_per_block if rule == DENSITY else 0.0, self.learned)
-        if self.groups[SHARED_SAID] != NULL and not other.open_group(SHARED_SAID):
+        other.build(capacity, self.ghosts_per_block, self.learned)
+        if self.groups[SHARED_SAID] != NULL and not open_group(other, SHARED_SAID):
             raise MemoryError("no room for rings")
         other.declines = self.declines
-        other.rule = rule
         other.publish()
         return other
 
@@ -322,7 +751,7 @@ cdef class _HitDensity(CompiledPolicy):
         if self.duel is None or not self.learned.is_hinted:
             return None
         if self.duel.without_hints is None:
-            self.duel.compare(self._small(self.duel.by_density.policy.capacity, DENSITY))
+            self.duel.compare(self._small(self.duel.by_density.policy.capacity))
         return self.duel.gain_seen()
 
     @property
@@ -345,7 +774,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.require_ready()
         rows = []
         for reuse_class in range(CLASSES):
-            row = self.row_of(<uint32_t>reuse_class)
+            row = row_of(self, <uint32_t>reuse_class)
             rows.append(tuple([row[bin_index] for bin_index in range(BINS)]))
         return tuple(rows)
 
@@ -383,180 +812,38 @@ cdef class _HitDensity(CompiledPolicy):
         cdef uint32_t said
         if batch.size == 0:
             return
-        said = self.heed(hint)
+        said = heed(self, hint)
         if said and self.counts:
             self.source_counts[said // STEPS - FIRST_SOURCE][0] += 1
-        self.hash_unknown(batch)
-        self.draw(batch)
-        if self.is_used(batch):
-            self.renew(batch)
-            self.relabel(batch, said)
+        fetch_ghosts(self, batch)
+        draw(self, batch)
+        if is_used(self, batch):
+            renew(self, batch)
+            relabel(self, batch, said)
         else:
             if self.counts:
                 self.learned.request += 1
-                self.sample_time(batch.size)
-            self.use(batch, said)
+                sample_time(self, batch.size)
+            use(self, batch, said)
             if self.counts:
                 self.learned.end_request(batch.size)
         if self.duel is not None:
-            self.note_sampled(batch)
             self.rule = self.duel.serve(self.table, batch, hint, self.learned.mean_length)
 
     cdef void c_extended(self, Batch* batch) noexcept:
-        self.hash_unknown(batch)
-        self.draw(batch)
-        self.use(batch, 0)
+        fetch_ghosts(self, batch)
+        draw(self, batch)
+        use(self, batch, 0)
 
     cdef void c_finished(self, Batch* batch, const Hint* hint) noexcept:
-        cdef uint32_t said = self.heed(hint)
-        self.hash_unknown(batch)
-        self.renew(batch)
-        if self.relabel(batch, said) and self.counts:
+        cdef uint32_t said = heed(self, hint)
+        fetch_ghosts(self, batch)
+        renew(self, batch)
+        if relabel(self, batch, said) and self.counts:
             self.source_counts[said // STEPS - FIRST_SOURCE][0] += 1
         if said and self.duel is not None:
-            self.draw(batch)
-            self.note_sampled(batch)
+            draw(self, batch)
             self.duel.finish(batch, hint)
-
-    cdef void hash_unknown(self, Batch* batch) noexcept:
-        """Hash the keys without a node, under which their ghosts are found."""
-        cdef Py_ssize_t index
-        for index in range(batch.size):
-            if batch.node_ids[index] == NIL:
-                batch.hashes[index] = hash_key(
-                    self.table, item_key(batch, index), item_length(batch, index)
-                )
-                kvo_prefetch(self.memory.buckets + ghost_home(&self.memory, batch.hashes[index]))
-
-    cdef bint is_used(self, const Batch* batch) noexcept:
-        """Return whether the present request has used all blocks of a batch."""
-        cdef Py_ssize_t index
-        cdef Record record
-        for index in range(batch.size):
-            if not find(self, batch, index, &record) or record.last != self.learned.request:
-                return False
-        return True
-
-    cdef void note_sampled(self, Batch* batch) noexcept:
-        """Set ``indexes``, once drawn, to whether the duel's miniatures serve each key."""
-        cdef Py_ssize_t index
-        cdef uint32_t node_id, drawn
-        cdef uint64_t length
-        cdef const uint8_t* key
-        cdef const Node* node
-        for index in range(batch.size):
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
-                drawn = batch.indexes[index]
-            else:
-                node = node_at(self.table, node_id)
-                # Their sample is a part of the walk's.
-                if not node.note & IS_WALKED and not self.walk.was_full:
-                    batch.indexes[index] = False
-                    continue
-                key = key_bytes(node, &length)
-                drawn = sample_of(kvo_hash(key, length, self.secret))
-            batch.indexes[index] = is_sampled(drawn, self.duel.shift)
-
-    cdef void draw(self, Batch* batch) noexcept:
-        """Set ``indexes`` to the bits that samples are drawn by, for keys without a node."""
-        cdef Py_ssize_t index
-        for index in range(batch.size):
-            if batch.node_ids[index] == NIL:
-                batch.indexes[index] = sample_of(
-                    kvo_hash(item_key(batch, index), item_length(batch, index), self.secret)
-                )
-
-    cdef void sample_time(self, Py_ssize_t length) noexcept:
-        """Let the hand meet records, each of which stands for as many as it passes over."""
-        cdef uint32_t num_met = <uint32_t>min(
-            <int64_t>self.walk.size, max(<int64_t>1, VISITS * length >> self.walk_shift)
-        )
-        cdef uint32_t request = self.learned.request
-        cdef uint32_t hand = self.walk.hand, met, label, last
-        cdef double* time = &self.learned.time[0]
-        cdef const Walked* walked
-        cdef const Ghost* ghost
-        cdef const Node* node
-        cdef double weight
-        if num_met == 0:
-            return
-        weight = <double>(<uint64_t>self.walk.size << self.walk_shift) / <double>num_met
-        for met in range(num_met):
-            if hand >= self.walk.size:
-                hand = 0
-            walked = self.walk.items + hand
-            hand += 1
-            if walked.is_ghost:
-                ghost = self.memory.items + walked.owner
-                if ghost.note & RELEASED:
-                    continue
-                label = ghost.note & FREE
-                last = last_of(ghost, request)
-            else:
-                node = node_at(self.table, walked.owner)
-                if node.note & IS_RELEASED:
-                    continue
-                label = label_of(node)
-                last = self.last[walked.owner]
-            if label >> CLASS_BITS:
-                self.learned.count_time(
-                    <int>(label & CLASS_MASK),
-                    <int>(label >> CLASS_BITS),
-                    bin_of(request - last),
-                    weight,
-                )
-            else:  # the same without a hint
-                time[label * BINS + <uint32_t>bin_of(request - last)] += weight
-        self.walk.hand = hand
-
-    cdef void use(self, Batch* batch, uint32_t said) noexcept:
-        """Count a use of each block that the present request has not used."""
-        cdef uint32_t request = self.learned.request, former, new_said
-        cdef uint32_t deepest = 0, last_use = 0
-        cdef int use_class = -1, reuse_class
-        cdef bint is_deepest = True
-        cdef Py_ssize_t index
-        cdef Record record
-        for index in range(batch.size - 1, -1, -1):
-            if not find(self, batch, index, &record):
-                reuse_class = 0
-                if use_class >= 0:
-                    reuse_class = class_after(request - last_use, use_class)
-                record = Record(request, said << CLASS_BITS | <uint32_t>reuse_class, NIL, True)
-                record.is_walked = self.joins_walk(batch.indexes[index])
-                self.remember(batch.hashes[index], &record)
-                if record.is_walked and record.owner != NIL:
-                    walk_add(&self.walk, batch.hashes[index], record.owner, True)
-                continue
-            if record.last == request:
-                to_most_recent(self, batch, index)
-                continue
-            former = record.label >> CLASS_BITS
-            reuse_class = <int>(record.label & CLASS_MASK)
-            if is_deepest:
-                is_deepest = False
-                deepest = record.last
-                if former > SHARED_SAID and self.counts and not record.is_released:
-                    self.source_counts[former // STEPS - FIRST_SOURCE][1] += 1
-            # The use covers all blocks before it, too: this record replaces lost ones.
-            if use_class < 0 or record.last >= last_use:
-                last_use = record.last
-                use_class = reuse_class
-            if self.counts and not record.is_released:
-                self.learned.count_use(reuse_class, <int>former, bin_of(request - record.last))
-            new_said = SHARED_SAID if record.last > deepest and self.learned.is_hinted else said
-            record.last = request
-            record.is_released = False
-            self.move(
-                &record,
-                new_said << CLASS_BITS | <uint32_t>class_after(request - last_use, use_class),
-            )
-
-    cdef void renew(self, const Batch* batch) noexcept:
-        cdef Py_ssize_t index
-        for index in range(batch.size - 1, -1, -1):
-            to_most_recent(self, batch, index)
 
     # -- hints -------------------------------------------------------------------------------
 
@@ -569,198 +856,14 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
         cdef const Hint* found = CompiledPolicy.hint_of(self, hints, now, hint)
-        if found != NULL and found.expect_s > 0.0 and not self.ensure_said(said_by(found)):
+        if found != NULL and found.expect_s > 0.0 and not ensure_said(self, said_by(found)):
             raise MemoryError("no room for hints")
         return found
 
-    cdef bint ensure_said(self, uint32_t said) noexcept:
-        """Make room for the blocks of which this is said; False if there is no memory."""
-        cdef Duel duel = self.duel
-        if not self.open_group(SHARED_SAID) or not self.open_group(said):
-            return False
-        return duel is None or (
-            (<_HitDensity>duel.by_density.policy).ensure_said(said)
-            and (<_HitDensity>duel.by_recency.policy).ensure_said(said)
-            and (
-                duel.without_hints is None
-                or (<_HitDensity>duel.without_hints.policy).ensure_said(said)
-            )
-        )
-
-    cdef bint open_group(self, uint32_t said) noexcept:
-        cdef Group* group = self.groups[said]
-        cdef Ring* ring
-        cdef int ring_index
-        if group != NULL:
-            return True
-        if not grow(
-            <void**>&self.candidates,
-            &self.candidate_room,
-            <uint64_t>(self.num_groups + 1) * CLASSES,
-            sizeof(Candidate),
-            FIRST_ROOM,
-        ):
-            return False
-        group = <Group*>resize(NULL, sizeof(Group))
-        if group == NULL:
-            return False
-        memset(group, 0, sizeof(Group))
-        for ring_index in range(CLASSES):
-            # Two bytes of a node tell the rings apart: they have the label, plus 1.
-            ring = &group.rings[ring_index]
-            ring_open(ring, <uint8_t>((said << CLASS_BITS | <uint32_t>ring_index) + 1))
-            ring.note = <uint8_t>(said >> 4)
-            ring.note_mask = RING_NOTE
-        self.groups[said] = group
-        self.open_groups[self.num_groups] = <uint16_t>said
-        self.num_groups += 1
-        return True
-
-    cdef uint32_t heed(self, const Hint* hint) noexcept:
-        """Return the number of a hint of a return, 0 for none or if the session ends."""
-        cdef uint32_t said
-        if hint == NULL or hint.expect_s <= 0.0:
-            return 0
-        said = said_by(hint)
-        # NULL if the policy was initialised again after `hint_of`.
-        if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
-            return 0
-        self.learned.hint()
-        if self.counts and hint.source == self.num_sources:
-            self.source_names[self.num_sources] = self.new_source
-            self.num_sources += 1
-        return 0 if hint.ends else said
-
-    cdef bint relabel(self, const Batch* batch, uint32_t said) noexcept:
-        """Label a request's blocks with a hint; return whether the deepest was not yet."""
-        cdef Py_ssize_t index = batch.size if said else 0
-        cdef uint32_t deepest = 0
-        cdef bint found = False, is_new = False
-        cdef Record record
-        while index:
-            index -= 1
-            if not find(self, batch, index, &record):
-                continue
-            if not found:
-                found = True
-                deepest = record.last
-                is_new = record.label >> CLASS_BITS != said
-            if record.last <= deepest and record.label >> CLASS_BITS != SHARED_SAID:
-                self.move(&record, said << CLASS_BITS | record.label & CLASS_MASK)
-        return is_new
-
     # -- records -----------------------------------------------------------------------------
 
-    cdef bint ensure_last(self) noexcept:
-        """Reserve room for the last use of every node."""
-        cdef Table* table = &self.storage.table
-        return extend(
-            <void**>&self.last,
-            &self.num_last,
-            table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS),
-            sizeof(uint32_t),
-            self.num_last,
-        )
-
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        return CompiledPolicy.c_ensure(self, more) and self.ensure_last()
-
-    cdef uint32_t next_position(self, uint32_t label, bint* is_free) noexcept:
-        """Return the position for a ghost: a free one, that of the next to forget, or NIL."""
-        cdef Clock* clock = &self.memory.clocks[label & CLASS_MASK != 0]
-        cdef uint32_t position = clock_free(&self.memory, clock)
-        cdef const Ghost* ghost
-        is_free[0] = position != NIL
-        if position != NIL or clock.size == 0:
-            return position
-        position = clock_next(&self.memory, clock)
-        ghost = self.memory.items + position
-        if ghost.last >> 31:
-            walk_remove(&self.walk, walk_find(&self.walk, fingerprint(ghost), position, True))
-        ghosts_forget(&self.memory, position)
-        return position
-
-    cdef bint joins_walk(self, uint32_t drawn) noexcept:
-        """Return whether the hand is to meet a new record, for which `sample_of` has drawn this."""
-        if self.walk.most == 0 or not is_sampled(drawn, self.walk_shift):
-            return False
-        if self.walk.size == self.walk.most:
-            self.walk.was_full = True
-            return False
-        return True
-
-    cdef void own(
-        self, uint64_t hashed, const Record* record, uint32_t owner, bint is_ghost
-    ) noexcept:
-        """Give a record in the walk another owner, or take it out."""
-        cdef uint32_t place = walk_find(&self.walk, hashed, record.owner, record.is_ghost)
-        if owner == NIL:
-            walk_remove(&self.walk, place)
-        else:
-            self.walk.items[place].owner = owner
-            self.walk.items[place].is_ghost = is_ghost
-
-    cdef void remember(self, uint64_t hashed, Record* record) noexcept:
-        """Make a ghost of a block that was on a ring, a ghost, or unknown, if there is room."""
-        cdef bint is_free
-        cdef uint32_t position = self.next_position(record.label, &is_free)
-        cdef uint16_t flags = RELEASED if record.is_released else 0
-        if is_free:  # the hand may come at once
-            flags |= PASSED_OVER
-        if record.is_walked and record.owner != NIL:
-            self.own(hashed, record, position, True)
-        record.owner = position
-        if position != NIL:
-            ghosts_set(
-                &self.memory,
-                position,
-                hashed,
-                <uint16_t>record.label | flags,
-                record.last & LAST_BITS | <uint32_t>record.is_walked << 31,
-            )
-
-    cdef void move(self, Record* record, uint32_t label) noexcept:
-        """Make a block the most recent of another label."""
-        cdef bint stays = (record.label & CLASS_MASK != 0) == (label & CLASS_MASK != 0)
-        cdef uint8_t released = IS_RELEASED if record.is_released else 0
-        cdef Ghost* ghost
-        cdef Node* node
-        cdef uint64_t hashed
-        if not record.is_ghost:
-            node = node_at(self.table, record.owner)
-            self.last[record.owner] = record.last
-            if label == record.label:
-                node.note = <uint8_t>(node.note & ~IS_RELEASED & 0xFF | released)
-                ring_renew(self.table, ring_of(self, label), record.owner, node)
-                return
-            ring_remove(self.table, ring_of(self, record.label), node)
-            self.put_on_ring(record.owner, label, node.note & IS_WALKED | released)
-            return
-        ghost = self.memory.items + record.owner
-        record.label = label
-        if stays:
-            ghost.last = record.last & LAST_BITS | ghost.last & ~LAST_BITS
-            ghost.note = <uint16_t>(label | PASSED_OVER | (RELEASED if released else 0))
-            return
-        hashed = fingerprint(ghost)
-        ghosts_remove(&self.memory, record.owner)
-        self.remember(hashed, record)
-
-    cdef void put_on_ring(self, uint32_t node_id, uint32_t label, uint8_t flags) noexcept:
-        cdef Ring* ring = ring_of(self, label)
-        cdef Node* node = node_at(self.table, node_id)
-        ring_append(self.table, ring, node_id, node)
-        node.note = ring.note | flags
-
-    cdef const double* row_of(self, uint32_t label) noexcept:
-        """Return the densities of a label by bin of age, as computed last."""
-        cdef Group* group = self.groups[label >> CLASS_BITS]
-        cdef int reuse_class = <int>(label & CLASS_MASK)
-        if group.computed[reuse_class] != self.learned.num_computed:
-            group.computed[reuse_class] = self.learned.num_computed
-            self.learned.compute_row(reuse_class, <int>(label >> CLASS_BITS))
-            memcpy(group.rows[reuse_class], &self.learned.row[0], sizeof(group.rows[0]))
-        return group.rows[reuse_class]
+        return CompiledPolicy.c_ensure(self, more) and ensure_last(self)
 
     # -- residence ---------------------------------------------------------------------------
 
@@ -784,6 +887,7 @@ cdef class _HitDensity(CompiledPolicy):
             if not batch_ensure(&self.batch, len(batch)):
                 raise MemoryError()
             batch_set(&self.batch, list_items(batch), len(batch))
+            find_hashed(self.table, &self.batch)
             return self.room_now(count)
         finally:
             if collecting:
@@ -793,7 +897,7 @@ cdef class _HitDensity(CompiledPolicy):
         cdef Duel duel = self.duel
         self.declines = allowed
         if duel is not None:
-            for miniature in (duel.by_density, duel.by_recency, duel.without_hints):
+            for miniature in (duel.by_density, duel.without_hints):
                 if miniature is not None:
                     miniature.policy._set_declining(allowed)
 
@@ -811,27 +915,20 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         cdef uint64_t hashed = hash_node(self.table, node), length
-        cdef uint32_t position = ghosts_find(&self.memory, hashed)
-        cdef Record record = Record(self.learned.request, 0, position, True)
-        cdef const Ghost* ghost
+        cdef Record record = Record(self.learned.request, 0, NIL, True, False, False)
         cdef const uint8_t* key
-        if position != NIL:
-            ghost = self.memory.items + position
-            record.last = last_of(ghost, self.learned.request)
-            record.label = ghost.note & FREE
-            record.is_released = ghost.note & RELEASED
-            record.is_walked = ghost.last >> 31
+        if find_ghost(self, hashed, &record):
             if record.is_walked:
-                self.own(hashed, &record, node_id, False)
-            ghosts_remove(&self.memory, position)
+                own(self, hashed, &record, node_id, False)
+            ghosts_remove(&self.memory, record.owner)
         elif self.walk.most:
             key = key_bytes(node, &length)
-            record.is_walked = self.joins_walk(sample_of(kvo_hash(key, length, self.secret)))
+            record.is_walked = joins_walk(self, sample_of(kvo_hash(key, length, self.secret)))
             if record.is_walked:
                 walk_add(&self.walk, hashed, node_id, False)
         self.last[node_id] = record.last
-        self.put_on_ring(
-            node_id,
+        put_on_ring(
+            self, node_id,
             record.label,
             (IS_RELEASED if record.is_released else 0) | (IS_WALKED if record.is_walked else 0),
         )
@@ -848,18 +945,12 @@ cdef class _HitDensity(CompiledPolicy):
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef uint32_t node_id = victim.node_id
         cdef Node* node = node_at(self.table, node_id)
-        cdef Record record = Record(
-            self.last[node_id],
-            label_of(node),
-            node_id,
-            False,
-            node.note & IS_RELEASED,
-            node.note & IS_WALKED != 0,
-        )
+        cdef Record record
+        read_block(self, node_id, &record)
         ring_remove(self.table, ring_of(self, record.label), node)
         self.take_off(node_id, node)
         drop_hashed_key(self.table, node_id, node, victim.hashed)
-        self.remember(victim.hashed, &record)
+        remember(self, victim.hashed, &record)
 
     cdef void c_park(self, uint64_t most) noexcept:
         cdef int index, ring_index
@@ -888,7 +979,7 @@ cdef class _HitDensity(CompiledPolicy):
         cdef Py_ssize_t index
         cdef Record record
         CompiledPolicy.c_release(self, batch)
-        self.hash_unknown(batch)
+        fetch_ghosts(self, batch)
         for index in range(batch.size):
             if not find(self, batch, index, &record):
                 continue
@@ -897,8 +988,7 @@ cdef class _HitDensity(CompiledPolicy):
             else:
                 node_at(self.table, record.owner).note |= IS_RELEASED
         if self.duel is not None:
-            self.draw(batch)
-            self.note_sampled(batch)
+            draw(self, batch)
             self.duel.release(batch)
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
@@ -915,13 +1005,13 @@ cdef class _HitDensity(CompiledPolicy):
         if not self.take_released(n):
             victims_cancel(&self.victims, self.table)
             return False
-        self.open_candidates()
+        open_candidates(self)
         while self.victims.size < n:
-            leaves = self.next_to_leave()
+            leaves = next_to_leave(self)
             if leaves == NULL:
                 break
-            self.take(leaves)
-        self.close_candidates()
+            take(self, leaves)
+        close_candidates(self)
         if self.victims.size < n or self.victims.no_memory:
             victims_cancel(&self.victims, self.table)
             return False
@@ -938,27 +1028,24 @@ cdef class _HitDensity(CompiledPolicy):
             return -1
         admitted += <int64_t>self.victims.size
         if admitted < n:
-            self.open_candidates()
+            open_candidates(self)
             while admitted < n:
-                leaves = self.next_to_leave()
+                leaves = next_to_leave(self)
                 if leaves == NULL:
                     break
                 # A continuation is no denser than its prefix: the first to fail decides.
                 if self.declines and self.rule == DENSITY:
                     index = <Py_ssize_t>batch.indexes[admitted]
-                    position = ghosts_find(
-                        &self.memory,
-                        hash_key(self.table, item_key(batch, index), item_length(batch, index)),
-                    )
+                    position = ghosts_find(&self.memory, batch.hashes[index])
                     label = 0
                     if position != NIL:
                         label = self.memory.items[position].note & FREE
-                    stored = self.row_of(label)[STORED]
+                    stored = row_of(self, label)[STORED]
                     if leaves.density >= stored:
                         break
-                self.take(leaves)
+                take(self, leaves)
                 admitted += 1
-            self.close_candidates()
+            close_candidates(self)
             if self.victims.no_memory:
                 victims_cancel(&self.victims, self.table)
                 return -1
@@ -975,85 +1062,6 @@ cdef class _HitDensity(CompiledPolicy):
             victims_cancel(&self.victims, self.table)
             return -1
         return admitted + <int64_t>self.victims.size
-
-    cdef void open_candidates(self) noexcept:
-        """Find the oldest block of each ring that may leave."""
-        cdef int index, reuse_class
-        cdef Candidate* candidate
-        cdef Group* group
-        self.num_candidates = 0
-        for index in range(self.num_groups):
-            group = self.groups[self.open_groups[index]]
-            for reuse_class in range(CLASSES):
-                if group.rings[reuse_class].size == 0:
-                    continue
-                candidate = self.candidates + self.num_candidates
-                candidate.ring = &group.rings[reuse_class]
-                candidate.label = (
-                    <uint32_t>self.open_groups[index] << CLASS_BITS | <uint32_t>reuse_class
-                )
-                candidate.cursor.started = False
-                self.num_candidates += self.advance(candidate)
-
-    cdef bint advance(self, Candidate* candidate) noexcept:
-        """Find the next block of a ring that may leave; False without one, or without memory."""
-        if self.victims.no_memory:
-            return False
-        candidate.node_id = victims_find(
-            &self.victims, self.table, candidate.ring, &candidate.cursor
-        )
-        if candidate.node_id == NIL:
-            return False
-        candidate.last = self.last[candidate.node_id]
-        # Its next chance is the next request.
-        candidate.density = self.row_of(candidate.label)[
-            bin_of(self.learned.request - candidate.last + 1)
-        ]
-        return True
-
-    cdef Candidate* next_to_leave(self) noexcept:
-        """Return the candidate that leaves next by the rule, or NULL."""
-        cdef Candidate* least = NULL
-        cdef Candidate* oldest = NULL   # of all, or of those without a client's hint
-        cdef Candidate* candidate
-        cdef int index
-        if self.victims.no_memory:
-            return NULL
-        for index in range(self.num_candidates):
-            candidate = self.candidates + index
-            if least == NULL or candidate.density < least.density or (
-                candidate.density == least.density and is_older(candidate, least)
-            ):
-                least = candidate
-            if self.rule == DENSITY and candidate.label >> CLASS_BITS > SHARED_SAID:
-                continue
-            if oldest == NULL or is_older(candidate, oldest):
-                oldest = candidate
-        if self.rule == LRU:
-            return oldest
-        if least != NULL and least.label >> CLASS_BITS <= SHARED_SAID:
-            if oldest.density <= NEARLY * least.density:
-                return oldest
-        return least
-
-    cdef void take(self, Candidate* candidate) noexcept:
-        """Choose a candidate, unless there is no memory."""
-        if not self.take_one(candidate.node_id, node_at(self.table, candidate.node_id)):
-            return
-        if not self.advance(candidate):
-            self.num_candidates -= 1
-            candidate[0] = self.candidates[self.num_candidates]
-
-    cdef void close_candidates(self) noexcept:
-        """Return the candidates that were not chosen to their rings."""
-        cdef int index
-        cdef uint32_t node_id
-        if self.victims.managed:
-            for index in range(self.num_candidates):
-                node_id = self.candidates[index].node_id
-                ring_list(
-                    self.table, self.candidates[index].ring, node_id, node_at(self.table, node_id)
-                )
 
     cdef void c_settled(self) noexcept:
         if self.duel is not None:

@@ -56,7 +56,7 @@ from ._views import BlocksView
 # Records that the hand meets per sampled block of a request, at least one per request.
 _VISITS = 4
 # The hand walks through a sample of at least this many blocks of the capacity, if there are.
-_LEAST_WALKED = 2048
+_LEAST_WALKED = 1024
 # Two in seven ghosts are of blocks that were used again.
 _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
@@ -169,14 +169,12 @@ class HitDensityCachePolicy(PythonPolicy):
         self._duel: Duel | None = Duel(self, capacity, secret) if guard and capacity else None
         super().__init__(capacity)
 
-    def _small(self, capacity: int, rule: str) -> HitDensityCachePolicy:
-        """Return a small cache with a fixed rule that reads what this one learns."""
-        ghosts = self._ghosts_per_block if rule == DENSITY else 0.0
-        other = HitDensityCachePolicy(capacity, ghosts=ghosts, guard=0)
+    def _small(self, capacity: int) -> HitDensityCachePolicy:
+        """Return a small cache without a guard that reads what this one learns."""
+        other = HitDensityCachePolicy(capacity, ghosts=self._ghosts_per_block, guard=0)
         other._learned = self._learned
         other._counts = False
         other._declines = self._declines
-        other._rule = rule
         other._sources = self._sources
         other._most_walked = 0
         return other

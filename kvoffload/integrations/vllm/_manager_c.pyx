@@ -44,6 +44,7 @@ from kvoffload._core.batch cimport (
     hint_first,
     item_key,
     item_length,
+    omit_node,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
@@ -1001,8 +1002,8 @@ cdef class RequestManagerCore:
         find_changed(self.policy.table, &self.steps.batch)
         self.policy.take_back(&self.steps.batch)
         for index in range(self.steps.batch.size):
-            if self.resident(index) == NULL:
-                self.steps.batch.node_ids[index] = NIL
+            if self.resident(index) == NULL and self.steps.batch.node_ids[index] != NIL:
+                omit_node(self.policy.table, &self.steps.batch, index)
             uses = access.seen[order.seen_indexes[index]].uses
             if uses & REUSED:
                 self.accesses[index].flags = USED_AGAIN

@@ -12,7 +12,7 @@ finish the remaining keys become recent again, tail first, without counting as u
 
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport batch_close, batch_ensure, find_all
+from kvoffload._core.batch cimport batch_close, batch_ensure, find_all, omit_node
 from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
@@ -192,7 +192,7 @@ cdef class ChainRules(UseRules):
         for index in range(self.chain.size):
             node_id = self.chain.node_ids[index]
             if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
-                self.chain.node_ids[index] = NIL  # a key that is about to be added
+                omit_node(self.policy.table, &self.chain, index)  # it is about to be added
         self.policy.begin_request(&self.chain, hint)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
