@@ -19,6 +19,7 @@ Cost
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from kvoffload._core.heap cimport Heap
 from kvoffload._core.table cimport (
     LISTED,
     NIL,
@@ -34,10 +35,6 @@ from kvoffload._core.table cimport (
 cdef enum:
     AHEAD = 16              # nodes of a list that a scan prefetches
 
-cdef struct Listed:
-    uint64_t position       # of the parked node when it was listed
-    uint32_t node_id
-
 cdef struct Ring:
     uint32_t oldest         # least recent node of the list, NIL if empty
     uint32_t newest         # most recent node of the list, NIL if empty
@@ -48,10 +45,7 @@ cdef struct Ring:
     uint64_t num_parked
     uint64_t num_listed     # parked nodes that are in the heap
     uint64_t next_position  # of the next node to be parked
-    uint64_t start          # the position where the heap's cyclic order begins
-    Listed* heap            # min-heap on position, dead entries included
-    uint64_t heap_size
-    uint64_t heap_room
+    Heap listed             # listed nodes by their position when they were listed, rank 0
 
 cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept
 cdef void ring_close(Ring* ring) noexcept
@@ -173,7 +167,7 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t node_id, Node* no
 
 cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
     """Ensure that one more node can be parked; False if there is no memory."""
-    return ring.heap_room >= 2 * (ring.num_parked + 1) or ring_grow_heap(ring)
+    return ring.listed.room >= 2 * (ring.num_parked + 1) or ring_grow_heap(ring)
 
 
 cdef inline void ring_park_as(
@@ -181,7 +175,7 @@ cdef inline void ring_park_as(
 ) noexcept nogil:
     """Park a node of the list at a position of its own; `ring_ensure_parking` was called."""
     kvo_require(not node.flags & PARKED, "a node is parked once")
-    kvo_require(ring.heap_room >= 2 * (ring.num_parked + 1), "the heap has room for it")
+    kvo_require(ring.listed.room >= 2 * (ring.num_parked + 1), "the heap has room for it")
     ring_detach(table, ring, node)
     node.prev = <uint32_t>position
     node.next = <uint32_t>(position >> 32)

@@ -1,11 +1,17 @@
 """The parts of rings that are not on the fast path; see ``ring.pxd``."""
 
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-from kvoffload._core.memory cimport discard, resize
-
-cdef enum:
-    SMALLEST_HEAP = 64
+from kvoffload._core.heap cimport (
+    SMALLEST_HEAP,
+    Entry,
+    heap_grow,
+    heap_is_ordered,
+    heap_order,
+    heap_pop,
+    heap_push,
+)
+from kvoffload._core.memory cimport discard
 
 
 cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept:
@@ -16,8 +22,8 @@ cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept:
 
 
 cdef void ring_close(Ring* ring) noexcept:
-    discard(ring.heap)
-    ring.heap = NULL
+    discard(ring.listed.entries)
+    ring.listed.entries = NULL
 
 
 cdef void ring_clear(Ring* ring) noexcept:
@@ -29,19 +35,9 @@ cdef void ring_clear(Ring* ring) noexcept:
 
 
 cdef bint ring_grow_heap(Ring* ring) noexcept:
-    cdef Listed* heap
     # Twice the room that the nodes and one more need, for growth.
     cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
-    # Not grown in place: that would copy, and so touch, memory that was never used.
-    heap = <Listed*>resize(NULL, room * sizeof(Listed))
-    if heap == NULL:
-        return False
-    if ring.heap_size:
-        memcpy(heap, ring.heap, ring.heap_size * sizeof(Listed))
-    discard(ring.heap)
-    ring.heap = heap
-    ring.heap_room = room
-    return True
+    return heap_grow(&ring.listed, ring.listed.size, room)
 
 
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
@@ -60,10 +56,10 @@ cdef inline uint64_t most_entries(const Ring* ring) noexcept:
 
     Fewer than it has room for if more nodes were parked before.
     """
-    return min(ring.heap_room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
+    return min(ring.listed.room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
 
 
-cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
+cdef inline bint alive(Table* table, Ring* ring, const Entry* entry) noexcept:
     cdef Node* node = node_at(table, entry.node_id)
     return (
         (node.flags & LISTED) != 0
@@ -72,76 +68,36 @@ cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
     )
 
 
-cdef inline bint comes_before(const Ring* ring, uint64_t position, uint64_t other) noexcept:
-    """Compare two positions in the heap's cyclic order, which begins at `start`."""
-    return position - ring.start < other - ring.start
-
-
-cdef void sift_down(Ring* ring, uint64_t size, uint64_t index) noexcept:
-    cdef Listed* heap = ring.heap
-    cdef Listed moving = heap[index]
-    cdef uint64_t child
-    while True:
-        child = 2 * index + 1
-        if child >= size:
-            break
-        if child + 1 < size and comes_before(ring, heap[child + 1].position, heap[child].position):
-            child += 1
-        if not comes_before(ring, heap[child].position, moving.position):
-            break
-        heap[index] = heap[child]
-        index = child
-    heap[index] = moving
-
-
 cdef void drop_dead(Table* table, Ring* ring) noexcept:
     """Rebuild the heap from the entries that are alive, at most one per parked node."""
+    cdef Entry* entries = ring.listed.entries
     cdef uint64_t kept = 0, index
-    for index in range(ring.heap_size):
-        if alive(table, ring, &ring.heap[index]):
-            ring.heap[kept] = ring.heap[index]
+    for index in range(ring.listed.size):
+        if alive(table, ring, &entries[index]):
+            entries[kept] = entries[index]
             kept += 1
-    ring.heap_size = kept
-    index = kept // 2
-    while index:
-        index -= 1
-        sift_down(ring, kept, index)
+    ring.listed.size = kept
+    heap_order(&ring.listed)
 
 
 cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept:
-    cdef uint64_t index, parent
-    cdef Listed entry
     if node.flags & LISTED:
         return
-    if ring.heap_size >= most_entries(ring):
+    if ring.listed.size >= most_entries(ring):
         drop_dead(table, ring)
-    entry.position = parking_position(node)
-    entry.node_id = node_id
+    heap_push(&ring.listed, Entry(position=parking_position(node), rank=0, node_id=node_id))
     node.flags |= LISTED
     ring.num_listed += 1
-    index = ring.heap_size
-    ring.heap_size += 1
-    while index:
-        parent = (index - 1) // 2
-        if not comes_before(ring, entry.position, ring.heap[parent].position):
-            break
-        ring.heap[index] = ring.heap[parent]
-        index = parent
-    ring.heap[index] = entry
 
 
 cdef uint32_t pop(Table* table, Ring* ring) noexcept:
     """Remove the first entry; return its node, NIL if it is dead."""
-    cdef Listed top = ring.heap[0]
-    ring.heap_size -= 1
-    if ring.heap_size:
-        ring.heap[0] = ring.heap[ring.heap_size]
-        sift_down(ring, ring.heap_size, 0)
-    if not alive(table, ring, &top):
+    cdef Entry first = heap_pop(&ring.listed)
+    if not alive(table, ring, &first):
         return NIL
-    node_at(table, top.node_id).flags &= <uint8_t>(~LISTED & 0xFF)
+    node_at(table, first.node_id).flags &= <uint8_t>(~LISTED & 0xFF)
     ring.num_listed -= 1
-    return top.node_id
+    return first.node_id
 
 
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept:
@@ -150,15 +106,16 @@ cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept:
         node_id = pop(table, ring)
         if node_id != NIL:
             return node_id
-    ring.heap_size = 0
+    ring.listed.size = 0
     return NIL
 
 
 cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) noexcept:
+    cdef uint64_t start = ring.listed.start
     cdef uint32_t node_id
     if ring.num_listed == 0:
-        ring.heap_size = 0
-    while ring.heap_size and comes_before(ring, ring.heap[0].position, position):
+        ring.listed.size = 0
+    while ring.listed.size and ring.listed.entries[0].position - start < position - start:
         node_id = pop(table, ring)
         if node_id != NIL:
             return node_id
@@ -166,8 +123,8 @@ cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) no
 
 
 cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept:
-    if ring.start != position:
-        ring.start = position
+    if ring.listed.start != position:
+        ring.listed.start = position
         drop_dead(table, ring)
 
 
@@ -203,7 +160,7 @@ cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1:
             node_at(table, last).next = node_id
         last = node_id
     ring.newest = last
-    ring.num_parked = ring.num_listed = ring.heap_size = 0
+    ring.num_parked = ring.num_listed = ring.listed.size = 0
     return 0
 
 
@@ -229,16 +186,14 @@ cdef const char* ring_check(Table* table, Ring* ring) noexcept:
             listed += (node.flags & LISTED) != 0
             if parking_position(node) >= ring.next_position:
                 return b"positions of parked nodes were given out"
-    for index in range(ring.heap_size):
-        entries += alive(table, ring, &ring.heap[index])
-        if index and comes_before(
-            ring, ring.heap[index].position, ring.heap[(index - 1) // 2].position
-        ):
-            return b"the heap of a ring is ordered"
+    for index in range(ring.listed.size):
+        entries += alive(table, ring, &ring.listed.entries[index])
+    if not heap_is_ordered(&ring.listed):
+        return b"the heap of a ring is ordered"
     if linked + parked != ring.size or parked != ring.num_parked:
         return b"the nodes of a ring are counted"
     if listed != ring.num_listed or entries != listed:
         return b"every listed node has one heap entry that is alive"
-    if parked and ring.heap_room < 2 * parked:
+    if parked and ring.listed.room < 2 * parked:
         return b"the heap has room for what is parked"
     return NULL

@@ -37,20 +37,21 @@ cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexc
     )
 
 
-cdef inline bint ensure_items(Victims* victims) noexcept:
-    if victims.size < victims.room or grow_items(&victims.items, &victims.room, victims.size + 1):
+cdef inline bint ensure_one(
+    Victims* victims, Victim** items, uint64_t* room, uint64_t size
+) noexcept:
+    if size < room[0] or grow_items(items, room, size + 1):
         return True
     victims.no_memory = True
     return False
+
+
+cdef inline bint ensure_items(Victims* victims) noexcept:
+    return ensure_one(victims, &victims.items, &victims.room, victims.size)
 
 
 cdef inline bint ensure_aside(Victims* victims) noexcept:
-    if victims.num_aside < victims.aside_room or grow_items(
-        &victims.aside, &victims.aside_room, victims.num_aside + 1
-    ):
-        return True
-    victims.no_memory = True
-    return False
+    return ensure_one(victims, &victims.aside, &victims.aside_room, victims.num_aside)
 
 
 cdef inline void put(Victim* item, Ring* ring, uint32_t node_id) noexcept:
@@ -129,8 +130,7 @@ cdef uint32_t victims_find(Victims* victims, Table* table, Ring* ring, Cursor* c
         if node.block.ref_cnt != 0 or node.flags & CHOSEN:
             continue  # it is listed again when it becomes idle, or is given back
         if node.block.mark == table.epoch:
-            put(&victims.aside[victims.num_aside], ring, node_id)
-            victims.num_aside += 1
+            victims_set_aside(victims, ring, node_id)  # there is room
             continue
         return node_id
     return NIL
