@@ -237,6 +237,8 @@ cdef class Queues(CompiledPolicy):
     cdef bint park(self, uint32_t node_id, Node* node) noexcept:
         """Park a block that the scan has met and cannot take; False if there is no memory."""
         cdef Ring* queue = &self.rings[node.ring - 1]
+        if not self.victims.managed:
+            return True
         if not ring_ensure_parking(queue):
             self.victims.no_memory = True
             return False
@@ -245,9 +247,8 @@ cdef class Queues(CompiledPolicy):
 
     cdef bint skip(self, uint32_t node_id, Node* node) noexcept:
         """Pass over a block that may not leave: park it, unless it is only protected."""
-        if not self.victims.managed or node.block.ref_cnt == 0 and not node.flags & CHOSEN:
-            return True
-        return self.park(node_id, node)
+        cdef bint is_in_use = node.block.ref_cnt != 0 or node.flags & CHOSEN
+        return not is_in_use or self.park(node_id, node)
 
     cdef void c_park(self, uint64_t most) noexcept:
         cdef int queue_index
@@ -277,7 +278,6 @@ cdef class Queues(CompiledPolicy):
 
     cdef bint c_search(self, uint64_t n) noexcept:
         self.searching = True
-        self.num_changes = 0
         if self.sift(n):
             return True
         self.cancel()
@@ -309,8 +309,6 @@ cdef class Queues(CompiledPolicy):
         cdef Change* change
         cdef Node* node
         CompiledPolicy.cancel(self)
-        if not self.searching:
-            return
         self.searching = False
         while self.num_changes:
             self.num_changes -= 1
@@ -348,6 +346,7 @@ cdef class Queues(CompiledPolicy):
 
     cdef void c_settled(self) noexcept:
         self.searching = False
+        self.num_changes = 0
 
 
 cdef class _Sieve(Queues):
@@ -661,7 +660,7 @@ cdef class _S3FIFO(Queues):
                     return False
             elif self.links[node_id].num_behind == 0:
                 return self.take_one(node_id, node)
-            elif self.victims.managed and not self.wait(node_id, node):
+            elif not self.wait(node_id, node):
                 return False
 
     cdef inline bint was_used(self, const Node* node) noexcept:
@@ -719,7 +718,7 @@ cdef class _S3FIFO(Queues):
         return link.num_behind != 0 and link.rank == self.rank_of(node_id, node)
 
     cdef bint wait(self, uint32_t node_id, Node* node) noexcept:
-        """Park a block that a scan has met with others behind it; False if there is no memory."""
+        """Pass over a block with others behind it, which may wait; False if there is no memory."""
         return self.hold(node_id, node) and self.park(node_id, node)
 
     cdef bint hold(self, uint32_t node_id, const Node* node) noexcept:
@@ -760,18 +759,10 @@ cdef class _S3FIFO(Queues):
             self.num_unordered -= 1
             heap_push(&self.waiting, self.waiting.entries[self.waiting.size])
 
-    cdef void forget_waiting(self) noexcept:
-        cdef uint64_t index
-        for index in range(self.waiting.size + self.num_unordered):
-            self.links[self.waiting.entries[index].node_id].rank = 0
-        self.waiting.size = self.num_unordered = 0
-
     cdef bint take_deepest(self, uint64_t n) noexcept:
         """Take the deepest blocks, whatever is behind them: the scans found no other."""
         cdef Entry entry
         cdef Node* node
-        if not self.victims.managed and not self.hold_all():
-            return False
         self.order_waiting()
         while self.waiting.size and self.victims.size < n:
             entry = heap_pop(&self.waiting)
@@ -787,18 +778,6 @@ cdef class _S3FIFO(Queues):
                 if self.victims.no_memory:
                     return False
         return self.victims.size == n
-
-    cdef bint hold_all(self) noexcept:
-        """Let the heap hold all that may leave, in a policy used alone; False without memory."""
-        cdef uint32_t node_id
-        cdef Node* node
-        self.forget_waiting()
-        for node_id in range(self.table.num_used):
-            node = node_at(self.table, node_id)
-            if 0 < node.ring <= self.num_queues and evictable(self.table, node):
-                if not self.hold(node_id, node):
-                    return False
-        return True
 
     cdef void c_park(self, uint64_t most) noexcept:
         Queues.c_park(self, most)
@@ -860,7 +839,7 @@ cdef class _S3FIFO(Queues):
         return self.rings[GHOSTS].size
 
     cdef void c_clear(self) noexcept:
-        self.forget_waiting()
+        self.waiting.size = self.num_unordered = 0
 
     cdef const char* c_check(self) noexcept:
         cdef uint64_t index, linked = 0, behind = 0, held = 0, alive = 0
