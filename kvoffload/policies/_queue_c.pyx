@@ -718,26 +718,19 @@ cdef class _S3FIFO(Queues):
         return link.num_behind != 0 and link.rank == self.rank_of(node_id, node)
 
     cdef bint wait(self, uint32_t node_id, Node* node) noexcept:
-        """Pass over a block with others behind it, which may wait; False if there is no memory."""
-        return self.hold(node_id, node) and self.park(node_id, node)
-
-    cdef bint hold(self, uint32_t node_id, const Node* node) noexcept:
-        """Ensure that the heap holds a block; False if there is no memory."""
+        """Park a block with others behind it, held by the heap; False if there is no memory."""
         cdef uint32_t rank = self.rank_of(node_id, node)
-        cdef uint64_t size = self.waiting.size + self.num_unordered
-        if self.links[node_id].rank == rank:
-            return True
-        if size == self.waiting.room:
-            if not self.make_room_to_wait():
-                self.victims.no_memory = True
-                return False
-            size = self.num_unordered
-        self.waiting.entries[size] = Entry(
-            position=self.positions[node_id], rank=rank, node_id=node_id
-        )
-        self.num_unordered += 1
-        self.links[node_id].rank = rank
-        return True
+        if self.links[node_id].rank != rank:
+            if self.waiting.size + self.num_unordered == self.waiting.room:
+                if not self.make_room_to_wait():
+                    self.victims.no_memory = True
+                    return False
+            self.waiting.entries[self.waiting.size + self.num_unordered] = Entry(
+                position=self.positions[node_id], rank=rank, node_id=node_id
+            )
+            self.num_unordered += 1
+            self.links[node_id].rank = rank
+        return self.park(node_id, node)
 
     cdef bint make_room_to_wait(self) noexcept:
         """Drop the dead entries of the heap; double its room if they are less than half."""

@@ -52,7 +52,7 @@ from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from . import registry
-from ._twin_py import PythonPolicy, Victims, evictable, require
+from ._twin_py import PythonPolicy, Victims, evictable, may_leave, require
 from ._views import BlocksView, GhostsView
 
 # Queues of SIEVE and rings of S3-FIFO, from 0.
@@ -182,28 +182,22 @@ class SieveCachePolicy(Queues):
         if not self._can_evict(n, protected):
             return None
         victims = self._choose_released(n, protected)
-        unmarked: set[BlockHash] = set()
-        lap = evictable(self._queues[AHEAD], protected, victims)
-        last, has_lapped = None, False  # the last block that the hand has passed
+        block_hash = None  # the last block that the hand has passed
         while len(victims) < n:
-            found = next(lap, None)
-            if found is None:
-                last, has_lapped = None, True
-                laps = (evictable(queue, protected, victims) for queue in self._queues)
-                lap = chain.from_iterable(laps)
-                continue
-            last, status = found
-            if self._counts[last] and last not in unmarked:
-                unmarked.add(last)
-            else:
-                victims[last] = status
-        self._counts.update(dict.fromkeys(unmarked, 0))
-        if has_lapped:
-            self._begin_lap()
-        if last is not None:
-            self._pass(last)
-            if last == self._newest:
+            passed, ahead = self._queues
+            if not ahead:
                 self._begin_lap()
+                continue
+            block_hash, status = ahead.popitem(last=False)
+            passed[block_hash] = status
+            if not may_leave(block_hash, status, protected) or block_hash in victims:
+                continue
+            if self._counts[block_hash]:
+                self._counts[block_hash] = 0
+            else:
+                victims[block_hash] = status
+        if block_hash is not None and block_hash == self._newest:
+            self._begin_lap()
         self._remove(victims)
         return list(victims.items())
 
@@ -212,13 +206,6 @@ class SieveCachePolicy(Queues):
         passed, ahead = self._queues
         passed.update(ahead)
         self._queues = [OrderedDict(), passed]
-
-    def _pass(self, last: BlockHash) -> None:
-        """Move the hand past the blocks ahead, up to and including a block."""
-        block_hash = None
-        while block_hash != last:
-            block_hash, status = self._queues[AHEAD].popitem(last=False)
-            self._queues[PASSED][block_hash] = status
 
 
 @dataclass(slots=True, eq=False)
@@ -306,10 +293,8 @@ class S3FIFOCachePolicy(Queues):
 
     def _drop(self, block_hash: BlockHash) -> BlockStatus:
         status = super()._drop(block_hash)
-        before = self._before(self._links.pop(block_hash))
-        if before is not None:
-            before.num_behind -= 1
-            self._waiting.discard(before.block_hash)
+        self._leave_chain(block_hash)
+        del self._links[block_hash]
         self._waiting.discard(block_hash)
         return status
 
@@ -332,6 +317,15 @@ class S3FIFOCachePolicy(Queues):
                 link.before, link.depth = before, before.depth + 1
                 before.num_behind += 1
 
+    def _leave_chain(self, block_hash: BlockHash) -> None:
+        """Remove a block from its chain; the one before it no longer waits for it."""
+        link = self._links[block_hash]
+        before = self._before(link)
+        if before is not None:
+            link.before = None
+            before.num_behind -= 1
+            self._waiting.discard(before.block_hash)
+
     def _before(self, link: _Link) -> _Link | None:
         """Return the link of the block before, or None if it has left or never existed."""
         if link.before is not None and self._links.get(link.before.block_hash) is not link.before:
@@ -344,26 +338,16 @@ class S3FIFOCachePolicy(Queues):
         if not self._can_evict(n, protected):
             return None
         search = _Search(self, protected)
-        # Small's length, including the blocks that replace the victims so far.
-        small_length = len(self._queues[SMALL])
         for block_hash in self._choose_released(n, protected):
             search.choose(block_hash)
-            small_length += block_hash in self._queues[MAIN]
         while len(search.victims) < n:
-            any_promoted = False
-            for at in (SMALL, MAIN) if small_length >= self._small_size else (MAIN, SMALL):
-                found, promoted = search.next_victim(at)
-                small_length -= promoted
-                any_promoted = any_promoted or promoted > 0
-                if found:
-                    small_length += at == MAIN
-                    break
-            else:
-                if not any_promoted:
-                    search.take_deepest(n)
-        for block_hash, count in search.moved.items():
+            length = search.small_length
+            first = MAIN if length < self._small_size else SMALL
+            found = search.next_victim(first) or search.next_victim(1 - first)
+            if not found and search.small_length == length:  # none has moved from small
+                search.take_deepest(n)
+        for block_hash in search.moved:
             self._put(block_hash, MAIN, self._resident[block_hash])
-            self._counts[block_hash] = count
         self._let_go(search.victims, protected)
         return list(search.victims.items())
 
@@ -402,69 +386,63 @@ class S3FIFOCachePolicy(Queues):
 
 
 class _Search:
-    """A search for victims in both queues of a policy, which it does not change.
+    """A search for victims in both queues of a policy, which has enough of them.
 
     A block may leave if it is idle, not protected and not chosen yet. It waits while a block behind
     it in its chain stays. If all evictable blocks wait, the blocks behind them are in use, and the
-    deepest leave first.
+    deepest leave first. The queues change only after the search.
     """
 
     def __init__(self, policy: S3FIFOCachePolicy, protected: Collection[BlockHash]) -> None:
         self.victims: dict[BlockHash, BlockStatus] = {}  # in eviction order
-        self.moved: dict[BlockHash, int] = {}  # to the newest end of main, in order: their counts
+        self.moved: dict[BlockHash, None] = {}  # to the newest end of main, in order
+        # Small's length, with the blocks that replace the victims so far.
+        self.small_length = len(policy._queues[SMALL])
         self._policy = policy
         self._protected = protected
-        self._num_gone: Counter[BlockHash] = Counter()  # blocks behind each that leave
         self._has_changed = [True, True]  # of each queue, so a skipped block may be a victim now
         self._scans = (self._scan(SMALL), self._scan(MAIN))
 
     def may_leave(self, block_hash: BlockHash) -> bool:
         """Return whether a block is idle, not protected and not chosen yet."""
-        return (
-            self._policy._resident[block_hash].ref_cnt == 0
-            and block_hash not in self._protected
-            and block_hash not in self.victims
-        )
+        status = self._policy._resident[block_hash]
+        return may_leave(block_hash, status, self._protected) and block_hash not in self.victims
 
     def choose(self, block_hash: BlockHash) -> None:
         """Make a block a victim."""
         self.victims[block_hash] = self._policy._resident[block_hash]
-        before = self._policy._before(self._policy._links[block_hash])
-        if before is not None:
-            self._policy._waiting.discard(before.block_hash)
-            self._num_gone[before.block_hash] += 1
+        self.small_length += block_hash in self._policy._queues[MAIN] or block_hash in self.moved
+        self._policy._leave_chain(block_hash)
+        self._has_changed = [True, True]
 
     def take_deepest(self, n: int) -> None:
         """Choose the deepest blocks, in the order of the queues, up to `n` victims."""
         queues = (self._present(at, self._policy._queues[at]) for at in (SMALL, MAIN))
-        may_leave = filter(self.may_leave, chain.from_iterable(queues))
+        idle = filter(self.may_leave, chain.from_iterable(queues))
         links = self._policy._links
-        for block_hash in nsmallest(
-            n - len(self.victims), may_leave, lambda block: -links[block].depth
-        ):
+        num_missing = n - len(self.victims)
+        for block_hash in nsmallest(num_missing, idle, lambda block: -links[block].depth):
             self.choose(block_hash)
 
-    def next_victim(self, at: int) -> tuple[bool, int]:
-        """Scan on to a victim; return whether one was found, and how many moved to main."""
-        promoted = 0
+    def next_victim(self, at: int) -> bool:
+        """Scan on to a victim; False if there is none."""
+        counts = self._policy._counts
         for block_hash in iter(self._scans[at].__next__, None):
             if not self.may_leave(block_hash):
                 continue
-            count = self.moved.get(block_hash, self._policy._counts[block_hash])
-            num_behind = self._policy._links[block_hash].num_behind
-            if count > (at == SMALL):
+            if counts[block_hash] > (at == SMALL):
                 # To the newest end of main; this costs one use, or all of them from small.
                 self.moved.pop(block_hash, None)
-                self.moved[block_hash] = count - 1 if at == MAIN else 0
-                promoted += at == SMALL
+                self.moved[block_hash] = None
+                counts[block_hash] = counts[block_hash] - 1 if at == MAIN else 0
+                self.small_length -= at == SMALL
                 self._has_changed[at] = self._has_changed[MAIN] = True
-            elif num_behind <= self._num_gone[block_hash]:
+            elif not self._policy._links[block_hash].num_behind:
                 self.choose(block_hash)
-                self._has_changed = [True, True]
-                return True, promoted
-            elif block_hash not in self.moved:
+                return True
+            else:
                 self._policy._waiting.add(block_hash)
-        return False, promoted
+        return False
 
     def _scan(self, at: int) -> Iterator[BlockHash | None]:
         """Yield the blocks of a queue that may be idle, again if something has changed; or None."""
