@@ -28,7 +28,9 @@ cdef struct Heap:
     uint64_t start          # the position where the cyclic order of a rank begins
 
 
-cdef inline bint comes_before(const Heap* heap, const Entry* one, const Entry* other) noexcept nogil:
+cdef inline bint comes_before(
+    const Heap* heap, const Entry* one, const Entry* other
+) noexcept nogil:
     if one.rank != other.rank:
         return one.rank < other.rank
     return one.position - heap.start < other.position - heap.start

@@ -10,7 +10,7 @@ Structure
     between its neighbours. So scans meet each such block once. If all idle blocks wait, the deepest
     leave: a heap holds every parked block that is idle and not listed, and others, which are
     skipped. It is ordered only when it is read, or when blocks are parked during a load.
-    SIEVE's hand is a position: the ``start`` of its ring's heap. S3-FIFO's third ring is the ghosts.
+    SIEVE's hand is a position: the ``start`` of its ring's heap. S3-FIFO's third ring: the ghosts.
     A search logs each block whose place or count it changes, and undoes that if it is cancelled.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), regardless of blocks in use or with
@@ -104,12 +104,12 @@ cdef class Queues(CompiledPolicy):
         discard(self.changes)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        return CompiledPolicy.c_ensure(self, more) and extend(
-            <void**>&self.positions,
-            &self.num_positions,
-            self.table.num_reserved + (<uint64_t>self.table.num_segments << SEGMENT_BITS),
-            sizeof(uint64_t),
-            self.num_positions,
+        cdef uint64_t num_nodes, room = self.num_positions
+        if not CompiledPolicy.c_ensure(self, more):
+            return False
+        num_nodes = self.table.num_reserved + (<uint64_t>self.table.num_segments << SEGMENT_BITS)
+        return extend(
+            <void**>&self.positions, &self.num_positions, num_nodes, sizeof(uint64_t), room
         )
 
     # -- queues ------------------------------------------------------------------------------
@@ -289,12 +289,9 @@ cdef class Queues(CompiledPolicy):
 
     cdef bint note_change(self, uint32_t node_id, Node* node) noexcept:
         """Log the place and count of a block that the search changes; False without memory."""
-        if self.num_changes == self.changes_room and not grow(
-            <void**>&self.changes,
-            &self.changes_room,
-            self.num_changes + 1,
-            sizeof(Change),
-            FIRST_ROOM,
+        cdef uint64_t wanted = self.num_changes + 1
+        if not grow(
+            <void**>&self.changes, &self.changes_room, wanted, sizeof(Change), FIRST_ROOM
         ):
             self.victims.no_memory = True
             return False
@@ -307,6 +304,7 @@ cdef class Queues(CompiledPolicy):
     cdef void cancel(self) noexcept:
         cdef uint32_t last = NIL
         cdef Change* change
+        cdef Ring* queue
         cdef Node* node
         CompiledPolicy.cancel(self)
         self.searching = False
@@ -320,11 +318,10 @@ cdef class Queues(CompiledPolicy):
             self.leaves(change.node_id, node)
             ring_remove(self.table, &self.rings[node.ring - 1], node)
             # Blocks are put back from the newest on: the last one is a good start.
-            last = self.first_from(&self.rings[change.ring - 1], change.position, last)
+            queue = &self.rings[change.ring - 1]
+            last = self.first_from(queue, change.position, last)
             self.positions[change.node_id] = change.position
-            ring_put_before(
-                self.table, &self.rings[change.ring - 1], change.node_id, node, last
-            )
+            ring_put_before(self.table, queue, change.node_id, node, last)
             last = change.node_id
 
     cdef uint32_t first_from(self, Ring* queue, uint64_t position, uint32_t near) noexcept:
@@ -362,16 +359,15 @@ cdef class _Sieve(Queues):
     def hand(self):
         """The next block to examine; None if the queue ends at the hand."""
         cdef uint32_t node_id, first
+        cdef uint64_t end
         self.require_ready()
         first = self.next_node_id
-        if self.rings[0].num_parked:
-            for node_id in range(self.table.num_used):
-                if node_at(self.table, node_id).ring and (
-                    self.rings[0].listed.start
-                    <= self.positions[node_id]
-                    < (BEYOND_ALL if first == NIL else self.positions[first])
-                ):
+        end = BEYOND_ALL if first == NIL else self.positions[first]
+        for node_id in range(self.table.num_used if self.rings[0].num_parked else 0):
+            if self.rings[0].listed.start <= self.positions[node_id] < end:
+                if node_at(self.table, node_id).ring:
                     first = node_id
+                    end = self.positions[node_id]
         return None if first == NIL else key_of(node_at(self.table, first))
 
     cdef void join(self, int queue_index, uint32_t node_id, Node* node) noexcept:
@@ -525,12 +521,9 @@ cdef class _S3FIFO(Queues):
         self.finish_alone(hashes)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
+        cdef uint64_t room = self.links_room
         return Queues.c_ensure(self, more) and extend(
-            <void**>&self.links,
-            &self.links_room,
-            self.num_positions,
-            sizeof(Link),
-            self.links_room,
+            <void**>&self.links, &self.links_room, self.num_positions, sizeof(Link), room
         )
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
@@ -548,8 +541,8 @@ cdef class _S3FIFO(Queues):
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         self.leave_chain(node_id)
-        self.leaves(node_id, node)
         self.links[node_id].link_id = 0
+        Queues.c_removed(self, node_id, node)
 
     cdef void leaves(self, uint32_t node_id, Node* node) noexcept:
         self.links[node_id].rank = 0

@@ -417,8 +417,7 @@ class _Search:
 
     def take_deepest(self, n: int) -> None:
         """Choose the deepest blocks, in the order of the queues, up to `n` victims."""
-        queues = (self._present(at, self._policy._queues[at]) for at in (SMALL, MAIN))
-        idle = filter(self.may_leave, chain.from_iterable(queues))
+        idle = filter(self.may_leave, chain(self._idle(SMALL), self._idle(MAIN)))
         links = self._policy._links
         num_missing = n - len(self.victims)
         for block_hash in nsmallest(num_missing, idle, lambda block: -links[block].depth):
@@ -445,18 +444,16 @@ class _Search:
         return False
 
     def _scan(self, at: int) -> Iterator[BlockHash | None]:
-        """Yield the blocks of a queue that may be idle, again if something has changed; or None."""
+        """Yield the blocks of a queue that may leave, again if something has changed; or None."""
         waiting = self._policy._waiting
         while True:
             while self._has_changed[at]:
                 self._has_changed[at] = False
-                queue = self._policy._queues[at].items()
-                yield from self._present(
-                    at, (block for block, s in queue if s.ref_cnt == 0 and block not in waiting)
-                )
+                yield from (block for block in self._idle(at) if block not in waiting)
             yield None
 
-    def _present(self, at: int, queue: Iterable[BlockHash]) -> Iterator[BlockHash]:
-        """Yield blocks of a queue in their present order."""
+    def _idle(self, at: int) -> Iterator[BlockHash]:
+        """Yield the idle blocks of a queue in their present order."""
+        queue = self._policy._queues[at].items()
         arrived = list(self.moved) if at == MAIN else []
-        return chain((block for block in queue if block not in self.moved), arrived)
+        return chain((b for b, s in queue if s.ref_cnt == 0 and b not in self.moved), arrived)
