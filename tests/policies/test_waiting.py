@@ -14,7 +14,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store
 from tests.observation import observe
-from tests.policies.steps import request
+from tests.policies.steps import idle, request
 
 
 def full_of_chains(twin: ModuleType, num_chains: int, length: int = 2, name: str = "s3fifo") -> Any:
@@ -86,6 +86,31 @@ def test_a_refused_store_changes_nothing_while_blocks_wait(twin: ModuleType) -> 
 
 def resident_numbers(manager: Any) -> list[tuple[int, int]]:
     return sorted(as_pair for as_pair in manager.block_table.tolist() if as_pair[1] >= 0)
+
+
+def test_blocks_wait_in_policies_used_alone(twins: tuple[ModuleType, ModuleType]) -> None:
+    """Anyone may write to the statuses between two searches."""
+    policies = [twin.policy_class("s3fifo")(60) for twin in twins]
+    chains = [block_hashes(*range(start, start + 6)) for start in range(0, 60, 6)]
+    for policy in policies:
+        for chain in chains:
+            for block in chain:
+                policy.insert(block, idle())
+            policy.touch(chain)
+            policy.get(chain[-1]).ref_cnt = 1
+    num_evicted = 0
+    for number in range(20):
+        victims = []
+        for policy in policies:
+            for block in chains[number % 10][2:5]:
+                status = policy.get(block)
+                if status is not None:
+                    status.ref_cnt = int(number % 4 == 0)
+            victims.append([block for block, _ in policy.evict(2, chains[-1 - number % 10]) or ()])
+            check_invariants(policy)
+        assert victims[0] == victims[1]
+        num_evicted += len(victims[0])
+    assert num_evicted == 40
 
 
 @pytest.mark.refused_allocations
