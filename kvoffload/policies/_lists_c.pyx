@@ -21,19 +21,10 @@ from kvoffload._core.table cimport (
     node_at,
     table_new_epoch,
 )
-from kvoffload._core.victims cimport (
-    Cursor,
-    Victim,
-    victims_cancel,
-    victims_find,
-    victims_next,
-    victims_settle,
-)
+from kvoffload._core.victims cimport Cursor, Victim, victims_find, victims_next, victims_settle
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
-from kvoffload._checks import check_cache_capacity
-from kvoffload.policies import registry
-from kvoffload.policies._views import BlocksView, GhostsView
+from kvoffload.policies._lists import ARC, LFU, LRU, SLRU, ARCClassic
 from kvoffload.policies.base import CachePolicy
 
 cdef enum:
@@ -51,20 +42,31 @@ cdef enum:
     B2 = 3
 
 
-cdef class Lists(CompiledPolicy):
-    """The lists of a policy, and what most of them do: to begin with, LRU."""
+cdef inline void put(Lists lists, int at, uint32_t node_id, Node* node) noexcept:
+    """Make a node the most recent of a list; it leaves its former one."""
+    if node.ring:
+        ring_remove(lists.table, &lists.rings[node.ring - 1], node)
+    ring_append(lists.table, &lists.rings[at], node_id, node)
 
-    cdef int open(self, object cache_capacity, int num_lists, int ghosts_a_block=0) except -1:
-        self.set_up(cache_capacity, 1 + ghosts_a_block, num_lists << (ghosts_a_block > 0))
-        self.num_lists = num_lists
+
+cdef class Lists(CompiledPolicy):
+    """The lists of a policy, and what most of them do."""
+
+    def __cinit__(self):
+        self.num_lists = 1
+
+    def _open(self, cache_capacity):
+        """Construct the policy."""
+        cdef bint has_ghosts = self.ghosts_a_block > 0
+        self.set_up(cache_capacity, 1 + self.ghosts_a_block, self.num_lists << has_ghosts)
         self.c_clear()
         self.publish()
-        return 0
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         ring_append(self.table, &self.rings[0], node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
+        # Not `use` for any number of lists: for one it takes a tenth more instructions.
         cdef Py_ssize_t index
         cdef uint32_t node_id
         for index in range(batch.size - 1, -1, -1):
@@ -101,28 +103,28 @@ cdef class Lists(CompiledPolicy):
         return 0
 
     cdef bint c_search(self, uint64_t n) noexcept:
+        if self.take_released(n) and self.choose(n):
+            return True
+        self.cancel()
+        return False
+
+    cdef bint choose(self, uint64_t n) noexcept:
         cdef int first = self.first_list(), later
         cdef Cursor cursor
         cdef Ring* ring
         cdef Victim* victim
-        if not self.take_released(n):
-            victims_cancel(&self.victims, self.table)
-            return False
-        self.num_early = self.victims.size
         for later in range(self.num_lists):
-            ring = &self.rings[(first + later) % self.num_lists]
+            self.turn = (first + later) % self.num_lists
+            ring = &self.rings[self.turn]
             cursor.started = False
             while self.victims.size < n:
                 if not victims_next(&self.victims, self.table, ring, &cursor):
                     break
                 victim = &self.victims.items[self.victims.size - 1]
                 victim.hashed = hash_ahead(self.table, node_at(self.table, victim.node_id))
-            if self.victims.size == n:
-                return True
-            if self.victims.no_memory:
+            if self.victims.size == n or self.victims.no_memory:
                 break
-        victims_cancel(&self.victims, self.table)
-        return False
+        return self.victims.size == n
 
     cdef void c_park(self, uint64_t most) noexcept:
         cdef int index
@@ -144,36 +146,20 @@ cdef class Lists(CompiledPolicy):
         return NULL
 
 
-cdef class _LRU(Lists):
-    @property
-    def blocks(self):
-        """Resident blocks and their live statuses, least recent first; read-only."""
-        return BlocksView(self, 0)
-
-
 cdef class _SLRU(Lists):
-    cdef int64_t _protected_size    # most blocks that protected should hold
+    cdef readonly int64_t _protected_size   # most blocks that protected should hold
 
-    @property
-    def probation(self):
-        """Blocks seen once or demoted and their live statuses, least recent first; read-only."""
-        return BlocksView(self, PROBATION)
+    def __cinit__(self):
+        self.num_lists = 2
+        self.prefix_joins = True
 
-    @property
-    def protected(self):
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        return BlocksView(self, PROTECTED)
-
-    @property
-    def protected_size(self):
-        """Number of blocks that protected should hold at most."""
-        self.require_ready()
-        return self._protected_size
+    def _open(self, cache_capacity, int64_t protected_size):
+        Lists._open(self, cache_capacity)  # nothing after it can fail
+        self._protected_size = protected_size
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Cursor cursor
-        cdef uint32_t node_id = 0
-        cdef Node* node
+        cdef uint32_t node_id
         self.use(batch)
         if self.rings[PROTECTED].size <= <uint64_t>self._protected_size:
             return
@@ -183,23 +169,17 @@ cdef class _SLRU(Lists):
             node_id = victims_find(&self.victims, self.table, &self.rings[PROTECTED], &cursor)
             if node_id == NIL:
                 break
-            node = node_at(self.table, node_id)
-            ring_remove(self.table, &self.rings[PROTECTED], node)
-            ring_append(self.table, &self.rings[PROBATION], node_id, node)
+            put(self, PROBATION, node_id, node_at(self.table, node_id))
         victims_settle(&self.victims, self.table)
         # If there was no memory to skip a block, the next touch demotes.
         self.victims.no_memory = False
 
 
 cdef class _LFU(Lists):
-    cdef int64_t _age       # the age L
-    cdef int last           # list of the last victim that left in its turn, or that of the age
+    cdef readonly int64_t _age      # the age L; `turn` is its list unless a search is open
 
-    @property
-    def age(self):
-        """The least priority that a block can have."""
-        self.require_ready()
-        return self._age
+    def __cinit__(self):
+        self.num_lists = MOST_LISTS
 
     def finished(self, hashes, hints=None):
         """Handle the end of a request: its blocks become recent, and no use is counted."""
@@ -207,7 +187,7 @@ cdef class _LFU(Lists):
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         node.note = 1
-        ring_append(self.table, &self.rings[(self._age + 1) % MOST_LISTS], node_id, node)
+        put(self, (self._age + 1) % MOST_LISTS, node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         self.set_priorities(batch, True)
@@ -219,7 +199,6 @@ cdef class _LFU(Lists):
         """Set K of resident blocks, last key first, with a higher F if the use counts."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
-        cdef int at
         cdef Node* node
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
@@ -228,28 +207,22 @@ cdef class _LFU(Lists):
             node = node_at(self.table, node_id)
             if counts and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
                 node.note += 1
-            at = (self._age + node.note) % MOST_LISTS
-            if node.ring == at + 1:
-                ring_renew(self.table, &self.rings[at], node_id, node)
-            else:
-                ring_remove(self.table, &self.rings[node.ring - 1], node)
-                ring_append(self.table, &self.rings[at], node_id, node)
+            put(self, (self._age + node.note) % MOST_LISTS, node_id, node)
 
     cdef int first_list(self) noexcept:
         return self._age % MOST_LISTS
 
-    cdef void c_evicted(self, const Victim* victim) noexcept:
-        if <uint64_t>(victim - self.victims.items) >= self.num_early:
-            self.last = node_at(self.table, victim.node_id).ring - 1
-        Lists.c_evicted(self, victim)
+    cdef void cancel(self) noexcept:
+        self.turn = self.first_list()
+        CompiledPolicy.cancel(self)
 
     cdef void c_settled(self) noexcept:
-        while self._age % MOST_LISTS != self.last and not self.rings[self._age % MOST_LISTS].size:
+        while self._age % MOST_LISTS != self.turn and not self.rings[self._age % MOST_LISTS].size:
             self._age += 1
-        self.last = self._age % MOST_LISTS
+        self.turn = self.first_list()
 
     cdef void c_clear(self) noexcept:
-        self._age = self.last = 0
+        self._age = self.turn = 0
 
     cdef const char* c_check(self) noexcept:
         cdef uint32_t node_id
@@ -262,49 +235,19 @@ cdef class _LFU(Lists):
 
 
 cdef class _ARC(Lists):
-    """The lists T1, T2, B1 and B2, and the target size of T1; vLLM's variant."""
+    """The lists T1, T2, B1 and B2, and the target size of T1."""
 
-    cdef double target      # target size of T1, in blocks: the paper's p
-    cdef int newcomers      # blocks per victim that join T1, as counted by a search
-    cdef bint adapts_once   # only the first touch of a ghost counts
+    cdef public double _target  # target size of T1, in blocks: the paper's p
+    cdef bint as_published      # the policy is the paper's, not vLLM's variant
 
-    @property
-    def t1(self):
-        """Blocks seen once and their live statuses, least recent first; read-only."""
-        return BlocksView(self, T1)
-
-    @property
-    def t2(self):
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        return BlocksView(self, T2)
-
-    @property
-    def b1(self):
-        """Ghosts of T1, least recent first; read-only."""
-        return GhostsView(self, B1)
-
-    @property
-    def b2(self):
-        """Ghosts of T2, least recent first; read-only."""
-        return GhostsView(self, B2)
-
-    @property
-    def target_t1_size(self):
-        """Target size of T1 in blocks, ``0.0 ... cache_capacity``; adapts."""
-        self.require_ready()
-        return self.target
-
-    def _set_target(self, double target):
-        """Set the target, as a manager of vLLM can."""
-        self.target = target
+    def __cinit__(self):
+        self.num_lists = self.ghosts_a_block = 2
 
     cdef uint64_t c_num_ghosts(self) noexcept:
         return self.rings[B1].size + self.rings[B2].size
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
-        if node.ring:
-            ring_remove(self.table, &self.rings[node.ring - 1], node)
-        ring_append(self.table, &self.rings[T1], node_id, node)
+        put(self, T1, node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         self.use(batch)
@@ -317,36 +260,30 @@ cdef class _ARC(Lists):
             return
         step = <double>self.rings[B1 + B2 - at].size / <double>self.rings[at].size
         if at == B1:
-            self.target = min(self.target + max(1.0, step), <double>self.capacity)
+            self._target = min(self._target + max(1.0, step), <double>self.capacity)
         else:
-            self.target = max(self.target - max(1.0, step), 0.0)
-        ghost.note = self.adapts_once
+            self._target = max(self._target - max(1.0, step), 0.0)
+        ghost.note = self.as_published
 
-    cdef bint t1_yields(self, uint64_t t1_size) noexcept:
-        """Return whether T1, at that size, yields the next victim."""
-        return t1_size >= <uint64_t>self.target
-
-    cdef bint c_search(self, uint64_t n) noexcept:
+    cdef bint choose(self, uint64_t n) noexcept:
+        # T1 yields while |T1| > target as published, while |T1| >= int(target) in vLLM's variant.
+        cdef int64_t t1_size = <int64_t>self.rings[T1].size + (not self.as_published)
         cdef Cursor cursors[2]
-        cdef uint64_t t1_size = self.rings[T1].size, index
+        cdef uint64_t index
         cdef int at
-        if not self.take_released(n):
-            victims_cancel(&self.victims, self.table)
-            return False
         for index in range(self.victims.size):
-            t1_size += self.newcomers
+            t1_size += self.as_published
             t1_size -= self.victims.items[index].ring == &self.rings[T1]
         cursors[T1].started = cursors[T2].started = False
         while self.victims.size < n:
-            at = T1 if self.t1_yields(t1_size) else T2
+            at = T1 if <double>t1_size > self._target else T2
             if not victims_next(&self.victims, self.table, &self.rings[at], &cursors[at]):
                 at = T1 + T2 - at
                 if self.victims.no_memory or not victims_next(
                     &self.victims, self.table, &self.rings[at], &cursors[at]
                 ):
-                    victims_cancel(&self.victims, self.table)
                     return False
-            t1_size += self.newcomers
+            t1_size += self.as_published
             t1_size -= at == T1
         return True
 
@@ -359,8 +296,13 @@ cdef class _ARC(Lists):
         ring_append(self.table, &self.rings[ghosts], node_id, node_at(self.table, node_id))
 
     cdef void c_settled(self) noexcept:
-        self.forget(&self.rings[B1], self.capacity)
-        self.forget(&self.rings[B2], self.capacity)
+        cdef int64_t most = self.capacity
+        if not self.as_published:
+            self.forget(&self.rings[B1], most)
+            self.forget(&self.rings[B2], most)
+            return
+        self.forget(&self.rings[B1], most - <int64_t>self.rings[T1].size)
+        self.forget(&self.rings[B2], 2 * most - <int64_t>(self.num_resident + self.rings[B1].size))
 
     cdef void forget(self, Ring* ghosts, int64_t most) noexcept:
         """Forget the oldest ghosts of a list beyond `most`."""
@@ -385,11 +327,11 @@ cdef class _ARC(Lists):
                     drop_hashed_key(self.table, node_id, node, hashes[index])
 
     cdef void c_clear(self) noexcept:
-        self.target = 0.0
+        self._target = 0.0
 
     cdef const char* c_check(self) noexcept:
         cdef uint64_t before = self.c_num_ghosts()
-        if not 0.0 <= self.target <= <double>self.capacity:
+        if not 0.0 <= self._target <= <double>self.capacity:
             return b"the target is within the capacity"
         self.c_settled()
         if before != self.c_num_ghosts():
@@ -398,130 +340,40 @@ cdef class _ARC(Lists):
 
 
 cdef class _ARCClassic(_ARC):
+    def __cinit__(self):
+        self.ghosts_a_block = 1
+        self.as_published = self.prefix_joins = True
+
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         cdef int at = T1
         if node.ring:
             at = T2
             self.adapt(node)
-            ring_remove(self.table, &self.rings[node.ring - 1], node)
-        ring_append(self.table, &self.rings[at], node_id, node)
+        put(self, at, node_id, node)
         node.note = 0
         self.c_settled()
 
-    cdef bint t1_yields(self, uint64_t t1_size) noexcept:
-        return <double>t1_size > self.target
 
-    cdef void c_settled(self) noexcept:
-        cdef int64_t most = self.capacity - <int64_t>self.rings[T1].size
-        if <int64_t>self.rings[B1].size > most:
-            self.forget(&self.rings[B1], most)
-        most += self.capacity - <int64_t>(self.rings[T2].size + self.rings[B1].size)
-        if <int64_t>self.rings[B2].size > most:
-            self.forget(&self.rings[B2], most)
-
-
-# Not one __init__ for all: a Python function shows its signature, a slot of a C type does not.
-
-
-class LRUCachePolicy(_LRU, CachePolicy):
-    """A policy that evicts the least recently used idle block.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-    """
-
+class LRUCachePolicy(LRU, Lists, CachePolicy):
+    __doc__ = LRU.__doc__
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity):
-        (<_LRU?>self).open(cache_capacity, 1)
 
-
-class SLRUCachePolicy(_SLRU, CachePolicy):
-    """A policy that evicts the least recently used block that was not seen again.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    protected : float
-        Share of the capacity for blocks that were seen again, ``0.0 ... 1.0``; 0 is LRU.
-
-    References
-    ----------
-    Karedla, Love & Wherry, "Caching Strategies to Improve Disk System Performance", IEEE Computer
-    27(3), 1994.
-    """
-
+class SLRUCachePolicy(SLRU, _SLRU, CachePolicy):
+    __doc__ = SLRU.__doc__
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity, *, protected=0.5):
-        cdef _SLRU policy = <_SLRU?>self
-        cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        cdef double share = registry.entry("slru").option("protected").check(protected)
-        cdef int64_t size = int(share * capacity)
-        policy.open(capacity, 2)  # nothing after it can fail
-        policy._protected_size = size
-        policy.prefix_joins = True
 
-
-class LFUCachePolicy(_LFU, CachePolicy):
-    """A policy that evicts the least frequently used block; old counts fade as the cache ages.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-
-    References
-    ----------
-    Arlitt, Cherkasova, Dilley, Friedrich & Jin, "Evaluating Content Management Techniques for Web
-    Proxy Caches", Workshop on Internet Server Performance, 1999.
-    """
-
+class LFUCachePolicy(LFU, _LFU, CachePolicy):
+    __doc__ = LFU.__doc__
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity):
-        (<_LFU?>self).open(cache_capacity, MOST_LISTS)
 
-
-class ARCCachePolicy(_ARC, CachePolicy):
-    """A policy that balances recency and frequency by adaptive replacement, in vLLM's variant.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Upper bound of the target size of T1, and of each ghost list.
-
-    References
-    ----------
-    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
-    """
-
+class ARCCachePolicy(ARC, _ARC, CachePolicy):
+    __doc__ = ARC.__doc__
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity):
-        (<_ARC?>self).open(cache_capacity, 2, ghosts_a_block=2)
 
-
-class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
-    """A policy that balances recency and frequency by adaptive replacement, as published.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        The paper's c: upper bound of the target size of T1, and of T1 and its ghosts together.
-
-    References
-    ----------
-    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
-    """
-
+class ARCClassicCachePolicy(ARCClassic, _ARCClassic, CachePolicy):
+    __doc__ = ARCClassic.__doc__
     __slots__ = ("__weakref__",)
-
-    def __init__(self, cache_capacity):
-        cdef _ARCClassic policy = <_ARCClassic?>self
-        policy.open(cache_capacity, 2, ghosts_a_block=1)
-        policy.prefix_joins = policy.adapts_once = True
-        policy.newcomers = 1

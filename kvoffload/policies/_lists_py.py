@@ -56,28 +56,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import chain, islice
 from typing import Any, ClassVar
 
-from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
-from . import registry
+from ._lists import ARC, B1, B2, LFU, LRU, PROBATION, PROTECTED, SLRU, T1, T2, ARCClassic
 from ._twin_py import PythonPolicy, Victims, evictable, require
-from ._views import BlocksView, GhostsView
 
 MOST_COUNTED = 15  # by LFU
 
 _Blocks = Iterator[tuple[BlockHash, BlockStatus]]
 
-# Lists of SLRU and of ARC, from 0.
-PROBATION, PROTECTED = range(2)
-T1, T2, B1, B2 = range(4)
-
 
 class Lists(PythonPolicy):
-    """The lists of a policy, and what most of them do: to begin with, LRU."""
+    """The lists of a policy, and what most of them do."""
 
     __slots__ = ("_at", "_lists")
 
@@ -87,14 +80,11 @@ class Lists(PythonPolicy):
     #: Whether a pending block has been seen again if a later one of its chain has.
     _prefix_joins: ClassVar[bool] = False
 
-    def __init__(self, cache_capacity: int) -> None:
-        capacity = check_cache_capacity(cache_capacity)
-        self._require_free("__init__")
-        self._reset()
-        super().__init__(capacity)
+    def _open(self, cache_capacity: int) -> None:
+        """Construct the policy."""
+        super().__init__(cache_capacity)
 
     def _reset(self) -> None:
-        """Empty the lists, and forget what was learned."""
         # The value is the live status of a block, and of a ghost whether its return was counted.
         self._lists: list[OrderedDict[BlockHash, Any]] = [
             OrderedDict() for _ in range(self._num_lists + self._num_ghost_lists)
@@ -131,25 +121,18 @@ class Lists(PythonPolicy):
         return super()._drop(block_hash)
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        for block_hash in reversed(batch):
-            if block_hash in self._at:
-                self._lists[0].move_to_end(block_hash)
-
-    def _use(self, batch: list[BlockHash]) -> None:
-        """Touch the blocks and ghosts of a policy with two lists."""
+        last = self._num_lists - 1
         is_prefix = False
         for block_hash in reversed(batch):
             at = self._at.get(block_hash)
             if at is None:
                 continue
-            status = self._resident.get(block_hash)
-            if status is None:
+            if at > last:
                 self._adapt(block_hash, at)
-            elif at == PROBATION and (status.ref_cnt >= 0 or is_prefix):
-                self._put(block_hash, PROTECTED, status)
-                is_prefix = self._prefix_joins
-                continue
-            elif at == PROTECTED:
+            elif at < last and (self._resident[block_hash].ref_cnt >= 0 or is_prefix):
+                at = last
+                self._put(block_hash, at, self._resident[block_hash])
+            if at == last:
                 is_prefix = self._prefix_joins
             self._lists[at].move_to_end(block_hash)
 
@@ -182,10 +165,6 @@ class Lists(PythonPolicy):
     def _settle(self, last: int | None = None) -> None:
         """Follow a store or an eviction; `last` is the list of its last victim, if in its turn."""
 
-    def _clear(self) -> None:
-        super()._clear()
-        self._reset()
-
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         for index in self._in_turn():
             yield from self._lists[index].values()
@@ -199,94 +178,34 @@ class Lists(PythonPolicy):
         require(dict(blocks) == self._resident, "resident is the union of the lists of blocks")
 
 
-class LRUCachePolicy(Lists):
-    """A policy that evicts the least recently used idle block.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-    """
-
+class LRUCachePolicy(LRU, Lists):
+    __doc__ = LRU.__doc__
     __slots__ = ()
 
-    @property
-    def blocks(self) -> Mapping[BlockHash, BlockStatus]:
-        """Resident blocks and their live statuses, least recent first; read-only."""
-        return BlocksView(self, 0)
 
-
-class SLRUCachePolicy(Lists):
-    """A policy that evicts the least recently used block that was not seen again.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    protected : float
-        Share of the capacity for blocks that were seen again, ``0.0 ... 1.0``; 0 is LRU.
-
-    References
-    ----------
-    Karedla, Love & Wherry, "Caching Strategies to Improve Disk System Performance", IEEE Computer
-    27(3), 1994.
-    """
-
+class SLRUCachePolicy(SLRU, Lists):
+    __doc__ = SLRU.__doc__
     __slots__ = ("_protected_size",)
 
     _num_lists = 2
     _prefix_joins = True
 
-    def __init__(self, cache_capacity: int, *, protected: float = 0.5) -> None:
-        capacity = check_cache_capacity(cache_capacity)
-        share = registry.entry("slru").option("protected").check(protected)
-        super().__init__(capacity)
-        self._protected_size = int(share * capacity)
-
-    @property
-    def probation(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen once or demoted and their live statuses, least recent first; read-only."""
-        return BlocksView(self, PROBATION)
-
-    @property
-    def protected(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        return BlocksView(self, PROTECTED)
-
-    @property
-    def protected_size(self) -> int:
-        """Number of blocks that protected should hold at most."""
-        return self._protected_size
+    def _open(self, cache_capacity: int, protected_size: int = 0) -> None:
+        super()._open(cache_capacity)
+        self._protected_size = protected_size
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        self._use(batch)
+        super()._touch(batch)
         excess = max(0, len(self._lists[PROTECTED]) - self._protected_size)
         for block_hash, status in [*islice(evictable(self._lists[PROTECTED], ()), excess)]:
             self._put(block_hash, PROBATION, status)
 
 
-class LFUCachePolicy(Lists):
-    """A policy that evicts the least frequently used block; old counts fade as the cache ages.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-
-    References
-    ----------
-    Arlitt, Cherkasova, Dilley, Friedrich & Jin, "Evaluating Content Management Techniques for Web
-    Proxy Caches", Workshop on Internet Server Performance, 1999.
-    """
-
+class LFUCachePolicy(LFU, Lists):
+    __doc__ = LFU.__doc__
     __slots__ = ("_age", "_counts")
 
     _num_lists = MOST_COUNTED + 1
-
-    @property
-    def age(self) -> int:
-        """The least priority that a block can have."""
-        return self._age
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the end of a request: its blocks become recent, and no use is counted."""
@@ -338,77 +257,54 @@ class LFUCachePolicy(Lists):
 
 
 class _ARC(Lists):
-    """The lists T1, T2, B1 and B2, and the target size of T1; vLLM's variant."""
+    """The lists T1, T2, B1 and B2, and the target size of T1."""
 
     __slots__ = ("_target",)
 
     _target: float
     _num_lists = 2
     _num_ghost_lists = 2
-    #: Whether only the first touch of a ghost counts.
-    _adapts_once: ClassVar[bool] = False
-    #: Blocks per victim that join T1, as counted by a search.
-    _newcomers: ClassVar[int] = 0
+    #: Whether the policy is the paper's, not vLLM's variant.
+    _as_published: ClassVar[bool] = False
 
-    @property
-    def t1(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen once and their live statuses, least recent first; read-only."""
-        return BlocksView(self, T1)
-
-    @property
-    def t2(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        return BlocksView(self, T2)
-
-    @property
-    def b1(self) -> AbstractSet[BlockHash]:
-        """Ghosts of T1, least recent first; read-only."""
-        return GhostsView(self, B1)
-
-    @property
-    def b2(self) -> AbstractSet[BlockHash]:
-        """Ghosts of T2, least recent first; read-only."""
-        return GhostsView(self, B2)
-
-    @property
-    def target_t1_size(self) -> float:
-        """Target size of T1 in blocks, ``0.0 ... cache_capacity``; adapts."""
-        return self._target
+    def _entry(self, block_hash: BlockHash) -> int:
+        at = self._at.get(block_hash)
+        if at is None or not self._as_published:
+            return T1
+        self._adapt(block_hash, at)
+        return T2
 
     def _adapt(self, ghost: BlockHash, at: int) -> None:
         """Raise the target for a ghost of B1 (case II), lower it for one of B2 (case III)."""
         own, other = self._lists[at], self._lists[B1 + B2 - at]
         if own[ghost]:
             return
-        own[ghost] = self._adapts_once
+        own[ghost] = self._as_published
         step = max(1.0, len(other) / len(own))
         if at == B1:
             self._target = min(self._target + step, float(self._cache_capacity))
         else:
             self._target = max(self._target - step, 0.0)
 
-    def _touch(self, batch: list[BlockHash]) -> None:
-        self._use(batch)
-
-    def _t1_yields(self, t1_size: int) -> bool:
-        """Return whether T1, at that size, yields the next victim."""
-        return t1_size >= int(self._target)
-
     def _others(self, released: Collection[BlockHash], rest: list[_Blocks]) -> _Blocks:
-        t1_size = len(self._lists[T1])
-        t1_size += sum(self._newcomers - (self._at[block_hash] == T1) for block_hash in released)
+        # T1 yields while |T1| > target as published, while |T1| >= int(target) in vLLM's variant.
+        t1_size = len(self._lists[T1]) + (not self._as_published)
+        t1_size += sum(self._as_published - (self._at[block_hash] == T1) for block_hash in released)
         while True:
-            first, second = (T1, T2) if self._t1_yields(t1_size) else (T2, T1)
+            first, second = (T1, T2) if t1_size > self._target else (T2, T1)
             victim = next(rest[first], None) or next(rest[second], None)
             if victim is None:
                 return
-            t1_size += self._newcomers - (self._at[victim[0]] == T1)
+            t1_size += self._as_published - (self._at[victim[0]] == T1)
             yield victim
 
     def _settle(self, last: int | None = None) -> None:
         del last
-        self._forget(B1, self._cache_capacity)
-        self._forget(B2, self._cache_capacity)
+        most = self._cache_capacity
+        self._forget(B1, most - self._as_published * len(self._lists[T1]))
+        if self._as_published:
+            most = 2 * most - len(self._resident) - len(self._lists[B1])
+        self._forget(B2, most)
 
     def _forget(self, at: int, most: int) -> None:
         """Forget the oldest ghosts of a list beyond `most`."""
@@ -428,53 +324,14 @@ class _ARC(Lists):
         require(before == [*map(len, self._lists)], "the ghosts are within their bounds")
 
 
-class ARCCachePolicy(_ARC):
-    """A policy that balances recency and frequency by adaptive replacement, in vLLM's variant.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Upper bound of the target size of T1, and of each ghost list.
-
-    References
-    ----------
-    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
-    """
-
+class ARCCachePolicy(ARC, _ARC):
+    __doc__ = ARC.__doc__
     __slots__ = ()
 
 
-class ARCClassicCachePolicy(_ARC):
-    """A policy that balances recency and frequency by adaptive replacement, as published.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        The paper's c: upper bound of the target size of T1, and of T1 and its ghosts together.
-
-    References
-    ----------
-    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
-    """
-
+class ARCClassicCachePolicy(ARCClassic, _ARC):
+    __doc__ = ARCClassic.__doc__
     __slots__ = ()
 
     _prefix_joins = True
-    _adapts_once = True
-    _newcomers = 1
-
-    def _entry(self, block_hash: BlockHash) -> int:
-        at = self._at.get(block_hash)
-        if at is None:
-            return T1
-        self._adapt(block_hash, at)
-        return T2
-
-    def _t1_yields(self, t1_size: int) -> bool:
-        return t1_size > self._target
-
-    def _settle(self, last: int | None = None) -> None:
-        del last
-        self._forget(B1, self._cache_capacity - len(self._lists[T1]))
-        length = len(self._resident) + len(self._lists[B1])
-        self._forget(B2, 2 * self._cache_capacity - length)
+    _as_published = True

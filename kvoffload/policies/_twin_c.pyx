@@ -140,6 +140,10 @@ cdef class CompiledPolicy:
             raise policy_not_initialised()
         return 0
 
+    def _require_ready(self):
+        """Raise RuntimeError if the constructor has not completed."""
+        self.require_ready()
+
     cdef int require_free(self, str call) except -1:
         self.require_ready()  # code of the arguments may have initialised it again
         if self.owner != NULL:

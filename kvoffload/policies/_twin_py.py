@@ -64,8 +64,12 @@ class PythonPolicy(CachePolicy):
         self._require_free("__init__")
         self._cache_capacity = capacity
         self._released = {}
+        self._reset()
         # Set last: no method works without it.
         self._resident = self._blocks_type()
+
+    def _reset(self) -> None:
+        """Begin with no blocks, and nothing learned."""
 
     def _require_ready(self) -> None:
         """Raise RuntimeError if the constructor has not completed."""
@@ -278,6 +282,7 @@ class PythonPolicy(CachePolicy):
         """Forget everything."""
         self._released.clear()
         self._resident.clear()
+        self._reset()
 
     @abstractmethod
     def _in_eviction_order(self) -> Iterable[BlockStatus]:

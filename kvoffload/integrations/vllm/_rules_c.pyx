@@ -225,7 +225,7 @@ cdef class ARCRules(UseRules):
             raise ValueError(
                 f"target_t1_size must be in 0 ... {self.policy.capacity}, got {value!r}"
             )
-        self.policy._set_target(target)
+        self.policy._target = target
 
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
