@@ -62,8 +62,8 @@ cdef class CompiledPolicy:
     # memory.
     cdef bint take_released(self, uint64_t n) noexcept
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept
-    cdef bint may_be_taken(self, uint32_t node_id) noexcept
     cdef const char* check_released(self) noexcept
+    cdef const char* find_broken(self) noexcept
     # Count the released blocks that may leave, up to `most`.
     cdef uint64_t count_released(self, uint64_t most) noexcept
 
@@ -118,9 +118,7 @@ cdef class CompiledPolicy:
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept
     cdef void commit(self) noexcept
-    cdef object copied_rows(self)
     cdef int require_ring(self, int ring_index) except -1
-    cdef list evict_now(self, int64_t count)
     cdef void mark_protected(self) noexcept
     cdef list let_go(self)
 

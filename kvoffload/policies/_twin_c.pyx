@@ -51,7 +51,6 @@ from kvoffload.policies._released_c cimport (
     released_close,
     released_ensure,
     released_next,
-    released_open,
     released_remove,
 )
 
@@ -90,14 +89,24 @@ cdef bytes key_of(Node* node):
     return PyBytes_FromStringAndSize(<const char*>key, <Py_ssize_t>length)
 
 
+cdef class CollectorOff:
+    """While this object lives, the collector is off, so that no Python code runs in a call."""
+
+    cdef int collecting
+
+    def __cinit__(self):
+        self.collecting = PyGC_Disable()
+
+    def __dealloc__(self):
+        if self.collecting:
+            PyGC_Enable()
+
+
 cdef class CompiledPolicy:
     """The public contract over the C functions of a compiled twin."""
 
     def __cinit__(self):
-        self.table = NULL
         victims_open(&self.victims)
-        released_open(&self.released)
-        memset(&self.batch, 0, sizeof(Batch))
 
     def __dealloc__(self):
         cdef int ring_index
@@ -164,14 +173,9 @@ cdef class CompiledPolicy:
 
     cdef int stand_alone(self) except -1:
         """Become a policy used alone: unpark every block at its position."""
-        cdef list orders
         cdef int ring_index
-        cdef int collecting = PyGC_Disable()
-        try:
-            orders = [self.c_node_ids(ring_index) for ring_index in range(self.num_rings)]
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        cdef list orders = [self.c_node_ids(ring_index) for ring_index in range(self.num_rings)]
         for ring_index in range(self.num_rings):
             ring_unpark(self.table, &self.rings[ring_index], orders[ring_index])
         self.c_unparked()
@@ -207,18 +211,14 @@ cdef class CompiledPolicy:
         """Return the live status of a resident block, or None."""
         self.require_ready()
         cdef bytes key = check_hash(block_hash)
-        self.require_ready()  # the check is Python code: another thread may have run
-        # With the collector off no Python code runs, so that the block stays on its node.
-        cdef int collecting = PyGC_Disable()
         cdef uint32_t node_id
-        try:
-            node_id = find_key(self, key)
-            if node_id == NIL or not node_at(self.table, node_id).flags & RESIDENT:
-                return None
+        # So that the block stays on its node.
+        cdef CollectorOff held = CollectorOff()
+        self.require_ready()  # the check is Python code: another thread may have run
+        node_id = find_key(self, key)
+        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
             return self.storage.export(node_id)
-        finally:
-            if collecting:
-                PyGC_Enable()
+        return None
 
     def insert(self, block_hash, status):
         """Make a block resident, as the most recent of those inserted."""
@@ -227,26 +227,21 @@ cdef class CompiledPolicy:
         check_status(status)
         cdef int32_t ref_cnt = status.ref_cnt
         cdef int64_t block_id = status.block_id
+        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(key)
+        cdef uint64_t length = <uint64_t>len(key)
         cdef uint32_t node_id
         cdef Node* node
-        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(key)
         self.require_free("insert")
         node_id = find_key(self, key)
-        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
-            raise block_already_resident("insert", key)
+        if node_id == NIL and self.c_ensure(1):
+            node_id = add_key(self.table, address, length, hash_key(self.table, address, length))
         if node_id == NIL:
-            if self.c_ensure(1):
-                node_id = add_key(
-                    self.table,
-                    address,
-                    <uint64_t>len(key),
-                    hash_key(self.table, address, <uint64_t>len(key)),
-                )
-            if node_id == NIL:
-                raise MemoryError()
+            raise MemoryError()
+        node = node_at(self.table, node_id)
+        if node.flags & RESIDENT:
+            raise block_already_resident("insert", key)
         # Marks of earlier batches mean nothing to this insert.
         table_new_epoch(self.table)
-        node = node_at(self.table, node_id)
         node.block.ref_cnt = ref_cnt
         node.block.block_id = block_id
         node.flags |= RESIDENT
@@ -297,19 +292,24 @@ cdef class CompiledPolicy:
 
     def evict(self, n, protected):
         """Evict exactly `n` idle blocks that are not protected, or none."""
-        cdef int64_t count
-        cdef list batch
-        cdef int collecting
         self.require_ready()
-        count = check_int("n", n, 0)
-        batch = self.open_batch(protected, "protected", "evict")
-        # With the collector off no Python code runs until the victims are gone.
-        collecting = PyGC_Disable()
-        try:
-            return self.evict_now(count)
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef int64_t count = check_int("n", n, 0)
+        cdef list batch = self.open_batch(protected, "protected", "evict")
+        # Until the victims are gone.
+        cdef CollectorOff held = CollectorOff()
+        if count == 0:
+            return []
+        if <uint64_t>count > self.num_resident:
+            return None
+        if not self.c_ensure(0):
+            raise MemoryError()
+        self.mark_protected()
+        self.victims.no_memory = False
+        if self.c_search(<uint64_t>count):
+            return self.let_go()
+        if self.victims.no_memory:
+            raise MemoryError()
+        return None
 
     def make_room(self, hashes, num_free, protected):
         """Decide how many of `hashes` to store, and evict for them."""
@@ -357,16 +357,8 @@ cdef class CompiledPolicy:
 
         The array is a snapshot and does not show later changes.
         """
-        cdef int collecting
         self.require_ready()
-        collecting = PyGC_Disable()
-        try:
-            return self.copied_rows()
-        finally:
-            if collecting:
-                PyGC_Enable()
-
-    cdef object copied_rows(self):
+        cdef CollectorOff held = CollectorOff()
         cdef cnp.ndarray rows = np.zeros(self.num_resident, BLOCK_DTYPE)
         cdef Block* row
         cdef uint32_t node_id
@@ -387,33 +379,36 @@ cdef class CompiledPolicy:
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
         cdef const char* broken
+        self.require_ready()
+        if self.was_owned:  # anyone may have written to its statuses meanwhile
+            self.stand_alone()
+        broken = self.find_broken()
+        if broken != NULL:
+            raise AssertionError((<bytes>broken).decode())
+
+    cdef const char* find_broken(self) noexcept:
+        """Return the first invariant that does not hold, or NULL."""
+        cdef const char* broken = table_check(self.table)
         cdef uint64_t resident = 0
         cdef uint32_t node_id
         cdef int ring_index
         cdef Node* node
-        self.require_ready()
-        if self.was_owned:  # anyone may have written to its statuses meanwhile
-            self.stand_alone()
-        broken = table_check(self.table)
         for ring_index in range(self.num_rings):
-            if broken == NULL:
-                broken = ring_check(self.table, &self.rings[ring_index])
-        if broken == NULL:
-            broken = self.c_check()
+            broken = broken or ring_check(self.table, &self.rings[ring_index])
+        broken = broken or self.c_check() or self.check_released()
+        if broken != NULL:
+            return broken
         for node_id in range(self.table.num_used):
             node = node_at(self.table, node_id)
             if node.flags & RESIDENT:
                 resident += 1
-            elif node.key_length and node.ring == 0 and broken == NULL:
-                broken = b"a key without a block is a ghost on a ring"
-        if broken == NULL and resident != self.num_resident:
-            broken = b"resident blocks are counted"
-        if broken == NULL:
-            broken = self.check_released()
-        if broken == NULL and (self.victims.size or self.victims.num_aside):
-            broken = b"no search for victims is open"
-        if broken != NULL:
-            raise AssertionError((<bytes>broken).decode())
+            elif node.key_length and node.ring == 0:
+                return b"a key without a block is a ghost on a ring"
+        if resident != self.num_resident:
+            return b"resident blocks are counted"
+        if self.victims.size or self.victims.num_aside:
+            return b"no search for victims is open"
+        return NULL
 
     # -- for the views -----------------------------------------------------------------------
 
@@ -424,14 +419,9 @@ cdef class CompiledPolicy:
 
     def _ring_keys(self, int ring_index):
         """Return the keys of a ring, from 0, least recent first."""
-        cdef int collecting
         self.require_ring(ring_index)
-        collecting = PyGC_Disable()
-        try:
-            return [key_of(node_at(self.table, node_id)) for node_id in self.c_node_ids(ring_index)]
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        return [key_of(node_at(self.table, node_id)) for node_id in self.c_node_ids(ring_index)]
 
     def _ring_holds(self, int ring_index, block_hash):
         """Return whether a key is on a ring, from 0."""
@@ -449,21 +439,6 @@ cdef class CompiledPolicy:
         return 0
 
     # -- what policies share -----------------------------------------------------------------
-
-    cdef list evict_now(self, int64_t count):
-        if count == 0:
-            return []
-        if <uint64_t>count > self.num_resident:
-            return None
-        if not self.c_ensure(0):
-            raise MemoryError()
-        self.mark_protected()
-        self.victims.no_memory = False
-        if not self.c_search(<uint64_t>count):
-            if self.victims.no_memory:
-                raise MemoryError()
-            return None
-        return self.let_go()
 
     cdef void mark_protected(self) noexcept:
         """Mark the resident blocks of the batch: they stay in the search that follows."""
@@ -575,7 +550,7 @@ cdef class CompiledPolicy:
         self.c_finished(batch, hint)
 
     cdef bint ensure_release(self, Py_ssize_t n) noexcept:
-        return released_ensure(&self.released, <uint64_t>n, self.table.num_used)
+        return released_ensure(&self.released, self.table.num_used)
 
     cdef void c_release(self, Batch* batch) noexcept:
         cdef Py_ssize_t index
@@ -585,30 +560,22 @@ cdef class CompiledPolicy:
             if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
                 released_add(&self.released, node_id)
 
-    cdef bint may_be_taken(self, uint32_t node_id) noexcept:
-        return evictable(self.table, node_at(self.table, node_id))
-
     cdef uint64_t count_released(self, uint64_t most) noexcept:
-        cdef uint64_t found = 0, index = released_next(&self.released, 0)
-        while found < most and index < self.released.size:
-            found += self.may_be_taken(self.released.items[index].node_id)
-            index = released_next(&self.released, index + 1)
+        cdef uint64_t found = 0
+        cdef uint32_t node_id = released_next(&self.released, NIL)
+        while found < most and node_id != NIL:
+            found += evictable(self.table, node_at(self.table, node_id))
+            node_id = released_next(&self.released, node_id)
         return found
 
     cdef bint take_released(self, uint64_t n) noexcept:
-        cdef uint64_t index
-        cdef uint32_t node_id
+        cdef uint32_t node_id = released_next(&self.released, NIL)
         cdef Node* node
-        if self.released.count == 0:
-            return True
-        index = released_next(&self.released, 0)
-        while self.victims.size < n and index < self.released.size:
-            node_id = self.released.items[index].node_id
-            if self.may_be_taken(node_id):
-                node = node_at(self.table, node_id)
-                if not self.take_one(node_id, node):
-                    return False
-            index = released_next(&self.released, index + 1)
+        while self.victims.size < n and node_id != NIL:
+            node = node_at(self.table, node_id)
+            if evictable(self.table, node) and not self.take_one(node_id, node):
+                return False
+            node_id = released_next(&self.released, node_id)
         return True
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
@@ -628,13 +595,14 @@ cdef class CompiledPolicy:
         return min(n, num_free + <int64_t>num_victims)
 
     cdef const char* check_released(self) noexcept:
-        cdef uint64_t live = 0, index = released_next(&self.released, 0)
-        while index < self.released.size:
-            live += 1
-            if not node_at(self.table, self.released.items[index].node_id).flags & RESIDENT:
+        cdef uint64_t count = 0
+        cdef uint32_t node_id = released_next(&self.released, NIL)
+        while node_id != NIL:
+            count += 1
+            if not node_at(self.table, node_id).flags & RESIDENT:
                 return b"released blocks are resident"
-            index = released_next(&self.released, index + 1)
-        if live != self.released.count:
+            node_id = released_next(&self.released, node_id)
+        if count != self.released.count:
             return b"released blocks are counted"
         return NULL
 

@@ -80,6 +80,13 @@ class PythonPolicy(CachePolicy):
         if owner_of(self) is not None and registry.is_builtin(type(self), "py"):
             raise policy_owned(call)
 
+    def _open_batch(self, hashes: Iterable[bytes], name: str, call: str) -> list[BlockHash]:
+        """Return the checked batch of a `call` that changes the policy; PolicyError if owned."""
+        self._require_ready()
+        batch = as_batch(hashes, name)
+        self._require_free(call)
+        return batch
+
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if any(name in getattr(base, "__slots__", ()) for base in type(self).__mro__):
@@ -122,32 +129,24 @@ class PythonPolicy(CachePolicy):
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
-        self._require_ready()
-        batch = as_batch(hashes)
-        self._require_free("touch")
+        batch = self._open_batch(hashes, "hashes", "touch")
         self._take_back(batch)
         self._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
         """Evict blocks before all others, until they are used again."""
-        self._require_ready()
-        batch = as_batch(hashes)
-        self._require_free("release")
+        batch = self._open_batch(hashes, "hashes", "release")
         self._release(batch)
 
     def _extend_alone(self, hashes: Iterable[bytes]) -> None:
         """Touch blocks that extend a request, without beginning a new request."""
-        self._require_ready()
-        batch = as_batch(hashes)
-        self._require_free("touch")
+        batch = self._open_batch(hashes, "hashes", "touch")
         self._take_back(batch)
         self._extended(batch)
 
     def _finish_alone(self, hashes: Iterable[bytes], hints: Hints | None) -> None:
         """Implement `finished` for a policy that counts uses."""
-        self._require_ready()
-        batch = as_batch(hashes)
-        self._require_free("finished")
+        batch = self._open_batch(hashes, "hashes", "finished")
         self._take_back(batch)
         self._finished(batch, hints, None)
 
@@ -157,9 +156,7 @@ class PythonPolicy(CachePolicy):
         """Evict exactly `n` idle blocks that are not protected, or none."""
         self._require_ready()
         n = check_int("n", n, 0)
-        guarded = set(as_batch(protected, "protected"))
-        self._require_free("evict")
-        return self._evict(n, guarded)
+        return self._evict(n, set(self._open_batch(protected, "protected", "evict")))
 
     def make_room(
         self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]

@@ -24,19 +24,16 @@ class _RingView:
         len(self)  # raises RuntimeError if the policy's constructor has not completed
 
     def __len__(self) -> int:
-        length: int = self._policy._ring_length(self._ring_index)
-        return length
+        return int(self._policy._ring_length(self._ring_index))
 
     def __iter__(self) -> Iterator[BlockHash]:
         return iter(self._policy._ring_keys(self._ring_index))
 
     def __reversed__(self) -> Iterator[BlockHash]:
-        keys: list[BlockHash] = self._policy._ring_keys(self._ring_index)
-        return reversed(keys)
+        return reversed(list(self))
 
     def __contains__(self, block_hash: object) -> bool:
-        holds: bool = self._policy._ring_holds(self._ring_index, block_hash)
-        return holds
+        return bool(self._policy._ring_holds(self._ring_index, block_hash))
 
 
 class BlocksView(_RingView, Mapping[BlockHash, BlockStatus]):
