@@ -1083,8 +1083,10 @@ cdef class CompiledRequest:
         cdef Hint said
         cdef const Hint* hint
         cdef str source = None
-        check_now(now)
-        check_hints(hints)
+        if now is not None:
+            check_now(now)
+        if hints is not None:
+            check_hints(hints)
         said_last = self.hints if hints is None else hints
         hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
@@ -1204,8 +1206,10 @@ cdef class ManagerCore:
 
     def begin(self, hashes, *, hints=None, now=None):
         cdef Steps steps = self.steps
-        check_now(now)
-        check_hints(hints)
+        if now is not None:
+            check_now(now)
+        if hints is not None:
+            check_hints(hints)
         if self.calls_own:
             return CallingRequest(self, as_batch(hashes), hints, now)
         return steps.begin(self, hashes, hints, now)

@@ -80,15 +80,22 @@ cdef class _UnpackedList:
     """A member whose packed keys become a list at the first read."""
 
     cdef object member
+    cdef object kind            # the class that it is a member of
     cdef Py_ssize_t offset
 
     def __cinit__(self, member):
         self.member = member
+        self.kind = member.__objclass__
         self.offset = offset_of(member)
 
     def __get__(self, result, owner):
+        cdef PyObject* slot
         if result is None:
             return self
+        if type(result) is self.kind:
+            slot = (<PyObject**>(<char*><PyObject*>result + self.offset))[0]
+            if slot != NULL and type(<object>slot) is not _PackedKeys:
+                return <object>slot
         value = self.member.__get__(result, owner)
         if type(value) is not _PackedKeys:
             return value
