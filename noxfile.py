@@ -342,17 +342,6 @@ def doctests(session: nox.Session) -> None:
 
 
 @check("lint")
-def stubs(session: nox.Session) -> None:
-    """The stubs of the compiled modules match the modules."""
-    listed = ["git", "ls-files", "kvoffload/*.pyi", ":!kvoffload/integrations"]
-    files = subprocess.check_output(listed, text=True).split()
-    modules = [name.removesuffix(".pyi").replace("/", ".") for name in files]
-    options = ["--mypy-config-file", "pyproject.toml", "--ignore-disjoint-bases"]
-    options += ["--allowlist", ".ci/stubtest-allowlist.txt"]
-    report(output(session, "stubtest", *options, *modules).splitlines()[-1])
-
-
-@check("lint")
 def typed_users(session: nox.Session) -> None:
     """mypy and pyright check README's program as in a user's editor, and find its types."""
     tree = fresh_clone("typed-users")

@@ -1,1 +1,0 @@
-# C level only: Python can use nothing here.

@@ -1,1 +1,0 @@
-LAYOUT: dict[str, int]

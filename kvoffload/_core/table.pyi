@@ -1,8 +1,0 @@
-from typing import final
-
-LAYOUT: dict[str, int]
-
-class Storage: ...
-
-@final
-class StatusBuffer: ...
