@@ -183,6 +183,19 @@ def test_the_tables_of_the_reference_were_made_by_their_script(tmp_path: Path) -
         assert is_current, f"{page.name}: run `python .ci/make-reference.py`"
 
 
+def test_the_picture_of_modules_shows_the_sources(tmp_path: Path) -> None:
+    """Its script fails if modules cimport from each other in a cycle."""
+    script = ROOT / ".ci" / "draw-modules.py"
+    if not script.exists():
+        pytest.skip("the source tree is not beside the tests")
+    picture = (ROOT / "docs" / "_static" / "modules.svg").read_text(encoding="utf-8")
+    drawn = tmp_path / "modules.svg"
+    drawn.write_text(picture, encoding="utf-8")
+    subprocess.run([sys.executable, str(script), str(drawn)], check=True)
+    is_current = drawn.read_text(encoding="utf-8") == picture
+    assert is_current, "modules.svg: run `python .ci/draw-modules.py`"
+
+
 def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
     """``kvoffload[extra]`` adds to a package that is installed already, without asking for it."""
     command = re.compile(r"pip install (?!.*--no-index)[^&\n]*\bkvoffload\b(?!\[).*|\buvx .*")

@@ -195,6 +195,14 @@ def test_cython_imports_are_seen() -> None:
     ]
 
 
+def test_cython_imports_name_modules_in_full() -> None:
+    """These tests and the picture of modules do not see ``from . cimport``."""
+    for path in LIBRARY:
+        if path.suffix in {".pyx", ".pxd"}:
+            text = path.read_text(encoding="utf-8")
+            assert re.search(r"^\s*from\s+\.", text, re.MULTILINE) is None, path
+
+
 def test_no_extension_says_that_it_does_without_the_lock() -> None:
     """A free-threaded interpreter then enables its lock, and says so, when it imports one."""
     for path in [ROOT / "setup.py", *LIBRARY]:
