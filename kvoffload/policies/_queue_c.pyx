@@ -62,9 +62,7 @@ from kvoffload._core.table cimport (
 from kvoffload._core.victims cimport Victim, evictable, victims_list_aside, victims_set_aside
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, key_of
 
-from kvoffload._checks import check_cache_capacity
-from kvoffload.policies import registry
-from kvoffload.policies._views import BlocksView, GhostsView
+from kvoffload.policies._queue import S3FIFO, Sieve
 from kvoffload.policies.base import CachePolicy
 
 cdef enum:
@@ -92,7 +90,7 @@ cdef class Queues(CompiledPolicy):
 
     cdef uint64_t* positions        # by node_id: of the block in its queue, greater is newer
     cdef uint64_t num_positions     # nodes that the array has room for
-    cdef int num_queues
+    cdef int num_queues             # a subclass sets it and `most_counted` at once
     cdef int most_counted
     cdef bint searching             # a search is neither settled nor cancelled
     cdef Change* changes            # that it has made
@@ -114,14 +112,11 @@ cdef class Queues(CompiledPolicy):
 
     # -- queues ------------------------------------------------------------------------------
 
-    cdef int open(self, object cache_capacity, int num_queues, int most_counted) except -1:
-        """Construct a policy; with two queues, ghosts are on the third ring."""
-        self.set_up(cache_capacity, num_queues, 2 * num_queues - 1)
-        self.num_queues = num_queues
-        self.most_counted = most_counted
+    def _open(self, cache_capacity):
+        """Construct the policy; with two queues, ghosts are on the third ring."""
+        self.set_up(cache_capacity, self.num_queues, 2 * self.num_queues - 1)
         self.c_clear()
         self.publish()
-        return 0
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         node.note = 0
@@ -290,9 +285,7 @@ cdef class Queues(CompiledPolicy):
     cdef bint note_change(self, uint32_t node_id, Node* node) noexcept:
         """Log the place and count of a block that the search changes; False without memory."""
         cdef uint64_t wanted = self.num_changes + 1
-        if not grow(
-            <void**>&self.changes, &self.changes_room, wanted, sizeof(Change), FIRST_ROOM
-        ):
+        if not grow(<void**>&self.changes, &self.changes_room, wanted, sizeof(Change), FIRST_ROOM):
             self.victims.no_memory = True
             return False
         self.changes[self.num_changes] = Change(
@@ -350,14 +343,11 @@ cdef class _Sieve(Queues):
     cdef uint32_t next_node_id      # the next block of the list to look at, NIL at its end
     cdef uint64_t hand_before       # where the hand was before the search at work
 
-    @property
-    def blocks(self):
-        """Resident blocks and their live statuses, oldest first; read-only."""
-        return BlocksView(self, 0)
+    def __cinit__(self):
+        self.num_queues = self.most_counted = 1
 
-    @property
-    def hand(self):
-        """The next block to examine; None if the queue ends at the hand."""
+    def _at_hand(self):
+        """Return the next block to examine, or None."""
         cdef uint32_t node_id, first
         cdef uint64_t end
         self.require_ready()
@@ -474,9 +464,7 @@ cdef inline bint is_alive(
     const Link* links, const uint64_t* positions, const Entry* entry
 ) noexcept nogil:
     """Return whether the heap holds a block by an entry; an entry is dead once its block moves."""
-    return (
-        links[entry.node_id].rank == entry.rank and positions[entry.node_id] == entry.position
-    )
+    return links[entry.node_id].rank == entry.rank and positions[entry.node_id] == entry.position
 
 
 cdef class _S3FIFO(Queues):
@@ -485,36 +473,23 @@ cdef class _S3FIFO(Queues):
     cdef uint64_t last_link_id      # given out
     cdef Heap waiting               # the deepest first, then in queue order
     cdef uint64_t num_unordered     # entries behind it that came since it was last read
-    cdef int64_t _small_size        # blocks that small is meant to hold
+    cdef readonly int64_t _small_size   # blocks that small is meant to hold
     cdef uint64_t num_asked         # ghosts of the batch that the search at work makes room for
     cdef uint64_t most_ghosts       # after the last eviction
     cdef int64_t small_length       # small's, with the blocks that replace the victims so far
     cdef Scan scans[2]
 
+    def __cinit__(self):
+        self.num_queues = 2
+        self.most_counted = 3
+
     def __dealloc__(self):
         release(self.links, self.links_room * sizeof(Link))
         discard(self.waiting.entries)
 
-    @property
-    def small(self):
-        """New blocks and their live statuses, oldest first; read-only."""
-        return BlocksView(self, SMALL)
-
-    @property
-    def main(self):
-        """Blocks that were used again and their live statuses, oldest first; read-only."""
-        return BlocksView(self, MAIN)
-
-    @property
-    def ghosts(self):
-        """Hashes that left the small queue, oldest first; read-only."""
-        return GhostsView(self, GHOSTS)
-
-    @property
-    def small_size(self):
-        """Number of blocks that the small queue is meant to hold."""
-        self.require_ready()
-        return self._small_size
+    def _open(self, cache_capacity, int64_t small_size):
+        Queues._open(self, cache_capacity)  # nothing after it can fail
+        self._small_size = small_size
 
     def finished(self, hashes, hints=None):
         """Handle the end of a request: its blocks become recent, and no use is counted."""
@@ -592,9 +567,7 @@ cdef class _S3FIFO(Queues):
         self.count_asked(batch, n)
         return Queues.c_make_room(self, batch, n, num_free)
 
-    cdef int64_t c_make_room_of_released(
-        self, Batch* batch, int64_t n, int64_t num_free
-    ) noexcept:
+    cdef int64_t c_make_room_of_released(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         self.count_asked(batch, n)
         return Queues.c_make_room_of_released(self, batch, n, num_free)
 
@@ -860,50 +833,11 @@ cdef class _S3FIFO(Queues):
         return Queues.c_check(self)
 
 
-# Not one __init__ for all: a Python function shows its signature, a slot of a C type does not.
-
-
-class SieveCachePolicy(_Sieve, CachePolicy):
-    """A policy that evicts the oldest block not used since the hand last passed it.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-
-    References
-    ----------
-    Zhang, Yang, Yue, Vigfusson & Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
-    Algorithm for Web Caches", NSDI 2024.
-    """
-
+class SieveCachePolicy(Sieve, _Sieve, CachePolicy):
+    __doc__ = Sieve.__doc__
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity):
-        (<_Sieve?>self).open(cache_capacity, 1, 1)
 
-
-class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
-    """A policy that evicts new blocks not used soon, then the oldest unused ones.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    small : float
-        Share of the capacity for new blocks, ``0.0 ... 1.0``.
-
-    References
-    ----------
-    Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
-    """
-
+class S3FIFOCachePolicy(S3FIFO, _S3FIFO, CachePolicy):
+    __doc__ = S3FIFO.__doc__
     __slots__ = ("__weakref__",)
-
-    def __init__(self, cache_capacity, *, small=0.1):
-        cdef _S3FIFO policy = <_S3FIFO?>self
-        cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        cdef double share = registry.entry("s3fifo").option("small").check(small)
-        cdef int64_t size = int(share * capacity)
-        policy.open(capacity, 2, 3)  # nothing after it can fail
-        policy._small_size = size

@@ -42,22 +42,18 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain, islice, pairwise
 from typing import ClassVar
 
-from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
-from . import registry
+from ._queue import GHOSTS, MAIN, S3FIFO, SMALL, Sieve
 from ._twin_py import PythonPolicy, Victims, evictable, may_leave, require
-from ._views import BlocksView, GhostsView
 
-# Queues of SIEVE and rings of S3-FIFO, from 0.
+# Queues of SIEVE, from 0.
 PASSED, AHEAD = range(2)
-SMALL, MAIN, GHOSTS = range(3)
 
 
 class Queues(PythonPolicy):
@@ -67,14 +63,11 @@ class Queues(PythonPolicy):
 
     _most_counted: ClassVar[int]
 
-    def __init__(self, cache_capacity: int) -> None:
-        capacity = check_cache_capacity(cache_capacity)
-        self._require_free("__init__")
-        self._reset()
-        super().__init__(capacity)
+    def _open(self, cache_capacity: int) -> None:
+        """Construct the policy."""
+        super().__init__(cache_capacity)
 
     def _reset(self) -> None:
-        """Empty the queues, and forget what was learned."""
         self._queues: list[OrderedDict[BlockHash, BlockStatus]] = [OrderedDict(), OrderedDict()]
         self._counts: dict[BlockHash, int] = {}
 
@@ -122,10 +115,6 @@ class Queues(PythonPolicy):
         """Return whether there are `n` blocks that may leave."""
         return sum(1 for _ in islice(evictable(self._resident, protected), n)) == n
 
-    def _clear(self) -> None:
-        super()._clear()
-        self._reset()
-
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return chain.from_iterable(queue.values() for queue in self._queues)
 
@@ -139,32 +128,13 @@ class Queues(PythonPolicy):
         require(all(0 <= count <= self._most_counted for count in counts), "counts are in bounds")
 
 
-class SieveCachePolicy(Queues):
-    """A policy that evicts the oldest block not used since the hand last passed it.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for. Kept only for reading.
-
-    References
-    ----------
-    Zhang, Yang, Yue, Vigfusson & Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
-    Algorithm for Web Caches", NSDI 2024.
-    """
-
+class SieveCachePolicy(Sieve, Queues):
+    __doc__ = Sieve.__doc__
     __slots__ = ("_newest",)
 
     _most_counted = 1
 
-    @property
-    def blocks(self) -> Mapping[BlockHash, BlockStatus]:
-        """Resident blocks and their live statuses, oldest first; read-only."""
-        return BlocksView(self, 0)
-
-    @property
-    def hand(self) -> BlockHash | None:
-        """The next block to examine; None if the queue ends at the hand."""
+    def _at_hand(self) -> BlockHash | None:
         return next(iter(self._queues[AHEAD]), None)
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
@@ -218,52 +188,15 @@ class _Link:
     num_behind: int = 0  # blocks linked to this one
 
 
-class S3FIFOCachePolicy(Queues):
-    """A policy that evicts new blocks not used soon, then the oldest unused ones.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    small : float
-        Share of the capacity for new blocks, ``0.0 ... 1.0``.
-
-    References
-    ----------
-    Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
-    """
-
+class S3FIFOCachePolicy(S3FIFO, Queues):
+    __doc__ = S3FIFO.__doc__
     __slots__ = ("_ghosts", "_links", "_most_ghosts", "_small_size", "_waiting")
 
     _most_counted = 3
 
-    def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
-        capacity = check_cache_capacity(cache_capacity)
-        share = registry.entry("s3fifo").option("small").check(small)
-        self._require_free("__init__")
-        self._small_size = int(share * capacity)
-        self._most_ghosts = 0  # after the last eviction
-        super().__init__(capacity)
-
-    @property
-    def small(self) -> Mapping[BlockHash, BlockStatus]:
-        """New blocks and their live statuses, oldest first; read-only."""
-        return BlocksView(self, SMALL)
-
-    @property
-    def main(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks that were used again and their live statuses, oldest first; read-only."""
-        return BlocksView(self, MAIN)
-
-    @property
-    def ghosts(self) -> AbstractSet[BlockHash]:
-        """Hashes that left the small queue, oldest first; read-only."""
-        return GhostsView(self, GHOSTS)
-
-    @property
-    def small_size(self) -> int:
-        """Number of blocks that the small queue is meant to hold."""
-        return self._small_size
+    def _open(self, cache_capacity: int, small_size: int = 0) -> None:
+        super()._open(cache_capacity)
+        self._small_size = small_size
 
     @property
     def num_ghosts(self) -> int:
@@ -282,6 +215,7 @@ class S3FIFOCachePolicy(Queues):
         self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
         self._links: dict[BlockHash, _Link] = {}
         self._waiting: set[BlockHash] = set()
+        self._most_ghosts = 0  # after the last eviction
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
