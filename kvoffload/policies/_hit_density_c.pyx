@@ -15,21 +15,21 @@ from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport (
     Batch,
-    batch_ensure,
-    batch_set,
+    batch_open,
     find_all,
     find_hashed,
     item_key,
     item_length,
 )
 from kvoffload._core.buckets cimport kvo_prefetch
-from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.ghosts cimport (
     FREE,
     PASSED_OVER,
     RELEASED,
     Clock,
     Ghost,
+    Ghosts,
+    Walk,
     Walked,
     clock_free,
     clock_next,
@@ -50,7 +50,7 @@ from kvoffload._core.ghosts cimport (
     walk_open,
     walk_remove,
 )
-from kvoffload._core.items cimport check_items, list_items
+from kvoffload._core.items cimport check_items
 from kvoffload._core.memory cimport discard, extend, grow, release, resize
 from kvoffload._core.ring cimport (
     Ring,
@@ -80,7 +80,7 @@ from kvoffload._core.table cimport (
     node_at,
     sample_of,
 )
-from kvoffload._core.victims cimport Victim, victims_cancel, victims_find, victims_take
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_find, victims_take
 from kvoffload.policies._duel_c cimport (
     DENSITY,
     LRU,
@@ -100,16 +100,21 @@ from kvoffload.policies._learned cimport (
     class_after,
 )
 from kvoffload.policies._released_c cimport released_remove
-from kvoffload.policies._twin_c cimport CompiledPolicy, Hint, find_key
+from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key
 
-from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
+from kvoffload._checks import as_batch, batch_error, check_int
 from kvoffload._sampling import new_secret, words_of
-from kvoffload.policies import registry
-from kvoffload.policies._views import BlocksView
+from kvoffload.policies._hit_density import HitDensity
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import HintSource
 
 cdef enum:
+    CLASS_BITS = 4
+    CLASS_MASK = 15
+    # A node's `ring` and the lower bits of its `note` are its label.
+    RING_NOTE = 63
+    IS_RELEASED = 64        # in `note`: it is not counted, until its next use
+    IS_WALKED = 128         # in `note`: it is in the walk
+    MOST_SOURCES = 16
     VISITS = 4              # records that the hand meets per sampled block of a request
     LEAST_WALKED = 1024
     # Two in seven ghosts are of blocks that were used again.
@@ -124,6 +129,33 @@ cdef double NEARLY = 1.25
 cdef object MOST_GHOSTS = 2**32 - 2
 cdef tuple RULES = ("hit-density", "lru")
 
+# What is known of a block.
+cdef struct Record:
+    uint32_t last           # number of the request that used it last
+    uint32_t label          # what was said, and the class in the lower CLASS_BITS
+    uint32_t owner          # the block's node, or the position of its ghost
+    bint is_ghost
+    bint is_released
+    bint is_walked
+
+# The rings of the blocks of which the same was said.
+cdef struct Group:
+    Ring rings[CLASSES]
+    double rows[CLASSES][BINS]      # densities by bin of age
+    uint64_t computed[CLASSES]      # number of the computation that a row is of
+
+# The oldest block of a ring that may leave.
+cdef struct Candidate:
+    Ring* ring
+    Cursor cursor
+    uint32_t node_id
+    uint32_t label          # of equals, the lowest leaves first
+    uint32_t last
+    double density
+
+
+cdef class _HitDensity(CompiledPolicy)
+
 
 cdef inline uint32_t last_of(const Ghost* ghost, uint32_t request) noexcept:
     """Return the last use of a ghost, which was less than 2**31 requests ago."""
@@ -136,6 +168,11 @@ cdef inline uint32_t label_of(const Node* node) noexcept:
 
 cdef inline Ring* ring_of(_HitDensity self, uint32_t label) noexcept:
     return &self.groups[label >> CLASS_BITS].rings[label & CLASS_MASK]
+
+
+cdef inline Ring* ring_at(_HitDensity self, int index) noexcept:
+    """Return a ring by its index from 0 to ``num_groups * CLASSES``, in no order."""
+    return &self.groups[self.open_groups[index // CLASSES]].rings[index % CLASSES]
 
 
 cdef inline void read_block(_HitDensity self, uint32_t node_id, Record* record) noexcept:
@@ -157,7 +194,7 @@ cdef inline bint find_ghost(_HitDensity self, uint64_t hashed, Record* record) n
     if record.owner == NIL:
         return False
     ghost = self.memory.items + record.owner
-    record.last = last_of(ghost, self.learned.request)
+    record.last = last_of(ghost, self._learned.request)
     record.label = ghost.note & FREE
     record.is_released = ghost.note & RELEASED != 0
     record.is_walked = ghost.last >> 31
@@ -307,10 +344,10 @@ cdef inline const double* row_of(_HitDensity self, uint32_t label) noexcept:
     """Return the densities of a label by bin of age, as computed last."""
     cdef Group* group = self.groups[label >> CLASS_BITS]
     cdef int reuse_class = <int>(label & CLASS_MASK)
-    if group.computed[reuse_class] != self.learned.num_computed:
-        group.computed[reuse_class] = self.learned.num_computed
-        self.learned.compute_row(reuse_class, <int>(label >> CLASS_BITS))
-        memcpy(group.rows[reuse_class], &self.learned.row[0], sizeof(group.rows[0]))
+    if group.computed[reuse_class] != self._learned.num_computed:
+        group.computed[reuse_class] = self._learned.num_computed
+        self._learned.compute_row(reuse_class, <int>(label >> CLASS_BITS))
+        memcpy(group.rows[reuse_class], &self._learned.row[0], sizeof(group.rows[0]))
     return group.rows[reuse_class]
 
 
@@ -330,7 +367,7 @@ cdef inline bint is_used(_HitDensity self, const Batch* batch) noexcept:
     cdef Py_ssize_t index
     cdef Record record
     for index in range(batch.size):
-        if not find(self, batch, index, &record) or record.last != self.learned.request:
+        if not find(self, batch, index, &record) or record.last != self._learned.request:
             return False
     return True
 
@@ -358,9 +395,9 @@ cdef inline void sample_time(_HitDensity self, Py_ssize_t length) noexcept:
     cdef uint32_t num_met = <uint32_t>min(
         <int64_t>self.walk.size, max(<int64_t>1, VISITS * length >> self.walk_shift)
     )
-    cdef uint32_t request = self.learned.request
+    cdef uint32_t request = self._learned.request
     cdef uint32_t hand = self.walk.hand, met, label, last
-    cdef double* time = &self.learned.time[0]
+    cdef double* time = &self._learned.time[0]
     cdef const Walked* walked
     cdef const Ghost* ghost
     cdef const Node* node
@@ -386,7 +423,7 @@ cdef inline void sample_time(_HitDensity self, Py_ssize_t length) noexcept:
             label = label_of(node)
             last = self.last[walked.owner]
         if label >> CLASS_BITS:
-            self.learned.count_time(
+            self._learned.count_time(
                 <int>(label & CLASS_MASK),
                 <int>(label >> CLASS_BITS),
                 bin_of(request - last),
@@ -399,7 +436,7 @@ cdef inline void sample_time(_HitDensity self, Py_ssize_t length) noexcept:
 
 cdef inline void use(_HitDensity self, Batch* batch, uint32_t said) noexcept:
     """Count a use of each block that the present request has not used."""
-    cdef uint32_t request = self.learned.request, former, new_said
+    cdef uint32_t request = self._learned.request, former, new_said
     cdef uint32_t deepest = 0, last_use = 0
     cdef int use_class = -1, reuse_class
     cdef bint is_deepest = True
@@ -433,8 +470,8 @@ cdef inline void use(_HitDensity self, Batch* batch, uint32_t said) noexcept:
             last_use = record.last
             use_class = reuse_class
         if self.counts and not record.is_released:
-            self.learned.count_use(reuse_class, <int>former, bin_of(request - record.last))
-        new_said = SHARED_SAID if record.last > deepest and self.learned.is_hinted else said
+            self._learned.count_use(reuse_class, <int>former, bin_of(request - record.last))
+        new_said = SHARED_SAID if record.last > deepest and self._learned.is_hinted else said
         record.last = request
         record.is_released = False
         move(
@@ -505,7 +542,7 @@ cdef inline uint32_t heed(_HitDensity self, const Hint* hint) noexcept:
     # NULL if the policy was initialised again after `hint_of`.
     if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
         return 0
-    self.learned.hint()
+    self._learned.hint()
     if self.counts and hint.source == self.num_sources:
         self.source_names[self.num_sources] = self.new_source
         self.num_sources += 1
@@ -558,15 +595,13 @@ cdef inline bint advance(_HitDensity self, Candidate* candidate) noexcept:
     """Find the next block of a ring that may leave; False without one, or without memory."""
     if self.victims.no_memory:
         return False
-    candidate.node_id = victims_find(
-        &self.victims, self.table, candidate.ring, &candidate.cursor
-    )
+    candidate.node_id = victims_find(&self.victims, self.table, candidate.ring, &candidate.cursor)
     if candidate.node_id == NIL:
         return False
     candidate.last = self.last[candidate.node_id]
     # Its next chance is the next request.
     candidate.density = row_of(self, candidate.label)[
-        bin_of(self.learned.request - candidate.last + 1)
+        bin_of(self._learned.request - candidate.last + 1)
     ]
     return True
 
@@ -619,25 +654,43 @@ cdef inline void close_candidates(_HitDensity self) noexcept:
 
 
 cdef class _HitDensity(CompiledPolicy):
-    def __cinit__(self):
-        memset(&self.memory, 0, sizeof(self.memory))
-        memset(&self.walk, 0, sizeof(self.walk))
-        memset(self.groups, 0, sizeof(self.groups))
+    cdef readonly double _ghosts_per_block
+    cdef readonly Learned _learned
+    cdef Duel duel                  # None without a guard
+    cdef int rule
+    cdef bint counts                # a small cache of the duel reads what another cache learns
+    cdef bint declines              # blocks sparser than those that they would replace
+    cdef uint32_t* last             # by node: request of the last use
+    cdef uint64_t num_last          # nodes that the array has room for
+    cdef Ghosts memory
+    cdef Walk walk                  # the records that the hand meets
+    cdef int walk_shift             # one block in 2**walk_shift is in the walk
+    cdef uint64_t secret[8]         # words that key the samples
+    cdef Group* groups[SAID]        # by what was said; NULL before that
+    cdef uint16_t open_groups[SAID]
+    cdef int num_groups
+    cdef Candidate* candidates
+    cdef uint64_t candidate_room    # one for each ring
+    cdef int num_candidates
+    cdef list source_names          # of hints, by number; room for all
+    cdef int num_sources
+    cdef str new_source             # the last argument of `c_source`
+    cdef uint64_t source_counts[MOST_SOURCES + 1][2]  # hints and returns
 
     def __dealloc__(self):
         self.close_all()
 
     cdef void close_all(self) noexcept:
         """Free what the constructor and the first hints have reserved."""
-        cdef int index, ring_index
+        cdef int index
         release(self.last, self.num_last * sizeof(uint32_t))
         self.last = NULL
         self.num_last = 0
         walk_close(&self.walk)
         ghosts_close(&self.memory)
+        for index in range(self.num_groups * CLASSES):
+            ring_close(ring_at(self, index))
         for index in range(self.num_groups):
-            for ring_index in range(CLASSES):
-                ring_close(&self.groups[self.open_groups[index]].rings[ring_index])
             discard(self.groups[self.open_groups[index]])
             self.groups[self.open_groups[index]] = NULL
         self.num_groups = 0
@@ -645,12 +698,9 @@ cdef class _HitDensity(CompiledPolicy):
         self.candidates = NULL
         self.candidate_room = 0
 
-    def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
-        cdef int64_t capacity = check_cache_capacity(cache_capacity)
-        cdef int64_t small = capacity >> sample_shift(capacity)
+    def _open(self, int64_t capacity, double ghosts, bint guard):
+        """Construct the policy."""
         cdef int index
-        ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
-        guard = registry.entry("hit-density").option("guard").check(guard)
         self.build(capacity, ghosts, None)
         for index, word in enumerate(words_of(new_secret())):
             self.secret[index] = word
@@ -659,7 +709,7 @@ cdef class _HitDensity(CompiledPolicy):
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
-            self.duel = Duel(capacity, self._small(small))
+            self.duel = Duel(capacity, self._small(capacity >> sample_shift(capacity)))
         self.publish()
 
     cdef int build(self, int64_t capacity, double ghosts, Learned learned) except -1:
@@ -682,8 +732,8 @@ cdef class _HitDensity(CompiledPolicy):
             raise MemoryError(f"no room for {total} ghosts")
         if not open_group(self, 0):
             raise MemoryError("no room for rings")
-        self.ghosts_per_block = ghosts
-        self.learned = Learned(capacity) if learned is None else learned
+        self._ghosts_per_block = ghosts
+        self._learned = Learned(capacity) if learned is None else learned
         self.counts = learned is None
         self.declines = True
         self.rule = DENSITY
@@ -692,7 +742,7 @@ cdef class _HitDensity(CompiledPolicy):
     def _small(self, int64_t capacity):
         """Return a small cache without a guard that reads what this one learns."""
         cdef _HitDensity other = _HitDensity.__new__(_HitDensity)
-        other.build(capacity, self.ghosts_per_block, self.learned)
+        other.build(capacity, self._ghosts_per_block, self._learned)
         if self.groups[SHARED_SAID] != NULL and not open_group(other, SHARED_SAID):
             raise MemoryError("no room for rings")
         other.declines = self.declines
@@ -700,83 +750,34 @@ cdef class _HitDensity(CompiledPolicy):
         return other
 
     @property
-    def ghosts(self):
-        """Number of ghosts per block of capacity, as given."""
-        self.require_ready()
-        return self.ghosts_per_block
-
-    @property
-    def guard(self):
-        """Whether recency may be the rule, as given; 0 if the capacity is 0."""
-        self.require_ready()
-        return int(self.duel is not None)
-
-    @property
-    def rule(self):
-        """The rule by which blocks leave: ``hit-density`` or ``lru``."""
-        self.require_ready()
+    def _rule(self):
         return RULES[self.rule]
 
     @property
-    def trial_hits(self):
-        """Recent hits of the small cache of each rule, fading; empty without a guard."""
-        self.require_ready()
-        if self.duel is None:
-            return {}
-        return {RULES[DENSITY]: self.duel.hits[DENSITY], RULES[LRU]: self.duel.hits[LRU]}
-
-    @property
-    def hint_sources(self):
-        """Facts on each source that says when sessions return, in the order of first hints.
-
-        16 are distinguished; an entry without a name after them stands for all others.
-        """
+    def _sources(self):
         cdef int number
-        self.require_ready()
-        found = []
-        for number in range(self.num_sources):
-            factors = tuple(self.learned.factors(FIRST_SOURCE + number))
-            known = self.source_names[number] if number < MOST_SOURCES else None
-            counts = self.source_counts[number]
-            found.append(HintSource(known, counts[0], counts[1], factors))
-        return tuple(found)
+        return {
+            self.source_names[number]: self.source_counts[number]
+            for number in range(self.num_sources)
+        }
 
-    @property
-    def hint_gain(self):
-        """Gain by hints of returns, compared from the first time that this is read.
-
-        None without a guard, a hint, or enough requests since.
-        """
+    def _trial_hits(self):
+        cdef Duel duel = self.duel
         self.require_ready()
-        if self.duel is None or not self.learned.is_hinted:
+        return {} if duel is None else dict(zip(RULES, duel.hits))
+
+    def _hint_gain(self):
+        self.require_ready()
+        if self.duel is None or not self._learned.is_hinted:
             return None
         if self.duel.without_hints is None:
             self.duel.compare(self._small(self.duel.by_density.policy.capacity))
         return self.duel.gain_seen()
 
-    @property
-    def num_requests(self):
-        """Number of requests so far, the unit of ages."""
+    def _row_without_hints(self, int reuse_class):
         self.require_ready()
-        return self.learned.request
-
-    @property
-    def rings(self):
-        """Resident blocks by class, with their live statuses, least recent first; read-only."""
-        self.require_ready()
-        return tuple([BlocksView(self, reuse_class) for reuse_class in range(CLASSES)])
-
-    @property
-    def densities(self):
-        """Expected hits per block and request without hints, by class and by bin of age."""
-        cdef const double* row
-        cdef int reuse_class, bin_index
-        self.require_ready()
-        rows = []
-        for reuse_class in range(CLASSES):
-            row = row_of(self, <uint32_t>reuse_class)
-            rows.append(tuple([row[bin_index] for bin_index in range(BINS)]))
-        return tuple(rows)
+        row_of(self, <uint32_t>reuse_class)
+        return self.groups[0].rows[reuse_class]
 
     def begun(self, hashes, hints=None):
         """Handle the beginning of a request, with the client's hints of the session's return."""
@@ -822,13 +823,13 @@ cdef class _HitDensity(CompiledPolicy):
             relabel(self, batch, said)
         else:
             if self.counts:
-                self.learned.request += 1
+                self._learned.request += 1
                 sample_time(self, batch.size)
             use(self, batch, said)
             if self.counts:
-                self.learned.end_request(batch.size)
+                self._learned.end_request(batch.size)
         if self.duel is not None:
-            self.rule = self.duel.serve(self.table, batch, hint, self.learned.mean_length)
+            self.rule = self.duel.serve(self.table, batch, hint, self._learned.mean_length)
 
     cdef void c_extended(self, Batch* batch) noexcept:
         fetch_ghosts(self, batch)
@@ -860,18 +861,17 @@ cdef class _HitDensity(CompiledPolicy):
             raise MemoryError("no room for hints")
         return found
 
-    # -- records -----------------------------------------------------------------------------
+    # -- residence ---------------------------------------------------------------------------
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and ensure_last(self)
 
-    # -- residence ---------------------------------------------------------------------------
-
     def make_room(self, hashes, num_free, protected):
         """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
         cdef list batch, marked
-        cdef int64_t count
-        cdef int collecting
+        cdef int64_t count, admitted
+        cdef Py_ssize_t index
+        cdef CollectorOff held
         self.require_ready()
         # A copy: `protected` may be an iterator that changes the caller's list.
         batch = list(hashes) if type(hashes) is list else as_batch(hashes)
@@ -879,43 +879,30 @@ cdef class _HitDensity(CompiledPolicy):
             raise batch_error(batch)
         count = check_int("num_free", num_free, 0)
         marked = self.open_batch(protected, "protected", "make_room")
-        collecting = PyGC_Disable()
-        try:
-            if not self.c_ensure(0):
-                raise MemoryError()
-            self.mark_protected()
-            if not batch_ensure(&self.batch, len(batch)):
-                raise MemoryError()
-            batch_set(&self.batch, list_items(batch), len(batch))
-            find_hashed(self.table, &self.batch)
-            return self.room_now(count)
-        finally:
-            if collecting:
-                PyGC_Enable()
-
-    def _set_declining(self, bint allowed):
-        cdef Duel duel = self.duel
-        self.declines = allowed
-        if duel is not None:
-            for miniature in (duel.by_density, duel.without_hints):
-                if miniature is not None:
-                    miniature.policy._set_declining(allowed)
-
-    cdef tuple room_now(self, int64_t num_free):
-        cdef Batch* batch = &self.batch
-        cdef int64_t admitted
-        cdef Py_ssize_t index
-        for index in range(batch.size):
-            batch.indexes[index] = <uint32_t>index
+        held = CollectorOff()
+        if not self.c_ensure(0):
+            raise MemoryError()
+        self.mark_protected()
+        batch_open(&self.batch, batch)
+        find_hashed(self.table, &self.batch)
+        for index in range(self.batch.size):
+            self.batch.indexes[index] = <uint32_t>index
         self.victims.no_memory = False
-        admitted = self.c_make_room(batch, batch.size, num_free)
+        admitted = self.c_make_room(&self.batch, self.batch.size, count)
         if admitted < 0:
             raise MemoryError()
         return admitted, self.let_go()
 
+    def _set_declining(self, bint allowed):
+        self.declines = allowed
+        if self.duel is not None:
+            for miniature in (self.duel.by_density, self.duel.without_hints):
+                if miniature is not None:
+                    miniature.policy._set_declining(allowed)
+
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         cdef uint64_t hashed = hash_node(self.table, node), length
-        cdef Record record = Record(self.learned.request, 0, NIL, True, False, False)
+        cdef Record record = Record(self._learned.request, 0, NIL, True, False, False)
         cdef const uint8_t* key
         if find_ghost(self, hashed, &record):
             if record.is_walked:
@@ -953,12 +940,9 @@ cdef class _HitDensity(CompiledPolicy):
         remember(self, victim.hashed, &record)
 
     cdef void c_park(self, uint64_t most) noexcept:
-        cdef int index, ring_index
-        for index in range(self.num_groups):
-            for ring_index in range(CLASSES):
-                ring_park_in_use(
-                    self.table, &self.groups[self.open_groups[index]].rings[ring_index], most
-                )
+        cdef int index
+        for index in range(self.num_groups * CLASSES):
+            ring_park_in_use(self.table, ring_at(self, index), most)
 
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
         # It is on no ring any more.
@@ -1020,9 +1004,7 @@ cdef class _HitDensity(CompiledPolicy):
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
         cdef uint32_t position, label
-        cdef Py_ssize_t index
         cdef Candidate* leaves
-        cdef double stored
         if admitted < n and not self.take_released(<uint64_t>(n - admitted)):
             victims_cancel(&self.victims, self.table)
             return -1
@@ -1035,13 +1017,9 @@ cdef class _HitDensity(CompiledPolicy):
                     break
                 # A continuation is no denser than its prefix: the first to fail decides.
                 if self.declines and self.rule == DENSITY:
-                    index = <Py_ssize_t>batch.indexes[admitted]
-                    position = ghosts_find(&self.memory, batch.hashes[index])
-                    label = 0
-                    if position != NIL:
-                        label = self.memory.items[position].note & FREE
-                    stored = row_of(self, label)[STORED]
-                    if leaves.density >= stored:
+                    position = ghosts_find(&self.memory, batch.hashes[batch.indexes[admitted]])
+                    label = 0 if position == NIL else self.memory.items[position].note & FREE
+                    if leaves.density >= row_of(self, label)[STORED]:
                         break
                 take(self, leaves)
                 admitted += 1
@@ -1054,9 +1032,7 @@ cdef class _HitDensity(CompiledPolicy):
                 admitted = 0
         return admitted
 
-    cdef int64_t c_make_room_of_released(
-        self, Batch* batch, int64_t n, int64_t num_free
-    ) noexcept:
+    cdef int64_t c_make_room_of_released(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
         if not self.take_released(<uint64_t>(n - admitted)):
             victims_cancel(&self.victims, self.table)
@@ -1070,10 +1046,9 @@ cdef class _HitDensity(CompiledPolicy):
     # -- the policy as a whole ---------------------------------------------------------------
 
     cdef void clear_now(self) noexcept:
-        cdef int index, reuse_class
-        for index in range(self.num_groups):
-            for reuse_class in range(CLASSES):
-                ring_clear(&self.groups[self.open_groups[index]].rings[reuse_class])
+        cdef int index
+        for index in range(self.num_groups * CLASSES):
+            ring_clear(ring_at(self, index))
         CompiledPolicy.clear_now(self)
 
     cdef void c_clear(self) noexcept:
@@ -1081,7 +1056,7 @@ cdef class _HitDensity(CompiledPolicy):
         walk_clear(&self.walk)
         if not self.counts:
             return
-        self.learned.clear()
+        self._learned.clear()
         self.num_sources = 0
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.rule = DENSITY
@@ -1089,23 +1064,14 @@ cdef class _HitDensity(CompiledPolicy):
             self.duel.clear()
 
     cdef int stand_alone(self) except -1:
-        cdef Ring* ring
-        cdef list orders
-        cdef int index, reuse_class
-        cdef int collecting = PyGC_Disable()
-        try:
-            orders = [
-                ring_node_ids(self.table, &self.groups[self.open_groups[index]].rings[reuse_class])
-                for index in range(self.num_groups)
-                for reuse_class in range(CLASSES)
-            ]
-        finally:
-            if collecting:
-                PyGC_Enable()
-        for index in range(self.num_groups):
-            for reuse_class in range(CLASSES):
-                ring = &self.groups[self.open_groups[index]].rings[reuse_class]
-                ring_unpark(self.table, ring, orders[index * CLASSES + reuse_class])
+        cdef int index
+        cdef CollectorOff held = CollectorOff()
+        cdef list orders = [
+            ring_node_ids(self.table, ring_at(self, index))
+            for index in range(self.num_groups * CLASSES)
+        ]
+        for index in range(self.num_groups * CLASSES):
+            ring_unpark(self.table, ring_at(self, index), orders[index])
         return CompiledPolicy.stand_alone(self)
 
     cdef uint64_t c_num_ghosts(self) noexcept:
@@ -1151,14 +1117,10 @@ cdef class _HitDensity(CompiledPolicy):
         cdef uint64_t resident = 0, hashed
         cdef uint32_t place
         cdef const Walked* walked
-        cdef int index, reuse_class
-        for index in range(self.num_groups):
-            for reuse_class in range(CLASSES):
-                if broken == NULL:
-                    broken = ring_check(
-                        self.table, &self.groups[self.open_groups[index]].rings[reuse_class]
-                    )
-                resident += self.groups[self.open_groups[index]].rings[reuse_class].size
+        cdef int index
+        for index in range(self.num_groups * CLASSES):
+            broken = broken or ring_check(self.table, ring_at(self, index))
+            resident += ring_at(self, index).size
         if broken != NULL:
             return broken
         if resident != self.num_resident:
@@ -1196,25 +1158,6 @@ cdef inline uint32_t said_by(const Hint* hint) noexcept:
     )
 
 
-class HitDensityCachePolicy(_HitDensity, CachePolicy):
-    """A policy that evicts the block with the fewest expected hits, and stores none with fewer.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    ghosts : float
-        Number of evicted or never stored blocks to remember per block of capacity.
-    guard : int
-        1 to evict by recency while a sample of the blocks does better under it, 0 never to.
-
-    References
-    ----------
-    Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018.
-    """
-
+class HitDensityCachePolicy(HitDensity, _HitDensity, CachePolicy):
+    __doc__ = HitDensity.__doc__
     __slots__ = ("__weakref__",)
-
-    def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
-        # Not inherited: a Python function shows its signature, a slot of a C type does not.
-        _HitDensity.__init__(self, cache_capacity, ghosts=ghosts, guard=guard)

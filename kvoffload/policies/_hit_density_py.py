@@ -37,21 +37,20 @@ Cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import floor, log2
 
-from kvoffload._checks import as_batch, check_cache_capacity, check_int
+from kvoffload._checks import as_batch, check_int
 from kvoffload._sampling import new_secret, words_of
-from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints, HintSource
+from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
 
-from . import registry
 from ._duel_py import DENSITY, LRU, Duel, Sample
-from ._learned import NUM_CLASSES, NUM_STEPS, SHARED, Learned, age_bin, class_after
-from ._twin_py import PythonPolicy, Victims, may_leave, require
-from ._views import BlocksView
+from ._hit_density import FIRST_SOURCE, MOST_SOURCES, HitDensity
+from ._learned import NUM_STEPS, SHARED, Learned, age_bin, class_after
+from ._twin_py import PythonPolicy, Victims, evictable, require
 
 # Records that the hand meets per sampled block of a request, at least one per request.
 _VISITS = 4
@@ -62,16 +61,13 @@ _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
 # The oldest block leaves if its density is at most this many times the least.
 _NEARLY = 1.25
-# Sources that are told apart; the first two numbers mean none and several sessions.
-_MOST_SOURCES = 16
-_FIRST_SOURCE = 2
 
 # Bin of the age of a block that is stored now.
 _STORED = age_bin(1)
 
 #: What was said and the class. Of equals, the lowest leaves first.
 _Label = tuple[int, int]
-_Ring = OrderedDict[BlockHash, None]
+_Ring = OrderedDict[BlockHash, BlockStatus]
 
 
 @dataclass(slots=True, eq=False)
@@ -104,23 +100,8 @@ def walk_shift(capacity: int) -> int:
     return shift
 
 
-class HitDensityCachePolicy(PythonPolicy):
-    """A policy that evicts the block with the fewest expected hits, and stores none with fewer.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that the manager has room for.
-    ghosts : float
-        Number of evicted or never stored blocks to remember per block of capacity.
-    guard : int
-        1 to evict by recency while a sample of the blocks does better under it, 0 never to.
-
-    References
-    ----------
-    Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018.
-    """
-
+class HitDensityCachePolicy(HitDensity, PythonPolicy):
+    __doc__ = HitDensity.__doc__
     __slots__ = (
         "_clocks",
         "_counts",
@@ -131,7 +112,6 @@ class HitDensityCachePolicy(PythonPolicy):
         "_learned",
         "_most_walked",
         "_num_computed",
-        "_num_ghosts",
         "_records",
         "_rings",
         "_rows",
@@ -141,10 +121,8 @@ class HitDensityCachePolicy(PythonPolicy):
         "_walked",
     )
 
-    def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
-        capacity = check_cache_capacity(cache_capacity)
-        ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
-        guard = int(registry.entry("hit-density").option("guard").check(guard))
+    def _open(self, capacity: int, ghosts: float, guard: int) -> None:
+        """Construct the policy."""
         self._require_free("__init__")
         self._ghosts_per_block = ghosts
         self._learned = Learned(capacity)
@@ -153,21 +131,23 @@ class HitDensityCachePolicy(PythonPolicy):
         self._rule = DENSITY
         most_ghosts = min(int(ghosts * capacity), _MOST_GHOSTS)
         reused = most_ghosts * _REUSED_SHARE[0] // _REUSED_SHARE[1]
-        self._clocks = (_Clock(most_ghosts - reused), _Clock(reused))
-        self._num_ghosts = 0
-        self._records: dict[BlockHash, _Record] = {}
-        self._rings: dict[_Label, _Ring] = {}
+        self._clocks: tuple[_Clock, ...] = (_Clock(most_ghosts - reused), _Clock(reused))
         secret = words_of(new_secret())
         self._walked = Sample(walk_shift(capacity), secret)
         # Fewer are sampled, unless the policy holds more than its capacity.
         self._most_walked = 2 * (capacity + most_ghosts >> self._walked.shift) + 64
-        self._walk: list[BlockHash] = []
-        self._hand = 0
         self._sources: dict[str, list[int]] = {}  # the hints and the returns of each
         self._rows: dict[_Label, list[float]] = {}  # densities by bin of age
         self._num_computed = 0  # of what is learned, for which they hold
         self._duel: Duel | None = Duel(self, capacity, secret) if guard and capacity else None
-        super().__init__(capacity)
+        PythonPolicy.__init__(self, capacity)
+
+    def _reset(self) -> None:
+        self._records: dict[BlockHash, _Record] = {}
+        self._rings: dict[_Label, _Ring] = {}
+        self._clocks = tuple(_Clock(clock.num_positions) for clock in self._clocks)
+        self._walk: list[BlockHash] = []
+        self._hand = 0
 
     def _small(self, capacity: int) -> HitDensityCachePolicy:
         """Return a small cache without a guard that reads what this one learns."""
@@ -179,91 +159,32 @@ class HitDensityCachePolicy(PythonPolicy):
         other._most_walked = 0
         return other
 
-    @property
-    def ghosts(self) -> float:
-        """Number of ghosts per block of capacity, as given."""
-        return self._ghosts_per_block
-
-    @property
-    def guard(self) -> int:
-        """Whether recency may be the rule, as given; 0 if the capacity is 0."""
-        return int(self._duel is not None)
-
-    @property
-    def rule(self) -> str:
-        """The rule by which blocks leave: ``hit-density`` or ``lru``."""
-        return self._rule
-
-    @property
-    def trial_hits(self) -> Mapping[str, float]:
-        """Recent hits of the small cache of each rule, fading; empty without a guard."""
+    def _trial_hits(self) -> Mapping[str, float]:
         return {} if self._duel is None else dict(self._duel.hits)
 
-    @property
-    def hint_sources(self) -> tuple[HintSource, ...]:
-        """Facts on each source that says when sessions return, in the order of first hints.
-
-        16 are distinguished; an entry without a name after them stands for all others.
-        """
-        found = []
-        for number, (name, (hints, returns)) in enumerate([*self._sources.items()]):
-            factors = self._learned.factors(_FIRST_SOURCE + number)
-            known = name if number < _MOST_SOURCES else None
-            found.append(HintSource(known, hints, returns, tuple(factors)))
-        return tuple(found)
-
-    @property
-    def hint_gain(self) -> HintGain | None:
-        """Gain by hints of returns, compared from the first time that this is read.
-
-        None without a guard, a hint, or enough requests since.
-        """
+    def _hint_gain(self) -> HintGain | None:
         if self._duel is None or not self._learned.is_hinted:
             return None
         return self._duel.gain(self)
 
-    @property
-    def num_requests(self) -> int:
-        """Number of requests so far, the unit of ages."""
-        return self._learned.request
-
-    @property
-    def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
-        """Resident blocks by class, with their live statuses, least recent first; read-only."""
-        self._require_ready()
-        return tuple(BlocksView(self, reuse_class) for reuse_class in range(NUM_CLASSES))
-
-    @property
-    def densities(self) -> tuple[tuple[float, ...], ...]:
-        """Expected hits per block and request without hints, by class and by bin of age."""
-        return tuple(tuple(self._row((0, reuse_class))) for reuse_class in range(NUM_CLASSES))
+    def _row_without_hints(self, reuse_class: int) -> list[float]:
+        return self._row((0, reuse_class))
 
     @property
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
-        return self._num_ghosts
+        return sum(len(clock.ghosts) - len(clock.free) for clock in self._clocks)
 
     def _ring(self, ring_index: int) -> Collection[BlockHash]:
-        return [
-            block_hash
-            for label in sorted(self._rings)
-            if label[1] == ring_index
-            for block_hash in self._rings[label]
-        ]
-
-    def _ring_holds(self, ring_index: int, block_hash: object) -> bool:
-        if type(block_hash) is not bytes or block_hash not in self._resident:
-            return False
-        return self._records[BlockHash(block_hash)].label[1] == ring_index
+        labels = sorted(self._rings, reverse=True)  # a ChainMap goes through the last first
+        return ChainMap(*(self._rings[label] for label in labels if label[1] == ring_index))
 
     def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the beginning of a request, with the client's hints of the session's return."""
         if type(self).touch is not PythonPolicy.touch:  # a subclass's own
             super().begun(hashes, hints)
             return
-        self._require_ready()
-        batch = as_batch(hashes)
-        self._require_free("begun")
+        batch = self._open_batch(hashes, "hashes", "begun")
         self._take_back(batch)
         self._begun(batch, hints, None)
 
@@ -337,7 +258,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 reuse_class = 0
                 if use_class is not None:
                     reuse_class = class_after(request - last_use, use_class)
-                record = self._new_record(block_hash, (said, reuse_class))
+                record = self._records[block_hash] = _Record((said, reuse_class), request)
                 if self._remember(block_hash, record):
                     self._join_walk(block_hash, record)
                 continue
@@ -372,16 +293,16 @@ class HitDensityCachePolicy(PythonPolicy):
         if hints is None or hints.expect_s is None:
             return 0
         self._learned.hint()
-        if hints.source not in self._sources and len(self._sources) <= _MOST_SOURCES:
+        if hints.source not in self._sources and len(self._sources) <= MOST_SOURCES:
             self._sources[hints.source] = [0, 0]
         number = [*self._sources, hints.source].index(hints.source)
         step = min(max(floor(2.0 * log2(hints.expect_s) + 0.5), 0), NUM_STEPS - 1)
-        source = _FIRST_SOURCE + min(number, _MOST_SOURCES)
+        source = FIRST_SOURCE + min(number, MOST_SOURCES)
         return 0 if hints.ends else source * NUM_STEPS + step
 
     def _hints_of(self, said: int) -> list[int]:
         """Return the counts of hints and returns of the source that said so."""
-        return [*self._sources.values()][said // NUM_STEPS - _FIRST_SOURCE]
+        return [*self._sources.values()][said // NUM_STEPS - FIRST_SOURCE]
 
     def _relabel(self, batch: list[BlockHash], said: int) -> bool:
         """Label a request's blocks with a hint; return whether the deepest was not yet."""
@@ -398,11 +319,6 @@ class HitDensityCachePolicy(PythonPolicy):
         return deepest is not None and is_new
 
     # -- records ---------------------------------------------------------------------------
-
-    def _new_record(self, block_hash: BlockHash, label: _Label) -> _Record:
-        record = _Record(label, self._learned.request)
-        self._records[block_hash] = record
-        return record
 
     def _join_walk(self, block_hash: BlockHash, record: _Record) -> None:
         """Let the hand meet a new record, if it is of the sample and there is room."""
@@ -425,18 +341,14 @@ class HitDensityCachePolicy(PythonPolicy):
         if not clock.num_positions:
             self._forget(block_hash)
             return False
-        is_free = bool(clock.free) or len(clock.ghosts) < clock.num_positions
-        if clock.free:
-            position = clock.free.pop()
-        elif is_free:
-            position = len(clock.ghosts)
+        if not clock.free and len(clock.ghosts) < clock.num_positions:
+            clock.free.append(len(clock.ghosts))
             clock.ghosts.append(None)
-        else:
-            position = self._next_to_forget(clock)
+        is_free = bool(clock.free)
+        position = clock.free.pop() if is_free else self._next_to_forget(clock)
         clock.ghosts[position] = block_hash
         record.position = position
         record.is_passed_over = is_free  # the hand may come at once
-        self._num_ghosts += 1
         return True
 
     def _next_to_forget(self, clock: _Clock) -> int:
@@ -447,7 +359,6 @@ class HitDensityCachePolicy(PythonPolicy):
             oldest = clock.ghosts[position]
             if oldest is not None and not self._records[oldest].is_passed_over:
                 self._forget(oldest)
-                self._num_ghosts -= 1
                 return position
             if oldest is not None:
                 self._records[oldest].is_passed_over = False
@@ -457,7 +368,6 @@ class HitDensityCachePolicy(PythonPolicy):
         clock = self._clocks[reuse_class > 0]
         clock.ghosts[record.position] = None
         clock.free.append(record.position)
-        self._num_ghosts -= 1
 
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
         record.is_released = False
@@ -479,7 +389,7 @@ class HitDensityCachePolicy(PythonPolicy):
             self._remember(block_hash, record)
 
     def _put_on_ring(self, block_hash: BlockHash, label: _Label) -> None:
-        self._rings.setdefault(label, OrderedDict())[block_hash] = None
+        self._rings.setdefault(label, OrderedDict())[block_hash] = self._resident[block_hash]
 
     # -- residence -------------------------------------------------------------------------
 
@@ -487,7 +397,7 @@ class HitDensityCachePolicy(PythonPolicy):
         for block_hash, status in blocks.items():
             record = self._records.get(block_hash)
             if record is None:
-                record = self._new_record(block_hash, (0, 0))
+                record = self._records[block_hash] = _Record((0, 0), self._learned.request)
                 self._join_walk(block_hash, record)
             else:
                 self._leave_clock(record, record.label[1])
@@ -518,9 +428,8 @@ class HitDensityCachePolicy(PythonPolicy):
         # A copy: `protected` may be an iterator that changes the caller's list.
         batch = list(as_batch(hashes))
         num_free = check_int("num_free", num_free, 0)
-        guarded = set(as_batch(protected, "protected"))
-        self._require_free("make_room")
-        return self._make_room(batch, num_free, guarded)
+        guarded = self._open_batch(protected, "protected", "make_room")
+        return self._make_room(batch, num_free, set(guarded))
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
@@ -549,12 +458,6 @@ class HitDensityCachePolicy(PythonPolicy):
             num_admitted, victims = 0, []
         return num_admitted, self._let_go(victims)
 
-    def _make_room_of_released(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
-    ) -> tuple[int, Victims]:
-        released = list(self._choose_released(max(0, len(hashes) - num_free), protected))
-        return min(len(hashes), num_free + len(released)), self._let_go(released)
-
     def _set_declining(self, allowed: bool) -> None:
         self._declines = allowed
         if self._duel is not None:
@@ -582,20 +485,12 @@ class HitDensityCachePolicy(PythonPolicy):
         released = self._choose_released(len(self._resident), protected)
         for block_hash in released:
             yield block_hash, 0.0
-        tails = {
-            label: (
-                block_hash
-                for block_hash in ring
-                if may_leave(block_hash, self._resident[block_hash], protected)
-                and block_hash not in released
-            )
-            for label, ring in self._rings.items()
-        }
+        tails = {label: evictable(ring, protected, released) for label, ring in self._rings.items()}
         oldest: dict[_Label, tuple[float, int, BlockHash]] = {}  # that may leave, by label
         changed = list(tails)
         while True:
             for label in changed:
-                eldest = next(tails[label], None)
+                eldest, _ = next(tails[label], (None, None))
                 if eldest is None:
                     oldest.pop(label, None)
                     continue
@@ -630,26 +525,16 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _clear(self) -> None:
         super()._clear()
-        self._records.clear()
-        self._rings.clear()
-        for clock in self._clocks:
-            clock.ghosts.clear()
-            clock.free.clear()
-            clock.hand = 0
-        self._num_ghosts = 0
-        self._walk.clear()
-        self._hand = 0
-        if not self._counts:
-            return
-        self._learned.clear()
-        self._sources.clear()
-        self._rule = DENSITY
+        if self._counts:
+            self._learned.clear()
+            self._sources.clear()
+            self._rule = DENSITY
         if self._duel is not None:
             self._duel.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         for label in sorted(self._rings):
-            yield from (self._resident[block_hash] for block_hash in self._rings[label])
+            yield from self._rings[label].values()
 
     def _check(self) -> None:
         super()._check()
@@ -662,7 +547,7 @@ class HitDensityCachePolicy(PythonPolicy):
             require(ghosts[record.position] == block_hash, "a ghost is at its position")
         require(sum(map(len, self._rings.values())) == len(self._resident), "rings are residents")
         filled = sum(ghost is not None for clock in self._clocks for ghost in clock.ghosts)
-        require(filled == self._num_ghosts, "the clocks hold the ghosts and nothing else")
+        require(filled == self.num_ghosts, "the clocks hold the ghosts and nothing else")
         require(len(self._records) == len(self._resident) + filled, "records are in use")
         for place, block_hash in enumerate(self._walk):
             require(self._records[block_hash].place == place, "a record stands in its place")

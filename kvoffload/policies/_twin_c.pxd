@@ -20,6 +20,10 @@ cdef struct Hint:
     bint ends
 
 
+cdef class CollectorOff:
+    cdef int collecting
+
+
 cdef class CompiledPolicy:
     cdef Storage storage
     cdef void* owner                # the manager that the policy belongs to, NULL if it is free

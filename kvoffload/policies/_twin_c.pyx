@@ -92,8 +92,6 @@ cdef bytes key_of(Node* node):
 cdef class CollectorOff:
     """While this object lives, the collector is off, so that no Python code runs in a call."""
 
-    cdef int collecting
-
     def __cinit__(self):
         self.collecting = PyGC_Disable()
 
