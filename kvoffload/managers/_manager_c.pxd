@@ -25,18 +25,7 @@ cdef struct Counters:
     uint64_t loaded_blocks
 
 
-cdef class Steps:
-    cdef object lookup(self, object hashes)
-    cdef object begin(self, object manager, object hashes, object hints, object now)
-    cdef object touch(self, object hashes)
-    cdef object release_blocks(self, object hashes)
-    cdef object prepare_load(self, object hashes)
-    cdef object complete_load(self, object hashes)
-    cdef object prepare_store(self, object hashes)
-    cdef object complete_store(self, object hashes, object success)
-
-
-cdef class CompiledSteps(Steps):
+cdef class CompiledSteps:
     cdef CompiledPolicy _policy
     cdef PoolCore _pool
     cdef list _events               # None when off
@@ -46,8 +35,20 @@ cdef class CompiledSteps(Steps):
     cdef BlockStates states
     cdef readonly uint64_t _resets  # number of resets
 
-    # Join built-in parts; return the parts that they replace, to be released at the very end.
-    cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch)
+    # Join built-in parts, once; `events` are None when off.
+    cdef void join(
+        self, CompiledPolicy policy, PoolCore pool, list events, WatchCore watch
+    ) noexcept
+
+    # -- the calls of the library's manager ------------------------------------------------------
+    cdef object lookup(self, object hashes)
+    cdef object begin(self, object manager, object hashes, object hints, object now)
+    cdef object touch(self, object hashes)
+    cdef object release_blocks(self, object hashes)
+    cdef object prepare_load(self, object hashes)
+    cdef object complete_load(self, object hashes)
+    cdef object prepare_store(self, object hashes)
+    cdef object complete_store(self, object hashes, object success)
 
     # -- loads -----------------------------------------------------------------------------------
     # Pin the whole batch, or none of it; return the first index that cannot be pinned, or -1. Ids

@@ -3,8 +3,7 @@
 Structure
     `CompiledSteps` implement the calls of a block's life cycle for built-in policies and backends:
     a compiled policy holds the nodes, a compiled pool the slots, and both are used at C level. Over
-    a user's own parts, `PythonSteps` forward the calls to the Python twin, ``_manager_py``. A
-    manager chooses its steps when it is constructed.
+    a user's own parts, a manager forwards its calls to the Python twin, ``_manager_py``.
 Invariants
     As in the Python twin, and those of ``_lifecycle_c``. Between calls every known key is resident
     or a ghost. No Python code runs between the first read of the state and the last change: batches
@@ -100,6 +99,7 @@ from kvoffload.errors import (
     block_not_ready,
     cannot_pickle,
     describe,
+    manager_initialised,
     ref_count_overflow,
     request_finished,
 )
@@ -140,39 +140,11 @@ CALLS = (
 )
 
 
-cdef class Steps:
-    """The calls of a block's life cycle, declared for `CompiledSteps` and `PythonSteps`."""
-
-    cdef object lookup(self, object hashes):
-        raise NotImplementedError
-
-    cdef object begin(self, object manager, object hashes, object hints, object now):
-        raise NotImplementedError
-
-    cdef object touch(self, object hashes):
-        raise NotImplementedError
-
-    cdef object release_blocks(self, object hashes):
-        raise NotImplementedError
-
-    cdef object prepare_load(self, object hashes):
-        raise NotImplementedError
-
-    cdef object complete_load(self, object hashes):
-        raise NotImplementedError
-
-    cdef object prepare_store(self, object hashes):
-        raise NotImplementedError
-
-    cdef object complete_store(self, object hashes, object success):
-        raise NotImplementedError
-
-
 # Without tp_clear, so that the policy can be notified when the manager is gone. Cycles are broken
 # at the instance's dict or at a user's object, which are cleared.
 @cython.final
 @cython.no_gc_clear
-cdef class CompiledSteps(Steps):
+cdef class CompiledSteps:
     """The steps over C structures, and their introspection."""
 
     def __cinit__(self):
@@ -184,23 +156,14 @@ cdef class CompiledSteps(Steps):
             self._policy.leave_manager(<void*>self)
         batch_close(&self.batch)
 
-    cdef tuple join(
-        self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch
-    ):
-        cdef list events = [] if enable_events else None
-        cdef tuple former = (self._policy, self._pool, self._events, self._watch)
-        # From here on nothing fails.
-        if self._policy is not None:
-            self._policy.leave_manager(<void*>self)
+    cdef void join(
+        self, CompiledPolicy policy, PoolCore pool, list events, WatchCore watch
+    ) noexcept:
         policy.join_manager(<void*>self)
         self._policy = policy
         self._pool = pool
         self._events = events
         self._watch = watch
-        memset(&self.counters, 0, sizeof(Counters))
-        self.states = BlockStates(0, 0)
-        self._resets += 1
-        return former
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -854,39 +817,6 @@ cdef class CompiledSteps(Steps):
         return node if node.flags & RESIDENT else NULL
 
 
-cdef class PythonSteps(Steps):
-    """Steps that forward every call to a Python skeleton; an uninitialised skeleton raises."""
-
-    cdef object skeleton
-
-    def __init__(self, skeleton):
-        self.skeleton = skeleton
-
-    cdef object lookup(self, object hashes):
-        return self.skeleton.lookup(hashes)
-
-    cdef object begin(self, object manager, object hashes, object hints, object now):
-        return CallingRequest(manager, as_batch(hashes), hints, now)
-
-    cdef object touch(self, object hashes):
-        return self.skeleton.touch(hashes)
-
-    cdef object release_blocks(self, object hashes):
-        return self.skeleton.release(hashes)
-
-    cdef object prepare_load(self, object hashes):
-        return self.skeleton.prepare_load(hashes)
-
-    cdef object complete_load(self, object hashes):
-        return self.skeleton.complete_load(hashes)
-
-    cdef object prepare_store(self, object hashes):
-        return self.skeleton.prepare_store(hashes)
-
-    cdef object complete_store(self, object hashes, object success):
-        return self.skeleton.complete_store(hashes, success)
-
-
 # Without tp_clear, since its methods need the objects they refer to. Cycles are broken at the dict
 # of the manager, which is cleared.
 @cython.final
@@ -1147,72 +1077,66 @@ cdef bint is_success(object success) except -1:
 cdef class ManagerCore:
     """A front that forwards a block's life cycle by C calls and the rest to the skeleton."""
 
-    cdef Steps steps
-    cdef object skeleton            # the steps themselves, or the Python skeleton that they call
+    cdef CompiledSteps steps        # None over parts of a user
+    cdef object skeleton            # the steps, or the Python manager over the parts of a user
     cdef bint calls_own             # a subclass overrides methods, which requests must call
 
     _twin = "c"
     _backend_class = CPUBackend
 
     def __cinit__(self):
-        self.steps = NOT_INITIALISED
-        self.skeleton = NOT_INITIALISED.skeleton
+        self.skeleton = NOT_INITIALISED
 
     def __reduce__(self):
         raise cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
         """Join the parts; `rebuild` builds a new policy if the first cannot be cleared."""
-        cdef CompiledSteps compiled
+        cdef CompiledSteps steps = None
         cdef WatchCore core = None
-        cdef Steps former_steps = self.steps
-        # Replaced objects are released at the very end: their finalisers may call this manager.
-        cdef object former_skeleton = self.skeleton, former_parts
-        former = policy if former_steps is NOT_INITIALISED else former_skeleton.policy
+        cdef list events = [] if enable_events else None
         kind = type(self)
-        self.calls_own = any(
+        calls_own = any(
             [getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS]
         )
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
-            # The same steps as before: a running call that has read its batch continues with them.
-            compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
+            skeleton = steps = CompiledSteps()
             if watch is not None:
                 core = WatchCore(watch.plan(self, backend.get_num_free_blocks()), watch.watch)
-                core.attach(policy)
-            ownership.take(policy, self)
-            former_parts = compiled.join(policy, backend, enable_events, core)
-            self.steps = compiled
-            self.skeleton = compiled
-            if core is not None:
-                core.watch._join(self, core)
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
-            steps = PythonSteps(skeleton)
+        if self.skeleton is not NOT_INITIALISED:
+            raise manager_initialised()
+        if steps is None:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
-            self.steps = steps
-            self.skeleton = skeleton
-        if former is not policy:
-            ownership.release(former, self)
+        else:
+            if core is not None:
+                core.attach(policy)
+            ownership.take(policy, self)
+            steps.join(policy, backend, events, core)
+        self.calls_own = calls_own
+        self.steps = steps
+        self.skeleton = skeleton
+        if core is not None:
+            core.watch._join(self, core)
 
     # -- the life of a block -----------------------------------------------------------------
-    # Each call keeps its steps: while Python code or another thread runs, the manager may be
-    # initialised again.
 
     def lookup(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.lookup(hashes)
+        if self.steps is None:
+            return self.skeleton.lookup(hashes)
+        return self.steps.lookup(hashes)
 
     def begin(self, hashes, *, hints=None, now=None):
-        cdef Steps steps = self.steps
         if now is not None:
             check_now(now)
         if hints is not None:
             check_hints(hints)
-        if self.calls_own:
+        if self.calls_own or self.steps is None:
             return CallingRequest(self, as_batch(hashes), hints, now)
-        return steps.begin(self, hashes, hints, now)
+        return self.steps.begin(self, hashes, hints, now)
 
     def _begun(self, hashes, hints, now):
         """Use the blocks of a request for the first time; see the Python twin."""
@@ -1265,28 +1189,34 @@ cdef class ManagerCore:
         return self.prepare_store(hashes)
 
     def touch(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.touch(hashes)
+        if self.steps is None:
+            return self.skeleton.touch(hashes)
+        return self.steps.touch(hashes)
 
     def release(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.release_blocks(hashes)
+        if self.steps is None:
+            return self.skeleton.release(hashes)
+        return self.steps.release_blocks(hashes)
 
     def prepare_load(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.prepare_load(hashes)
+        if self.steps is None:
+            return self.skeleton.prepare_load(hashes)
+        return self.steps.prepare_load(hashes)
 
     def complete_load(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.complete_load(hashes)
+        if self.steps is None:
+            return self.skeleton.complete_load(hashes)
+        return self.steps.complete_load(hashes)
 
     def prepare_store(self, hashes):
-        cdef Steps steps = self.steps
-        return steps.prepare_store(hashes)
+        if self.steps is None:
+            return self.skeleton.prepare_store(hashes)
+        return self.steps.prepare_store(hashes)
 
     def complete_store(self, hashes, success=True):
-        cdef Steps steps = self.steps
-        return steps.complete_store(hashes, success)
+        if self.steps is None:
+            return self.skeleton.complete_store(hashes, success)
+        return self.steps.complete_store(hashes, success)
 
     def _touch_inserted(self, hashes, inserted):
         """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
@@ -1368,8 +1298,7 @@ cdef class ManagerCore:
     @property
     def events(self):
         """Copy of the events not yet taken; None when events are off."""
-        cdef object skeleton = self.skeleton
-        return skeleton.events
+        return self.skeleton.events
 
     @property
     def block_table(self):
@@ -1377,15 +1306,14 @@ cdef class ManagerCore:
 
         The array is a snapshot and does not show later changes.
         """
-        cdef object skeleton = self.skeleton
-        return skeleton.block_table
+        return self.skeleton.block_table
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
         return self.skeleton._check()
 
 
-cdef PythonSteps NOT_INITIALISED = PythonSteps(PythonManager())
+cdef object NOT_INITIALISED = PythonManager()  # its methods raise
 
 
 class Manager(ManagerCore, OffloadingManager[Spec_co]):

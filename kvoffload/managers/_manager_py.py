@@ -31,6 +31,7 @@ from kvoffload.errors import (
     block_not_pinned,
     block_not_ready,
     cannot_pickle,
+    manager_initialised,
     manager_not_initialised,
     ref_count_overflow,
 )
@@ -106,10 +107,11 @@ class Manager(OffloadingManager[Spec_co]):
         The policy belongs to `owner`, by default this manager; `watch` observes it.
         """
         owner = self if owner is None else owner
+        if "_watch" in vars(self):
+            raise manager_initialised()
         core = None
         if watch is not None:
             core = WatchCore(watch.plan(owner, backend.get_num_free_blocks()), watch.watch)
-        former = vars(self).get("_policy_object", policy)
         ownership.take(policy, owner)
         self._policy_object = policy
         self._backend_object = backend
@@ -122,12 +124,9 @@ class Manager(OffloadingManager[Spec_co]):
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._owner = weakref.ref(owner)
         self._watch = core
-        self._num_resets += 1
         if core is not None:
             core.attach(self._find)
             core.watch._join(owner, core)
-        if former is not policy:
-            ownership.release(former, owner)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.

@@ -353,13 +353,16 @@ def test_a_policy_before_init(twin: ModuleType, name: str) -> None:
             call()
 
 
-def test_a_manager_can_be_initialised_again(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 4)
-    store(manager, [A])
-    manager.__init__(32, 2, "arc", True)
-    assert (manager.block_size, len(manager), manager.stats()["free"]) == (32, 0, 2)
-    assert manager.events == []
-    check_invariants(manager)
+def test_a_manager_is_initialised_once(twin: ModuleType) -> None:
+    for policy in ("lru", ListPolicy):
+        manager = twin.CPUOffloadingManager(16, 4, policy)
+        store(manager, [A])
+        other = twin.policy_class("lru")(2)
+        with pytest.raises(RuntimeError, match="initialised already: build another one"):
+            manager.__init__(32, 2, other, True)
+        assert (manager.block_size, manager.lookup([A]), manager.events) == (16, 1, None)
+        check_invariants(manager)
+        other.clear()  # it is free
 
 
 def test_an_empty_manager_policy_and_backend_are_true(twin: ModuleType) -> None:

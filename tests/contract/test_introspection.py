@@ -271,22 +271,6 @@ def test_a_block_table_is_whole_where_threads_run_as_it_is_allocated(
     assert rows(table) == [(0, block_id) for block_id in range(len(manager))]
 
 
-def test_a_block_table_is_that_of_the_policy_that_was_asked(
-    twins: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = twins[1].CPUOffloadingManager(16, 5)
-    store(manager, [A, B])
-    zeros = np.zeros
-
-    def changed(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        manager.__init__(16, 5)  # as another thread may; the policy has no other holder
-        return zeros(*arguments)
-
-    monkeypatch.setattr(np, "zeros", changed)
-    assert rows(manager.block_table) == [(0, 0), (0, 1)]
-
-
 def test_a_block_table_is_the_same_while_statuses_are_held(build: Build) -> None:
     manager = build(2)
     held = []

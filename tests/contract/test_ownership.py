@@ -165,31 +165,6 @@ def test_a_policy_is_free_again_when_a_cycle_with_its_manager_is_collected(
         twin.CPUOffloadingManager(16, 4, policy)
 
 
-def test_a_policy_is_free_again_when_its_manager_takes_another(twin: ModuleType) -> None:
-    for policy in policies(twin):
-        manager = twin.CPUOffloadingManager(16, 4, policy)
-        store(manager, [A])
-        manager.__init__(16, 4, "lru")
-        policy.clear()
-        other = twin.CPUOffloadingManager(16, 4, policy)
-        store(other, [A])
-        check_invariants(manager)
-        check_invariants(other)
-
-
-def test_a_manager_may_be_built_anew_over_its_own_policy(twin: ModuleType) -> None:
-    for policy in policies(twin):
-        manager = twin.CPUOffloadingManager(16, 4, policy)
-        manager.__init__(16, 3, policy)
-        store(manager, [A, B, C])
-        with pytest.raises(ValueError, match="cache_policy must be empty"):
-            manager.__init__(16, 2, policy)
-        with pytest.raises(ValueError, match="must not belong to another"):
-            twin.CPUOffloadingManager(16, 4, policy)
-        assert manager.lookup([A, B, C]) == 3
-        check_invariants(manager)
-
-
 def test_a_construction_that_fails_takes_no_policy(twin: ModuleType) -> None:
     for policy in policies(twin):
         with pytest.raises(ValueError, match="num_blocks"):

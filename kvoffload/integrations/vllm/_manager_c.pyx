@@ -193,7 +193,7 @@ cdef class RequestManagerCore:
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
         cdef CompiledSteps steps = CompiledSteps()
         self._require_new()
-        steps.join(rules.policy, CPUBackend(1, num_chunks), False, None)
+        steps.join(rules.policy, CPUBackend(1, num_chunks), None, None)
         self._num_chunks = num_chunks
         self.first = self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
