@@ -30,6 +30,9 @@ __all__ = [
     "PrepareStoreOutput",
 ]
 
+MOST_SOURCES = 16
+"""Number of distinct sources of hints; one more stands for all others."""
+
 BlockHash = NewType("BlockHash", bytes)
 BlockHash.__doc__ = """Name a block by its content and its whole prefix: ``bytes``, not empty.
 

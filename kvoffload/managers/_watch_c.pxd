@@ -6,11 +6,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry, Shadow
 from kvoffload._core.table cimport Node, Storage, Table
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport MOST_SOURCES, CompiledPolicy
 
 cdef enum:
     BINS = 256
-    MOST_SOURCES = 16       # distinct sources of hints; as in ``_watching``
     MOST_CAUSES = 8
 
 cdef enum:

@@ -29,7 +29,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from kvoffload._sampling import hash_key, new_secret, sample_of, words_of
-from kvoffload.types import BlockHash, BlockStatus, Hints
+from kvoffload.types import MOST_SOURCES, BlockHash, BlockStatus, Hints
 
 from ._watching import (
     BROKEN_PREFIX,
@@ -39,7 +39,6 @@ from ._watching import (
     FAILED,
     FINISHED,
     LOAD,
-    MOST_SOURCES,
     NEVER_OR_LONG_AGO,
     OTHERS,
     PENDING,

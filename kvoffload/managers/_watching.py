@@ -14,7 +14,6 @@ __all__ = [
     "CAUSES",
     "FINISHED",
     "KINDS",
-    "MOST_SOURCES",
     "OTHERS",
     "RELEASED",
     "SAMPLE_RANGE",
@@ -55,8 +54,6 @@ KINDS = ("load", "store")
 """The kinds of open transfers."""
 LOAD, STORE = range(2)
 
-MOST_SOURCES = 16
-"""Number of distinct sources of hints; one more stands for all others."""
 OTHERS = "others"
 """The name that stands for all others; a source of that name counts among them."""
 

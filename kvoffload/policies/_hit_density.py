@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvoffload._checks import check_cache_capacity
-from kvoffload.types import BlockHash, BlockStatus, HintGain, HintSource
+from kvoffload.types import MOST_SOURCES, BlockHash, BlockStatus, HintGain, HintSource
 
 from . import registry
 from ._learned import NUM_CLASSES, Learned
 from ._views import BlocksView
 
-# Sources that are told apart; the first two numbers mean none and several sessions.
-MOST_SOURCES = 16
+# The numbers of sources before it mean none and several sessions.
 FIRST_SOURCE = 2
 
 

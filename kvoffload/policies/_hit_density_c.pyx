@@ -100,7 +100,13 @@ from kvoffload.policies._learned cimport (
     class_after,
 )
 from kvoffload.policies._released_c cimport released_remove
-from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key
+from kvoffload.policies._twin_c cimport (
+    MOST_SOURCES,
+    CollectorOff,
+    CompiledPolicy,
+    Hint,
+    find_key,
+)
 
 from kvoffload._checks import as_batch, batch_error, check_int
 from kvoffload._sampling import new_secret, words_of
@@ -114,7 +120,6 @@ cdef enum:
     RING_NOTE = 63
     IS_RELEASED = 64        # in `note`: it is not counted, until its next use
     IS_WALKED = 128         # in `note`: it is in the walk
-    MOST_SOURCES = 16
     VISITS = 4              # records that the hand meets per sampled block of a request
     LEAST_WALKED = 1024
     # Two in seven ghosts are of blocks that were used again.

@@ -45,10 +45,10 @@ from math import floor, log2
 
 from kvoffload._checks import as_batch, check_int
 from kvoffload._sampling import new_secret, words_of
-from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
+from kvoffload.types import MOST_SOURCES, BlockHash, BlockStatus, HintGain, Hints
 
 from ._duel_py import DENSITY, LRU, Duel, Sample
-from ._hit_density import FIRST_SOURCE, MOST_SOURCES, HitDensity
+from ._hit_density import FIRST_SOURCE, HitDensity
 from ._learned import NUM_STEPS, SHARED, Learned, age_bin, class_after
 from ._twin_py import PythonPolicy, Victims, evictable, require
 

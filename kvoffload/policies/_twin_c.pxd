@@ -10,6 +10,7 @@ from kvoffload.policies._released_c cimport Released
 
 cdef enum:
     MOST_RINGS = 20
+    MOST_SOURCES = 16       # of hints, as in ``types``
 
 
 # The hints of a client on its session, and their time.

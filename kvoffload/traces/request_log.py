@@ -36,10 +36,10 @@ from kvoffload._printable import printable
 from .lines import RECORDING, START_BYTES, zstd_module
 from .outputs import own_descriptor
 
-if IMPLEMENTATION == "compiled":
-    from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
-else:
+if TYPE_CHECKING or IMPLEMENTATION == "python":
     from ._request_lines_py import ID_BYTES, LINE_BYTES, packed, request_lines
+else:
+    from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from kvoffload.managers._watching import MOST_SOURCES
-from kvoffload.types import HintGain, HintSource
+from kvoffload.types import MOST_SOURCES, HintGain, HintSource
 
 __all__ = ["HeardHints", "gain_of", "heard"]
 

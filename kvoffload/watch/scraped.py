@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX
 from kvoffload.errors import describe
-from kvoffload.managers._watching import KINDS, MOST_SOURCES, OTHERS
+from kvoffload.managers._watching import KINDS, OTHERS
+from kvoffload.types import MOST_SOURCES
 
 from .metrics import HEEDING, PLAIN, UNMARKED, memory_label
 

@@ -69,7 +69,17 @@ def following_lru(twin: ModuleType) -> tuple[Any, dict[bytes, int]]:
 
 @pytest.mark.parametrize(
     ("capacity", "shift"),
-    [(127, 0), (128, 1), (255, 1), (256, 2), (511, 2), (512, 3), (4095, 3), (4096, 4), (200_000, 9)],
+    [
+        (127, 0),
+        (128, 1),
+        (255, 1),
+        (256, 2),
+        (511, 2),
+        (512, 3),
+        (4095, 3),
+        (4096, 4),
+        (200_000, 9),
+    ],
 )
 def test_a_miniature_has_few_blocks_whatever_the_capacity(capacity: int, shift: int) -> None:
     assert sample_shift(capacity) == shift

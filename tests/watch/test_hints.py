@@ -13,10 +13,11 @@ import pytest
 
 from kvoffload import Hints, HintSource
 from kvoffload._sampling import secrets_from
-from kvoffload.managers._watching import MOST_SOURCES, RELEASED
+from kvoffload.managers._watching import RELEASED
 from kvoffload.policies._duel_py import _FADE, _Gain
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import TraceRecorder
+from kvoffload.types import MOST_SOURCES
 from kvoffload.watch import HeardHints, Watch
 from kvoffload.watch.hints import heard
 from kvoffload.watch.metrics import samples, source_label

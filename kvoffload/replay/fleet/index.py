@@ -16,10 +16,10 @@ from kvoffload import IMPLEMENTATION
 
 from .rows import Blocks
 
-if TYPE_CHECKING or IMPLEMENTATION == "compiled":
-    from ._index_c import Ahead, Holders, Recent, leads
-else:
+if TYPE_CHECKING or IMPLEMENTATION == "python":
     from ._index_py import Ahead, Holders, Recent, leads
+else:
+    from ._index_c import Ahead, Holders, Recent, leads
 
 __all__ = ["DEVICE", "HOST", "TIER", "Change", "EventIndex", "History", "Leads", "Recent"]
 

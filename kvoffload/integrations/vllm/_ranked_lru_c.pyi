@@ -1,0 +1,3 @@
+class RankedLRU:
+    generation: int
+    def __init__(self, cache_capacity: int) -> None: ...
