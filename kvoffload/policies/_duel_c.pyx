@@ -1,4 +1,4 @@
-"""The duel of two miniatures of hit density, compiled; see ``_duel_py`` for the rules."""
+"""The duel of hit density and LRU in miniatures, compiled; see ``_duel_py`` for the rules."""
 
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -10,8 +10,8 @@ Structure
     new ghost takes a free position, and passes the clock's hand once, or the position of the next
     ghost at the hand, which passes over those used since.
     Another hand walks through the records of a sample of the blocks and measures how much time
-    blocks spend at each age. The *duel* of two small caches of this class, which serve a part of
-    this sample, decides whether density or recency is the rule.
+    blocks spend at each age. The *duel* of two small caches, of this class and of LRU, which serve
+    a part of this sample, decides whether density or recency is the rule.
 Requests
     A request first lets the hand meet four records per sampled block. Then its blocks are used,
     last block first. A block's class follows from the last use of the deepest known block behind
