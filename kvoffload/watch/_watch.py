@@ -7,8 +7,9 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 from kvoffload._checks import as_batch, check_int
@@ -286,6 +287,7 @@ class Watch:
         self._taken = 0  # number of requests when the sample was last taken
         self._overlaps = False  # the stores of the miniatures do
         self._began: _Began | None = None  # None: LRU has no miniatures
+        self._serving: Iterator[int] | None = None  # taken requests to the miniatures
         self._lock = threading.RLock()
 
     # -- what a manager calls ------------------------------------------------------------------
@@ -325,6 +327,7 @@ class Watch:
         self._subject = self._planned
         self._logged.clear()
         self._taken = 0
+        self._serving = None
         self._overlaps = False
         self._began = None
         self._snapshots.clear()
@@ -332,14 +335,30 @@ class Watch:
         core.next_due = self._next_due(core.now())
 
     def _drain(self) -> None:
+        """Serve some of the collected requests to the miniatures: the share of one lookup."""
         if not self._lock.acquire(blocking=False):
             return  # another thread drains
         try:
-            self._take_requests()
+            serving = self._serving or self._serve_collected()
+            share = next(serving, 0)
+            goes_on = share > 0 and sum(1 for _ in islice(serving, share)) == share
+            self._serving = serving if goes_on else None
+            self._core.due = goes_on
         finally:
             self._lock.release()
 
-    def _take_requests(self) -> None:
+    def _serve_all(self) -> None:
+        """Serve all collected requests to the miniatures."""
+        for serving in (self._serving, self._serve_collected()):
+            deque(serving or (), maxlen=0)
+        self._serving = None
+
+    def _serve_collected(self) -> Iterator[int]:
+        """Take the collected requests; serve one to one miniature at each step.
+
+        Yield the number of steps that a lookup should take: all in half of the lookups that it took
+        to collect the requests.
+        """
         core = self._core
         num_requests, *_, lag = core.progress()
         start, self._taken = self._taken, num_requests
@@ -350,7 +369,10 @@ class Watch:
         changes = begins or overlaps != self._overlaps
         self._overlaps = overlaps
         lag, waits = (lag, core.waits_for_stores) if overlaps else (AT_ONCE, False)
-        for quarter, stretches in enumerate(core.take_requests()):
+        taken = core.take_requests()
+        num_steps = len(self._subject.minis) * sum(len(each) for each in chain(*taken))
+        share = max(1, 2 * num_steps // max(1, num_requests - start))
+        for quarter, stretches in enumerate(taken):
             # The sample has no positions: its requests are spread evenly over all since last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
             position = float(start)
@@ -360,7 +382,9 @@ class Watch:
                 for mini in self._subject.minis:
                     if after:
                         mini.reset(quarter)
-                    mini.feed(quarter, requests, positions, lag, waits=waits)
+                    for request, position in zip(requests, positions, strict=True):
+                        mini.feed(quarter, request, position, lag, waits=waits)
+                        yield share
         if changes and (start or not self._subject.plan.keeps_keys):
             self._start_anew(begins=begins)
         now = core.now()
@@ -442,7 +466,7 @@ class Watch:
 
     def _report(self) -> WatchReport:
         subject = self._subject
-        self._take_requests()
+        self._serve_all()
         after = self._snapshot()
         self._drop_old_snapshots(after.time)
         before = self._snapshots[0]
@@ -528,7 +552,7 @@ class Watch:
         """
         self._require_joined()
         with self._lock:
-            self._take_requests()
+            self._serve_all()
             return self._counters()
 
     def _counters(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from kvoffload import IMPLEMENTATION
@@ -68,30 +67,29 @@ class Miniatures:
     def feed(
         self,
         quarter: int,
-        requests: Sequence[SampledRequest],
-        positions: Sequence[float],
+        request: SampledRequest,
+        position: float,
         lag: float,
         *,
         waits: bool,
     ) -> None:
-        """Serve requests with the miniature of a quarter, as an engine would.
+        """Serve a request with the miniature of a quarter, as an engine would.
 
-        `positions` are the requests' positions among all. A store ends after `lag` more requests,
-        or with its own if `lag` is negative; until then a lookup misses its blocks or, with
-        `waits`, ends the store.
+        `position` is the request's among all. A store ends after `lag` more requests, or with its
+        own if `lag` is negative; until then a lookup misses its blocks or, with `waits`, ends the
+        store.
         """
         miniature = self.quarters[quarter]
-        for request, position in zip(requests, positions, strict=True):
-            hashes, first, _, hints, now = request
-            before = position - lag
-            if first >= 0:
-                miniature.serve(*request, position=position, before=before, waits=waits)
-                continue
-            miniature.end_stores(before)
-            if first == RELEASED:  # whatever this miniature would release
-                miniature.release(hashes)
-            elif self._spec.entry.ranks_by_return:
-                miniature.finish(hashes, hints, now)
+        hashes, first, _, hints, now = request
+        before = position - lag
+        if first >= 0:
+            miniature.serve(*request, position=position, before=before, waits=waits)
+            return
+        miniature.end_stores(before)
+        if first == RELEASED:  # whatever this miniature would release
+            miniature.release(hashes)
+        elif self._spec.entry.ranks_by_return:
+            miniature.finish(hashes, hints, now)
 
     def reset(self, quarter: int) -> None:
         """Reset the miniature of a quarter, including its stores under way."""

@@ -18,6 +18,7 @@ from kvoffload.managers._watching import STORE
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
+from kvoffload.watch.minis import Miniatures
 from kvoffload.watch.overdue import find_overdue
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
@@ -33,6 +34,28 @@ def requests(seed: int, count: int = 600) -> list[list[bytes]]:
         length = rng.randrange(1, 20)
         found.append([block_hash(1000 * document + position) for position in range(length)])
     return found
+
+
+def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
+    fed = [0]
+    feed = Miniatures.feed
+
+    def counted(self, *arguments: Any, **keywords: Any) -> None:
+        fed[-1] += 1
+        feed(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Miniatures, "feed", counted)
+    spread, at_once = (watched(twin, max_rate=1.0).CPUOffloadingManager(16, 100) for _ in "12")
+    for hashes in requests(seed):
+        serve(spread, hashes)
+        fed.append(0)
+    served, most = sum(fed), max(fed)
+    for hashes in requests(seed):
+        serve(at_once, hashes)
+        at_once.watch._serve_all()
+    assert 0 < most < served / 16
+    assert spread.watch.report().points == at_once.watch.report().points
+    assert spread.watch._serving is None
 
 
 @pytest.mark.parametrize("capacity", [40, 100, 256])
