@@ -37,11 +37,12 @@ cdef struct Batch:
     uint64_t* hashes        # (size,) hash of each key without a node; others may have theirs
     uint32_t* node_ids      # (size,) node of each key, NIL if unknown; before: the last call's
     uint32_t* chosen        # (size,) room for a selection of node ids
-    uint32_t* indexes       # (size,) room for their indexes in the batch
+    uint32_t* indexes       # (size,) room for the indexes in the batch of a selection
+    uint32_t* drawn         # (size,) room for the bits by which a policy draws samples
     Py_ssize_t size
     Py_ssize_t num_hints    # leading node ids that the last call left
     Py_ssize_t num_chosen   # leading entries of `chosen` that are in use
-    Py_ssize_t room         # of the four arrays
+    Py_ssize_t room         # of the five arrays
     uint64_t found_at       # the table's version for which `node_ids` are valid; 0: none
 
 cdef enum:

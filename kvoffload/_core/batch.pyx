@@ -11,14 +11,14 @@ from kvoffload._checks import as_batch, batch_error
 
 cdef enum:
     LEAST_ROOM = 128
-    ENTRY_BYTES = 20    # of one entry in each of the four arrays
+    ENTRY_BYTES = 24    # of one entry in each of the five arrays
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     cdef uint64_t room = batch.room
     if batch.room >= size:
         return True
-    # The four arrays are one allocation, so that they grow together or not at all.
+    # The five arrays are one allocation, so that they grow together or not at all.
     if not grow(<void**>&batch.hashes, &room, <uint64_t>size, ENTRY_BYTES, LEAST_ROOM):
         return False
     batch.num_chosen = 0
@@ -26,6 +26,7 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     batch.node_ids = <uint32_t*>(batch.hashes + room)
     batch.chosen = batch.node_ids + room
     batch.indexes = batch.node_ids + 2 * room
+    batch.drawn = batch.node_ids + 3 * room
     batch.room = <Py_ssize_t>room
     return True
 
@@ -48,6 +49,7 @@ cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
     batch.node_ids = node_ids
     batch.chosen = node_ids + size
     batch.indexes = node_ids + 2 * size
+    batch.drawn = node_ids + 3 * size
     batch.room = size
     return True
 

@@ -45,7 +45,7 @@ cdef class Duel:
     cdef Gain gain
 
     cdef void clear(self) noexcept
-    # Take the sampled blocks of a batch, by the bits drawn in ``indexes``, which are overwritten.
+    # Take the sampled blocks of a batch, whose bits are drawn.
     cdef Py_ssize_t take(self, Batch* batch) noexcept
     # Serve such a request to the miniatures; return the rule that leads.
     cdef int serve(

@@ -71,7 +71,7 @@ cdef class Duel:
     cdef Py_ssize_t take(self, Batch* batch) noexcept:
         cdef Py_ssize_t index = 0, size = 0
         while index < batch.size and size < self.by_density.most:
-            if is_sampled(batch.indexes[index], self.shift):
+            if is_sampled(batch.drawn[index], self.shift):
                 batch.indexes[size] = <uint32_t>index
                 size += 1
             index += 1

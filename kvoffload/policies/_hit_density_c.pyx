@@ -378,19 +378,19 @@ cdef inline bint is_used(_HitDensity self, const Batch* batch) noexcept:
 
 
 cdef inline void draw(_HitDensity self, Batch* batch) noexcept:
-    """Set ``indexes`` to the bits by which samples are drawn; 1 for keys that are in none."""
+    """Draw the bits of each key, by which it is in a sample; 1 for keys that are in none."""
     cdef Py_ssize_t index
     cdef uint32_t node_id
     if self.walk.most == 0:
         return
     for index in range(batch.size):
         node_id = batch.node_ids[index]
-        batch.indexes[index] = 1
+        batch.drawn[index] = 1
         # What the duel's miniatures serve is a part of the walk's sample.
         if node_id == NIL or self.duel is not None and (
             node_at(self.table, node_id).note & IS_WALKED or self.walk.was_full
         ):
-            batch.indexes[index] = sample_of(
+            batch.drawn[index] = sample_of(
                 kvo_hash(item_key(batch, index), item_length(batch, index), self.secret)
             )
 
@@ -455,7 +455,7 @@ cdef inline void use(_HitDensity self, Batch* batch, uint32_t said) noexcept:
             record.last = request
             record.label = said << CLASS_BITS | <uint32_t>reuse_class
             record.is_released = False
-            record.is_walked = joins_walk(self, batch.indexes[index])
+            record.is_walked = joins_walk(self, batch.drawn[index])
             remember(self, batch.hashes[index], &record)
             if record.is_walked and record.owner != NIL:
                 walk_add(&self.walk, batch.hashes[index], record.owner, True)
