@@ -1,4 +1,4 @@
-"""What the twins of hit density share: documentation, the constructor, and properties."""
+"""Documentation, constructor and properties of hit density, for both twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the twins of the policies on lists share: documentation, constructors, and views."""
+"""Documentation, constructors and views of the policies on lists, for both twins."""
 
 from __future__ import annotations
 

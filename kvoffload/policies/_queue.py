@@ -1,4 +1,4 @@
-"""What the twins of SIEVE and S3-FIFO share: documentation, constructors, and views."""
+"""Documentation, constructors and views of SIEVE and S3-FIFO, for both twins."""
 
 from __future__ import annotations
 

@@ -288,6 +288,7 @@ class Watch:
         self._overlaps = False  # the stores of the miniatures do
         self._began: _Began | None = None  # None: LRU has no miniatures
         self._serving: Iterator[int] | None = None  # taken requests to the miniatures
+        self._is_serving = False
         self._lock = threading.RLock()
 
     # -- what a manager calls ------------------------------------------------------------------
@@ -335,23 +336,31 @@ class Watch:
         core.next_due = self._next_due(core.now())
 
     def _drain(self) -> None:
-        """Serve some of the collected requests to the miniatures: the share of one lookup."""
         if not self._lock.acquire(blocking=False):
             return  # another thread drains
         try:
+            self._serve(at_once=False)
+        finally:
+            self._lock.release()
+
+    def _serve(self, *, at_once: bool) -> None:
+        """Serve collected requests to the miniatures: all, or the share of one lookup."""
+        if self._is_serving:
+            return  # Python code has run meanwhile, a clock or a signal's, and calls the manager
+        self._is_serving = True
+        try:
+            if at_once:
+                for serving in (self._serving, self._serve_collected()):
+                    deque(serving or (), maxlen=0)
+                self._serving = None
+                return
             serving = self._serving or self._serve_collected()
             share = next(serving, 0)
             goes_on = share > 0 and sum(1 for _ in islice(serving, share)) == share
             self._serving = serving if goes_on else None
             self._core.due = goes_on
         finally:
-            self._lock.release()
-
-    def _serve_all(self) -> None:
-        """Serve all collected requests to the miniatures."""
-        for serving in (self._serving, self._serve_collected()):
-            deque(serving or (), maxlen=0)
-        self._serving = None
+            self._is_serving = False
 
     def _serve_collected(self) -> Iterator[int]:
         """Take the collected requests; serve one to one miniature at each step.
@@ -466,7 +475,7 @@ class Watch:
 
     def _report(self) -> WatchReport:
         subject = self._subject
-        self._serve_all()
+        self._serve(at_once=True)
         after = self._snapshot()
         self._drop_old_snapshots(after.time)
         before = self._snapshots[0]
@@ -552,7 +561,7 @@ class Watch:
         """
         self._require_joined()
         with self._lock:
-            self._serve_all()
+            self._serve(at_once=True)
             return self._counters()
 
     def _counters(self) -> dict[str, Any]:

@@ -52,10 +52,29 @@ def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
     served, most = sum(fed), max(fed)
     for hashes in requests(seed):
         serve(at_once, hashes)
-        at_once.watch._serve_all()
+        at_once.watch._serve(at_once=True)
     assert 0 < most < served / 16
     assert spread.watch.report().points == at_once.watch.report().points
     assert spread.watch._serving is None
+
+
+def test_code_that_runs_while_a_lookup_serves_the_miniatures_may_call_the_manager(
+    twin, monkeypatch
+):
+    calls = []
+    feed = Miniatures.feed
+
+    def interrupted(self, *arguments: Any, **keywords: Any) -> None:
+        calls.append(manager.lookup([A]))
+        calls.append(manager.watch.report().requests)
+        feed(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Miniatures, "feed", interrupted)
+    manager = watched(twin, max_rate=1.0).CPUOffloadingManager(16, 100)
+    for hashes in requests(1):
+        serve(manager, hashes)
+    assert calls
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("capacity", [40, 100, 256])

@@ -156,8 +156,7 @@ cdef class UseRules(RequestRules):
                     node_id = NIL  # a key that is about to be added
                 part.items[part.size] = batch.items[index]
                 part.node_ids[part.size] = node_id
-                if node_id == NIL:
-                    omit_node(self.policy.table, part, part.size)
+                part.hashes[part.size] = batch.hashes[index]  # read where there is no node
                 self.inserted[part.size] = accesses[index].flags & ONLY_INSERTED
                 part.size += 1
 
