@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class MissingExtraError(ImportError):
-    """A feature needs an extra that is not installed."""
+    """A feature needs an extra, or the extensions, that this installation lacks."""
 
 
 def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["IMPLEMENTATION", "VARIABLE", "import_compiled"]
+from kvoffload._extras import MissingExtraError
+
+__all__ = ["IMPLEMENTATION", "VARIABLE", "import_compiled", "require_compiled"]
 
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
@@ -50,3 +52,18 @@ def _choose() -> Literal["compiled", "python"]:
 
 
 IMPLEMENTATION: Literal["compiled", "python"] = _choose()
+
+
+def require_compiled(feature: str) -> None:
+    """Raise MissingExtraError, which says why, if the Python implementation is in use."""
+    if IMPLEMENTATION == "compiled":
+        return
+    needs = f"{feature} needs the compiled implementation"
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "0"):
+        raise MissingExtraError(f"{needs}, and {VARIABLE}={wish} asks for the Python one; unset it")
+    try:
+        import_compiled()
+    except ImportError as cause:
+        raise MissingExtraError(f"{needs}, which cannot be imported: {cause}") from cause
+    raise MissingExtraError(f"{needs}, which could not be imported when kvoffload was")

@@ -194,6 +194,17 @@ cdef void table_new_epoch(Table* table) noexcept:
     table.epoch += 1
 
 
+cdef void table_sample(Table* table, uint32_t below) noexcept:
+    cdef uint32_t node_id
+    cdef Node* node
+    table.sample_below = below
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
+        node.flags &= <uint8_t>(~SAMPLED & 0xFF)
+        if node.key_length and sample_of(hash_node(table, node)) < below:
+            node.flags |= SAMPLED
+
+
 cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
     cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
     cdef Node* node = node_at(table, node_id)

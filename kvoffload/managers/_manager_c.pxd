@@ -28,8 +28,8 @@ cdef struct Counters:
 cdef class CompiledSteps:
     cdef CompiledPolicy _policy
     cdef PoolCore _pool
-    cdef list _events               # None when off
-    cdef WatchCore _watch           # None without a watch
+    cdef readonly list _events      # None when off
+    cdef readonly WatchCore _watch  # None without a watch
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef BlockStates states
@@ -64,8 +64,8 @@ cdef class CompiledSteps:
     # -- stores ----------------------------------------------------------------------------------
     # Find victims and return how many of the chosen keys to store; if `is_last`, for a session that
     # ends, only as many as fit into free slots and those of released blocks. -1, with the keys
-    # forgotten, if the store is refused or there is no memory; the policy's ``victims`` say which.
-    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept
+    # forgotten, if the store is refused; MemoryError, with the keys forgotten.
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) except -2
     # Return the keys of the victims, in eviction order.
     cdef list victim_keys(self)
     # Free the victims' slots, and evict them.

@@ -15,6 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
+from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -49,6 +50,7 @@ from kvoffload._core.table cimport (
     Node,
     Table,
     hash_key,
+    hash_node,
     index_find,
     node_at,
     own_id,
@@ -79,7 +81,14 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
+from kvoffload.managers._watch_c cimport (
+    ABSENT,
+    BEHIND,
+    FATE_UNKNOWN,
+    LOAD,
+    STORE,
+    WatchCore,
+)
 from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
@@ -103,7 +112,6 @@ from kvoffload.errors import (
     ref_count_overflow,
     request_finished,
 )
-from kvoffload.managers._common import summary
 from kvoffload.managers._manager_py import Manager as PythonManager
 from kvoffload.managers.base import (
     CallingRequest,
@@ -114,6 +122,7 @@ from kvoffload.managers.base import (
     take_contract,
     take_part,
 )
+from kvoffload.managers._views import ManagerViews
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.types import Spec_co
@@ -246,7 +255,7 @@ cdef class CompiledSteps:
             raise MemoryError()
         release_unshared(self._policy, &self.batch)
         if self._watch is not None:
-            self._watch.c_released(&self.batch)
+            self._watch.c_released(self._policy.table, &self.batch)
 
     cdef str source_of(self, object hints):
         return None if hints is None or self._watch is None else str(hints.source)
@@ -277,9 +286,9 @@ cdef class CompiledSteps:
         if ends:
             release_unshared(policy, batch)
             if self._watch is not None:
-                self._watch.c_released(batch)
+                self._watch.c_released(policy.table, batch)
         elif self._watch is not None and hint != NULL and hint.expect_s > 0.0:
-            self._watch.c_finished_told(batch, hints, hint.now)
+            self._watch.c_finished(policy.table, batch, hints, hint.now)
         return 0
 
     # For a request that calls the methods of a subclass.
@@ -345,7 +354,7 @@ cdef class CompiledSteps:
     def _tell(self, hints, now):
         """Give the watch the hints of the request that it will see next."""
         if self._watch is not None:
-            self._watch.tell(hints, now)
+            self._watch.hear(hints, NAN if now is None else now)
 
     def _hinted(self, hints):
         cdef Hint said
@@ -365,7 +374,7 @@ cdef class CompiledSteps:
         self.counters.lookup_blocks += <uint64_t>batch.size
         self.counters.hit_blocks += <uint64_t>num_hits
         if self._watch is not None:
-            self._watch.c_looked_up(batch, num_hits)
+            self._watch.c_looked_up(self._policy.table, batch, num_hits)
 
     def _touch_inserted(self, hashes, inserted):
         cdef list batch = self.open_batch(hashes)
@@ -456,7 +465,7 @@ cdef class CompiledSteps:
         if ended != NULL:
             ended[0] = Ended(batch.size, sum, one)
         if self._watch is not None:
-            self._watch.c_loaded(batch)
+            self._watch.c_loaded(table, batch)
         return 0
 
     cdef void unpin_node(self, uint32_t node_id) noexcept:
@@ -499,8 +508,6 @@ cdef class CompiledSteps:
             return new_output([], new_spec(new_ids(0)), [])
         num_admitted = self.make_room(batch, num_missing, is_last)
         if num_admitted < 0:
-            if policy.victims.no_memory:
-                raise MemoryError()
             return None
         try:
             block_ids = new_ids(num_admitted)
@@ -521,7 +528,7 @@ cdef class CompiledSteps:
             forget(policy.table, batch, 0, num_missing)
             raise
         if self._watch is not None:
-            self._watch.c_stored(batch, num_admitted, num_missing)
+            self._watch.c_offered(policy.table, batch, num_admitted, num_missing)
         if request is not None and num_admitted:
             request._note_own(start + <Py_ssize_t>batch.indexes[0])
         self.evict_victims(self._watch)
@@ -538,7 +545,7 @@ cdef class CompiledSteps:
             request.storing = storing
         return output
 
-    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) noexcept:
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) except -2:
         cdef CompiledPolicy policy = self._policy
         cdef int64_t num_free = pool_num_free(&self._pool.pool)
         cdef Py_ssize_t num_admitted = find_room(policy, batch, num_missing, num_free, is_last)
@@ -547,8 +554,10 @@ cdef class CompiledSteps:
         if not policy.victims.no_memory:
             self.counters.refused_stores += 1
             if self._watch is not None:
-                self._watch.c_refused(batch, num_missing)
+                self._watch.c_offered(policy.table, batch, -1, num_missing)
         forget(policy.table, batch, 0, num_missing)
+        if policy.victims.no_memory:
+            raise MemoryError()
         return -1
 
     cdef list victim_keys(self):
@@ -583,17 +592,15 @@ cdef class CompiledSteps:
         cdef uint64_t index, size = policy.victims.size
         cdef uint32_t node_id
         cdef Node* node
-        cdef Py_ssize_t num_sampled = 0
-        cdef bint watched = watch is not None and watch.ensure_uses(<Py_ssize_t>size)
+        cdef bint watched = watch is not None and watch.begin(<Py_ssize_t>size)
         for index in range(size):
             node_id = policy.victims.items[index].node_id
             node = node_at(policy.table, node_id)
             if node.flags & SAMPLED and watched:
-                watch.meet_victim(node, num_sampled)
-                num_sampled += 1
+                watch.meet(hash_node(policy.table, node), NULL, BEHIND, ABSENT, FATE_UNKNOWN)
             pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
         if watch is not None:
-            watch.note_victims(size, num_sampled)
+            watch.on_eviction(size)
         self.counters.evicted_blocks += size
         policy.commit()
 
@@ -622,7 +629,7 @@ cdef class CompiledSteps:
                 if collecting:
                     PyGC_Enable()
         if self._watch is not None:
-            self._watch.c_ended(&self.batch, succeeded)
+            self._watch.c_ended(self._policy.table, &self.batch, succeeded)
         self.end_pending(succeeded, NULL)
         return 0
 
@@ -669,7 +676,7 @@ cdef class CompiledSteps:
             if collecting:
                 PyGC_Enable()
 
-    def reset_cache(self):
+    def _drop_all(self):
         cdef int collecting = PyGC_Disable()
         try:
             self.drop_all()
@@ -699,12 +706,12 @@ cdef class CompiledSteps:
         self.states = BlockStates(0, 0)
         self._resets += 1
         if self._watch is not None:
-            self._watch.c_dropped()
+            self._watch.on_reset()
         return 0
 
     # -- what can be seen --------------------------------------------------------------------
 
-    def stats(self):
+    def _stats(self):
         return {
             "lookups": self.counters.lookups,
             "lookup_blocks": self.counters.lookup_blocks,
@@ -733,28 +740,10 @@ cdef class CompiledSteps:
         return self._pool
 
     @property
-    def block_size(self):
-        return self._pool.block_size
-
-    @property
-    def medium(self):
-        return self._pool.medium
-
-    @property
-    def policy(self):
+    def _policy_object(self):
         return self._policy
 
-    @property
-    def watch(self):
-        return None if self._watch is None else self._watch.watch
-
-    @property
-    def events(self):
-        cdef list events = self._events  # kept alive: the collector may drop them during the copy
-        return None if events is None else list(events)
-
-    @property
-    def block_table(self):
+    def _block_table(self):
         cdef CompiledPolicy policy = self._policy  # held while other threads run
         return policy.block_table
 
@@ -769,6 +758,10 @@ cdef class CompiledSteps:
             node = node_at(self._policy.table, node_id)
             if node.flags & RESIDENT:
                 block_ids.add(node.block.block_id)
+            if self._watch is not None and node.key_length and bool(node.flags & SAMPLED) != (
+                self._watch.samples(hash_node(self._policy.table, node))
+            ):
+                raise AssertionError("the flag says which keys are sampled")
         if <uint64_t>len(block_ids) != self._policy.num_resident:
             raise AssertionError("every resident block owns a slot of its own")
         counted = count_states(self._policy.table)
@@ -887,7 +880,7 @@ cdef class CompiledRequest:
             watch.begin_lookup()
         first = self.bounds(start, None, &end)
         if watch is not None and (self.hints is not None or self.now is not None):
-            watch.tell(self.hints, self.now)
+            watch.hear(self.hints, NAN if self.now is None else self.now)
         asked = self.part(first, self.batch.size, &part)
         find_changed(steps._policy.table, asked)
         num_hits = num_ready(steps._policy.table, asked)
@@ -1102,7 +1095,7 @@ cdef class ManagerCore:
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             skeleton = steps = CompiledSteps()
             if watch is not None:
-                core = WatchCore(watch.plan(self, backend.get_num_free_blocks()), watch.watch)
+                core = watch.new_core(self, backend.get_num_free_blocks())
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
@@ -1113,7 +1106,7 @@ cdef class ManagerCore:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
         else:
             if core is not None:
-                core.attach(policy)
+                core.look_at((<CompiledPolicy>policy).table, policy.get)
             ownership.take(policy, self)
             steps.join(policy, backend, events, core)
         self.calls_own = calls_own
@@ -1225,47 +1218,15 @@ cdef class ManagerCore:
     def take_events(self):
         return self.skeleton.take_events()
 
-    def reset_cache(self):
-        """Drop everything, ghosts and adaptive state included, without events.
-
-        The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
-        receives one `free` per block, in eviction order.
-
-        The slots of loads and stores under way are handed out again at once: the caller waits for
-        these transfers before the reset, since none of them may still read or write.
-        """
-        return self.skeleton.reset_cache()
-
     # -- what can be seen --------------------------------------------------------------------
-
-    def stats(self):
-        """Return the counters since construction, and the present numbers of blocks.
-
-        Returns
-        -------
-        dict of str to int
-            ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
-            slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
-            ``not_admitted``, ``loaded_blocks``; and the present ``resident``, ``pending``,
-            ``pinned``, ``free``, ``ghosts``.
-        """
-        return self.skeleton.stats()
 
     def __len__(self):
         """Return the number of resident blocks."""
         return len(self.skeleton)
 
-    def __bool__(self):
-        """Return True, even for an empty manager."""
-        return True
-
     def __contains__(self, block_hash):
         """Return whether a block is resident."""
         return block_hash in self.skeleton
-
-    def __repr__(self):
-        """Return the policy, the number of blocks out of the capacity, and their states."""
-        return summary(self)
 
     @property
     def _backend_object(self):
@@ -1276,37 +1237,8 @@ cdef class ManagerCore:
         return self.skeleton._resets
 
     @property
-    def block_size(self):
-        """Tokens per block."""
-        return self.skeleton.block_size
-
-    @property
-    def medium(self):
-        """Name of the medium, as given in events."""
-        return self.skeleton.medium
-
-    @property
-    def policy(self):
-        """The policy that chooses the blocks to evict."""
-        return self.skeleton.policy
-
-    @property
-    def watch(self):
-        """The ``Watch`` that observes this manager, or None."""
-        return self.skeleton.watch
-
-    @property
-    def events(self):
-        """Copy of the events not yet taken; None when events are off."""
-        return self.skeleton.events
-
-    @property
-    def block_table(self):
-        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
-
-        The array is a snapshot and does not show later changes.
-        """
-        return self.skeleton.block_table
+    def _skeleton(self):
+        return self.skeleton
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
@@ -1316,7 +1248,7 @@ cdef class ManagerCore:
 cdef object NOT_INITIALISED = PythonManager()  # its methods raise
 
 
-class Manager(ManagerCore, OffloadingManager[Spec_co]):
+class Manager(ManagerCore, ManagerViews, OffloadingManager[Spec_co]):
     """The base of all compiled managers, for any policy and backend."""
 
     __slots__ = ()

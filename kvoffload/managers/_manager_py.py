@@ -48,11 +48,10 @@ from kvoffload.types import (
     Spec_co,
 )
 
-from ._common import summary
 from ._sessions import Sessions
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
-from ._watch_py import WatchCore
-from ._watching import LOAD, WatchRequest
+from ._views import ManagerViews
+from ._watching import LOAD, STORE, WatchRequest
 from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
@@ -69,7 +68,7 @@ _COUNTERS = (
 
 
 @take_contract
-class Manager(OffloadingManager[Spec_co]):
+class Manager(ManagerViews, OffloadingManager[Spec_co]):
     """A manager over any policy and any backend.
 
     The contract gives its methods their docstrings.
@@ -90,7 +89,7 @@ class Manager(OffloadingManager[Spec_co]):
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
     _owner: weakref.ref[object]
-    _watch: WatchCore | None
+    _watch: Any  # a ``WatchCore``, or None
 
     def _setup(
         self,
@@ -111,7 +110,7 @@ class Manager(OffloadingManager[Spec_co]):
             raise manager_initialised()
         core = None
         if watch is not None:
-            core = WatchCore(watch.plan(owner, backend.get_num_free_blocks()), watch.watch)
+            core = watch.new_core(owner, backend.get_num_free_blocks())
         ownership.take(policy, owner)
         self._policy_object = policy
         self._backend_object = backend
@@ -317,8 +316,9 @@ class Manager(OffloadingManager[Spec_co]):
             for status in released:
                 status.ref_cnt += 1
             raise
-        if self._watch is not None:
-            self._watch.loaded([status.block_id for status in released])
+        if self._watch is not None and released:
+            ends = released[0].block_id, released[-1].block_id
+            self._watch.closed(LOAD, len(released), *ends)
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         return self._store(hashes, is_last=False)
@@ -360,6 +360,8 @@ class Manager(OffloadingManager[Spec_co]):
         self._counters["not_admitted"] += len(missing) - num_admitted
         if self._watch is not None:
             self._watch.stored(missing, num_admitted, evicted)
+            stored = filter(None, map(self._find, to_store))
+            self._watch.opened(STORE, [status.block_id for status in stored])
         return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -371,9 +373,7 @@ class Manager(OffloadingManager[Spec_co]):
             status = find(block_hash)
             if status is not None and status.ref_cnt < 0:
                 pending[block_hash] = status
-        slots = {}
-        if self._watch is not None:
-            slots = {block_hash: status.block_id for block_hash, status in pending.items()}
+        ends = [pending[key].block_id for key in (*batch[:1], *batch[-1:]) if key in pending]
         if success:
             for status in pending.values():
                 status.ref_cnt = 0
@@ -381,7 +381,10 @@ class Manager(OffloadingManager[Spec_co]):
         elif pending:
             self._fail(pending)
         if self._watch is not None:
-            self._watch.ended(batch, slots, success)
+            if len(ends) == 2:
+                self._watch.closed(STORE, len(batch), *ends)
+            if not success:
+                self._watch.failed(list(pending))
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         events = self._events
@@ -390,15 +393,7 @@ class Manager(OffloadingManager[Spec_co]):
         self._events = []
         return iter(events)
 
-    def reset_cache(self) -> None:
-        """Drop everything, ghosts and adaptive state included, without events.
-
-        The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
-        receives one `free` per block, in eviction order.
-
-        The slots of loads and stores under way are handed out again at once: the caller waits for
-        these transfers before the reset, since none of them may still read or write.
-        """
+    def _drop_all(self) -> None:
         statuses = list(self._policy._in_eviction_order())
         if self._rebuild is None:
             self._policy._clear()
@@ -477,17 +472,7 @@ class Manager(OffloadingManager[Spec_co]):
 
     # -- what can be seen --------------------------------------------------------------------
 
-    def stats(self) -> dict[str, int]:
-        """Return the counters since construction, and the present numbers of blocks.
-
-        Returns
-        -------
-        dict of str to int
-            ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
-            slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
-            ``not_admitted``, ``loaded_blocks``; and the present ``resident``, ``pending``,
-            ``pinned``, ``free``, ``ghosts``.
-        """
+    def _stats(self) -> dict[str, int]:
         ref_cnts = [status.ref_cnt for status in self._policy._resident.values()]
         return {
             **self._counters,
@@ -502,51 +487,17 @@ class Manager(OffloadingManager[Spec_co]):
         """Return the number of resident blocks."""
         return len(self._policy._resident)
 
-    def __bool__(self) -> bool:
-        """Return True, even for an empty manager."""
-        return True
-
     def __contains__(self, block_hash: object) -> bool:
         """Return whether a block is resident."""
         resident = self._policy._resident
         return type(block_hash) is bytes and block_hash in resident
 
-    def __repr__(self) -> str:
-        """Return the policy, the number of blocks out of the capacity, and their states."""
-        return summary(self)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._backend_object.block_size
-
-    @property
-    def medium(self) -> str:
-        """Name of the medium, as given in events."""
-        return self._backend_object.medium
-
-    @property
-    def policy(self) -> CachePolicy:
-        """The policy that chooses the blocks to evict."""
-        return self._policy_object
-
-    @property
-    def watch(self) -> Any:
-        """The ``Watch`` that observes this manager, or None."""
-        return None if self._watch is None else self._watch.watch
-
-    @property
-    def events(self) -> list[OffloadingEvent] | None:
-        """Copy of the events not yet taken; None when events are off."""
-        return None if self._events is None else list(self._events)
-
-    @property
-    def block_table(self) -> npt.NDArray[np.void]:
-        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
-
-        The array is a snapshot and does not show later changes.
-        """
+    def _block_table(self) -> npt.NDArray[np.void]:
         return block_table(self._policy._resident.values())
+
+    @property
+    def _skeleton(self) -> Manager[Spec_co]:
+        return self
 
     def _check(self) -> None:
         """Verify every invariant; raise AssertionError with the broken one."""

@@ -1,12 +1,17 @@
-"""Observation of a compiled manager; see ``_watch_py`` for the Python twin."""
+"""The core of a watch: events of sampled keys in, counts and collected requests out.
+
+A manager names the sampled keys of a call with `begin` and `meet`, then says what happened to them:
+`on_request`, `on_offer` and so on. Batches of a compiled manager and lists of a Python one are read
+here; vLLM's manager names its keys itself.
+"""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.shadow cimport Entry, Shadow
-from kvoffload._core.table cimport Node, Storage, Table
-from kvoffload.policies._twin_c cimport MOST_SOURCES, CompiledPolicy
+from kvoffload._core.shadow cimport Entry, Shadow, shadow_approach
+from kvoffload._core.table cimport Table, sample_of
+from kvoffload.policies._twin_c cimport MOST_SOURCES
 
 cdef enum:
     BINS = 256
@@ -16,7 +21,7 @@ cdef enum:
     LOAD = 0
     STORE = 1
 
-# The last fate of a block, and causes that are not fates; as in ``_watching``.
+# The last fate of a block; from FATE_EVICTED on the cause of its miss. As in ``_watching``.
 cdef enum:
     FATE_UNKNOWN = 0
     FATE_STORED = 1
@@ -26,25 +31,51 @@ cdef enum:
     FATE_FAILED = 5
     FATE_RESET = 6
 
+# How a request met a key: other causes of its miss, or a hit.
 cdef enum:
     BROKEN_PREFIX = 0
     PENDING = 1
     NEVER_OR_LONG_AGO = 7
-
-cdef enum:
-    DRAIN_KEYS = 256        # sampled keys, and requests, after which a watch takes them
-    MOST_KEYS = 1 << 14     # most that are collected if no lookup lets it take them
+    ABSENT = 253            # its last fate is the cause
+    KNOWN_HIT = 254         # a hit whose use was told before
+    HIT = 255
 
 # The position of a request's key relative to those that it asked for.
 cdef enum:
     BEFORE = 0              # the device had it
     ASKED = 1
-    BEHIND = 2              # generated, or of a group that is not judged
+    BEHIND = 2              # generated
+    ASIDE = 3               # of a group that is not judged
 
+# In place of a request's first key, as in ``_watching``.
 cdef enum:
-    # In place of a request's first key, as in ``_watching``.
     FINISHED = -1
     RELEASED = -2
+
+# Counters; the names are `COUNTERS` in ``_watching``.
+cdef enum:
+    REQUESTS
+    ASKED_BLOCKS
+    MISSED_BLOCKS
+    MET_PENDING             # requests whose first miss was a block being stored
+    STORED_BLOCKS
+    EVICTED_BLOCKS
+    DECLINED_BLOCKS
+    REFUSED_STORES
+    FAILED_BLOCKS
+    RESETS
+    UNTRACKED               # transfers that found no room in the ledger
+    TAIL_MISSED_TOKENS      # of an integration whose engine has several KV groups
+    NUM_COUNTERS
+
+# A sampled key of the call at work.
+cdef struct SampledKey:
+    uint64_t hashed
+    PyObject* key           # borrowed; NULL where nothing collects it
+    uint8_t part            # BEFORE, ASKED, BEHIND, ASIDE
+    uint8_t met             # HIT, KNOWN_HIT, ABSENT, or the cause of its miss
+    uint8_t fate            # its fate by the call; FATE_UNKNOWN: as before
+    bint seen               # an offer need not use it: a request has
 
 # The sampled keys of a request that belong to one quarter.
 cdef struct CollectedRequest:
@@ -57,18 +88,6 @@ cdef struct CollectedRequest:
     uint32_t end            # and behind the last of them
 
 cdef struct WatchCounts:
-    uint64_t requests
-    uint64_t asked
-    uint64_t missed
-    uint64_t met_pending                    # requests whose first miss was a block being stored
-    uint64_t stored
-    uint64_t evicted
-    uint64_t declined
-    uint64_t refused
-    uint64_t failed
-    uint64_t resets
-    uint64_t untracked                      # transfers that found no room in the ledger
-    uint64_t tail_missed_tokens             # of an integration whose engine has several KV groups
     uint64_t causes[MOST_CAUSES]
     uint64_t evicted_used[2]
     uint64_t long_requests[13]              # by size: requests longer than it
@@ -79,46 +98,49 @@ cdef struct WatchCounts:
     uint64_t unused_ages[BINS]
     uint64_t stored_ages[BINS]
 
-# An open transfer. Those with the same `first` form a chain; all are in the order of opening.
+# An open transfer.
 cdef struct Transfer:
     uint64_t serial
     uint64_t time           # ms
+    uint64_t request        # number of requests at the time
+    int32_t* block_ids
     uint32_t kind           # LOAD, STORE
     uint32_t size           # blocks
-    uint64_t request        # number of requests at the time
     int32_t first           # ids, or a sum of them, by which it is found again
     int32_t last
-    uint32_t older          # transfer opened before this one
-    uint32_t newer          # and after; free: the next free one
-    uint32_t chain          # next of the same chain, older
-    int32_t* block_ids
 
 
 cdef class WatchCore:
     cdef readonly object watch
     cdef public bint due
     cdef public uint64_t next_due           # ms
-    cdef CompiledPolicy policy
-    cdef Storage storage                    # of the table; the policy may be initialised again
-    cdef Table* table
-    cdef Shadow shadow
-    cdef WatchCounts tally
-    cdef uint32_t sample_below
+    cdef public bint waits_for_stores
+    cdef public object block_tokens
+    cdef readonly bint hears_releases       # since the first
+    cdef readonly uint32_t sample_below
+    cdef object get                         # of the policy: the status of a resident block
+    cdef uint64_t secret[8]                 # that of the manager's table
+    cdef bint has_secret                    # the plan gave it
     cdef uint32_t policy_below
     cdef uint32_t keeps_below               # policy_below, 0 if no keys are kept
-    cdef readonly bint hears_releases       # since the first
+    cdef int num_quarters
+    cdef int num_sizes
+    cdef uint64_t lengths[13]
+    cdef Shadow shadow
+    cdef uint64_t counters[NUM_COUNTERS]
+    cdef WatchCounts tally
+    cdef object clock
+    cdef int64_t start                      # ms
+    cdef int64_t present                    # ms: when the clock was last read
+    cdef SampledKey* sampled                # (num_sampled,), of the call at work
+    cdef Py_ssize_t num_sampled
+    cdef uint64_t sampled_room
+    # Requests for the policies
     cdef bint hears_returns                 # since the first hint of one: times are kept
     cdef object hints                       # of the request at work, None for none
     cdef double moment                      # its time in seconds, NaN if it gave none
     cdef double latest                      # that of the last collected request
     cdef list told                          # (hints, seconds) of the collected requests
-    cdef int num_quarters
-    cdef int num_sizes
-    cdef uint64_t lengths[13]
-    cdef object clock
-    cdef bytes secret
-    cdef int64_t start                      # ms
-    cdef int64_t present                    # ms: when the clock was last read
     cdef dict source_numbers                # of distinct sources of hints
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
@@ -127,76 +149,99 @@ cdef class WatchCore:
     cdef CollectedRequest at_work[4]        # by quarter, the request whose keys are collected
     cdef uint32_t stretch
     cdef uint64_t num_collected             # keys and requests
-    cdef uint64_t* uses                     # scratch: fingerprints of the call at work
-    cdef uint32_t* use_scratch              # beside them: their nodes, NIL for none
-    cdef Py_ssize_t use_room
-    cdef Transfer* transfers                # (transfer_room,)
+    # The ledger
+    cdef Transfer* transfers                # (num_open,), oldest first
+    cdef uint64_t num_open
     cdef uint64_t transfer_room
-    cdef int32_t* spare_ids                 # (spare_room,), of the transfer that ended last
-    cdef uint32_t spare_room
-    cdef uint32_t num_transfers             # handed out at least once
-    cdef uint32_t free_transfer
-    cdef uint32_t oldest
-    cdef uint32_t newest
-    cdef uint32_t chains[256]
-    cdef uint32_t num_open
     cdef uint64_t open_blocks
     cdef uint64_t serial
     cdef double lag                         # requests during a store; < 0: not known
 
-    # Begin to observe the blocks of a policy, before the first is stored.
-    cdef int attach(self, CompiledPolicy policy) except -1
+    # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
+    cdef int look_at(self, Table* table, object get) except -1
     # Before a call reads the state: these run a user's code.
     cdef int tick(self) except -1
     cdef int begin_lookup(self) except -1
-    cdef uint64_t c_now(self) noexcept
-    # The time that the call at work has read.
+    # Read the clock, and return the time that the call at work has read; ms since the start.
+    cdef uint64_t read_clock(self) noexcept
     cdef inline uint64_t last_now(self) noexcept:
         return <uint64_t>max(self.present - self.start, <int64_t>0)
-    # After a lookup: `items` are those of the whole request, and the nodes of the hits are found.
-    cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept
-    # Before the victims leave and the admitted keys become blocks.
-    cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept
-    cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept
-    # Before the blocks of a failed store are dropped; whatever the outcome, close the transfer.
-    cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
-    # Its part for a failed store, where the caller closes the transfer.
-    cdef void c_failed(self, Batch* batch) noexcept
-    cdef void c_loaded(self, Batch* batch) noexcept
-    cdef void c_dropped(self) noexcept
-    # Before `c_looked_up` of a request: what its client said when it began.
-    cdef int tell(self, object hints, object now) except -1
-    # After a request has finished with a hint of its return, `now` in seconds or NaN, and after
-    # the blocks of a batch that are not shared were released; nodes are found.
-    cdef void c_finished_told(self, Batch* batch, object hints, double now) noexcept
-    cdef void c_released(self, Batch* batch) noexcept
+
+    # -- events: `begin`, `meet` each sampled key, first key first, then what happened -------------
+    # Make room for the sampled ones of so many keys; without memory the call is not observed.
+    cdef bint begin(self, Py_ssize_t size) noexcept
+    cdef inline void meet(
+        self, uint64_t hashed, PyObject* key, uint8_t part, uint8_t met, uint8_t fate
+    ) noexcept:
+        """Add a sampled key to the call at work."""
+        self.sampled[self.num_sampled] = SampledKey(hashed, key, part, met, fate, False)
+        self.num_sampled += 1
+        shadow_approach(&self.shadow, hashed)
+
+    cdef inline bint samples(self, uint64_t hashed) noexcept:
+        return sample_of(hashed) < self.sample_below
+
+    cdef inline void count(self, int counter, uint64_t more) noexcept:
+        self.counters[counter] += more
+
+    # Count a request of `length` blocks; then the keys were asked for, or used.
+    cdef void count_request(
+        self, uint64_t asked, uint64_t missed, bint met_pending, uint64_t length
+    ) noexcept
+    cdef void on_request(self) noexcept
+    # Count a store that gave slots to `admitted` of `missing` blocks; -1: it was refused. Then the
+    # keys got their fates, and are used if nothing else has shown them.
+    cdef void count_offer(self, Py_ssize_t admitted, Py_ssize_t missing) noexcept
+    cdef void on_offer(self) noexcept
+    # `size` blocks are leaving, in a call that has read the clock.
+    cdef void on_eviction(self, uint64_t size) noexcept
+    # The keys were released; or their request has finished with a hint of its return.
+    cdef void on_event(self, int event) noexcept
+    cdef void on_reset(self) noexcept
+    # What the client of the next request said, `now` in seconds or NaN.
+    cdef void hear(self, object hints, double now) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cdef int note_hints(self, str source, bint ends, bint expects) except -1
-    cdef uint64_t held(self, int size) noexcept
-    cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
-    cdef int32_t* take_ids(self, Py_ssize_t size) noexcept
+    # One sampled key: it was hit; its fate changes; the cause of a miss by its last fate.
+    cdef void note_used(self, uint64_t hashed) noexcept
+    cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
+    cdef uint8_t cause_of(self, uint64_t hashed) noexcept
+    # A transfer begins: return where its ids go, NULL if there is no room. `first` and `last`, ids
+    # or a sum of them, find it again, with `one` of its ids unless that is -1.
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
-    cdef void c_closed(
+    cdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept
-    cdef void note_lag(self, double requests) noexcept
-    cdef void close_at(self, uint32_t index) noexcept
-    cdef void set_fate(self, Node* node, uint8_t fate) noexcept
-    cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
-    cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept
-    # While the victims of a call that has read the clock leave, for each sampled one; then for all.
-    cdef void meet_victim(self, Node* node, Py_ssize_t index) noexcept
-    cdef void note_victims(self, uint64_t size, Py_ssize_t num_sampled) noexcept
-    cdef bint ensure_uses(self, Py_ssize_t size) noexcept
+
+    # -- events of batches whose nodes are found ---------------------------------------------------
+    cdef void c_looked_up(self, Table* table, Batch* batch, Py_ssize_t num_hits) noexcept
+    # Before the victims leave and the admitted keys become blocks.
+    cdef void c_offered(
+        self, Table* table, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing
+    ) noexcept
+    # Before the blocks of a failed store are dropped; whatever the outcome, end the transfer.
+    cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept
+    # Its part for a failed store, where the caller ends the transfer.
+    cdef void c_failed(self, Table* table, Batch* batch) noexcept
+    cdef void c_loaded(self, Table* table, Batch* batch) noexcept
+    cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
+    # After a request has finished with a hint of its return, `now` in seconds or NaN, and after the
+    # blocks of a batch that are not shared were released.
+    cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept
+    cdef void c_released(self, Table* table, Batch* batch) noexcept
+
+    # -- parts -------------------------------------------------------------------------------------
+    cdef uint64_t held(self, int size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept
-    cdef Entry* count_segment(self, uint64_t hashed) noexcept
-    cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept
+    cdef void judge(self, const SampledKey* sampled) noexcept
+    cdef void use_all(self, uint64_t now) noexcept
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
-    # Collect the keys of a request for the policies, head to tail, then the request.
-    cdef void collect_key(self, uint32_t sample, PyObject* key, int part) noexcept
-    cdef void forget_told(self) noexcept
-    cdef uint32_t keep_told(self) noexcept
-    cdef void collect_batch(self, Batch* batch, uint8_t but) noexcept
+    cdef void meet_batch(self, Table* table, Batch* batch, uint8_t but) noexcept
+    cdef void meet_list(self, list keys, Py_ssize_t num_first, uint8_t fate) noexcept
+    cdef uint64_t hash_of(self, object key) noexcept
+    cdef void collect_key(self, const SampledKey* sampled) noexcept
     cdef void collect_request(self, int event) noexcept
+    cdef uint32_t keep_told(self) noexcept
+    cdef void close_at(self, uint64_t index) noexcept

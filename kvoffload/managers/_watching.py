@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from kvoffload.errors import describe
@@ -39,9 +40,24 @@ CAUSES = (
 )
 """Causes of a sampled block's miss; the first that applies counts."""
 
-UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
-"""The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
-BROKEN_PREFIX, PENDING, NEVER_OR_LONG_AGO = 0, 1, 7
+STORED, EVICTED, NEVER_OR_LONG_AGO = 1, 2, 7
+"""Last fates of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
+
+COUNTERS = (
+    "requests",
+    "asked",
+    "missed",
+    "met_pending",
+    "stored",
+    "evicted",
+    "declined",
+    "refused",
+    "failed",
+    "resets",
+    "untracked",
+    "tail_missed_tokens",
+)
+"""The names of a core's counters, in its order."""
 
 SampledRequest = tuple[list[BlockHash], int, int, Hints | None, float | None]
 """The sampled keys of a request, the half-open slice of them that it asked for, and what its client
@@ -98,9 +114,10 @@ class WatchRequest:
         self.watch = watch
         self.policy = _policy_text(cache_policy)
 
-    def plan(self, manager: object, capacity: int) -> WatchPlan:
-        """Return the watch's plan for a manager."""
-        return self.watch._plan(manager, self.policy, capacity)
+    def new_core(self, manager: object, capacity: int) -> Any:
+        """Return a core made from the watch's plan for a manager."""
+        core = import_module("kvoffload.managers._watch_c")  # a watch exists only beside it
+        return core.WatchCore(self.watch._plan(manager, self.policy, capacity), self.watch)
 
 
 def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:

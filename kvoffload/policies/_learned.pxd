@@ -4,8 +4,7 @@ cimport cython
 from libc cimport math  # instead of Python's
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-cdef extern from *:
-    int __builtin_clz(unsigned int) nogil
+from kvoffload._core.bins cimport log_bin
 
 cdef enum:
     CLASSES = 15
@@ -37,12 +36,7 @@ cdef int64_t _COMPUTATIONS_PER_CAPACITY
 
 cdef inline int bin_of(uint32_t age) noexcept nogil:
     """Return `age_bin` of an age, without a loop."""
-    cdef uint32_t value = age + 1
-    cdef int exponent
-    if value < 8:
-        return <int>value
-    exponent = 29 - __builtin_clz(value)
-    return min(4 * exponent + <int>(value >> exponent), BINS - 1)
+    return min(log_bin(age + 1, 2), BINS - 1)
 
 
 @cython.locals(value=uint32_t, exponent=int)

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any
 
 from kvoffload._checks import as_batch, check_int
+from kvoffload._implementation import require_compiled
 from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
 from kvoffload.managers._watching import (
@@ -231,6 +232,8 @@ class Watch:
     ------
     TypeError, ValueError
         If an argument breaks its rule.
+    MissingExtraError
+        If the package runs in pure Python: a watch needs the extensions.
 
     Notes
     -----
@@ -267,6 +270,7 @@ class Watch:
         secret: bytes | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        require_compiled("a watch")
         self.memory = _check_memory(memory)
         self.policies = _check_policies(policies)
         self.slots = check_int("slots", slots, 4, 2**20)

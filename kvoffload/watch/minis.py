@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
-from kvoffload import IMPLEMENTATION
 from kvoffload.managers._watching import RELEASED, SampledRequest
 from kvoffload.policies import registry
 
 __all__ = ["AT_ONCE", "Miniatures", "Totals", "miniature_bias"]
 
-TWIN: Final[Literal["py", "c"]] = "py" if IMPLEMENTATION == "python" else "c"
 AT_ONCE = -1.0
 """The lag of stores that do not overlap."""
 
@@ -60,7 +58,7 @@ class Miniatures:
         self.slots = slots
         self._spec = registry.parse(policy)
         self.quarters = [
-            self._spec._miniature(TWIN, round(slots / quarters)) for _ in range(quarters)
+            self._spec._miniature("c", round(slots / quarters)) for _ in range(quarters)
         ]
         self._reset_at = [0] * quarters  # blocks requested until then
 

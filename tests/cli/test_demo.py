@@ -19,12 +19,16 @@ for module in ("click", "rich", "msgspec", "prometheus_client"):
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
+from kvoffload import IMPLEMENTATION  # noqa: E402
 from kvoffload._metrics import WATCH_METRICS  # noqa: E402
 from kvoffload.traces import Workload, write_trace  # noqa: E402
 
 from .conftest import BARE, COMMAND, run_shell  # noqa: E402
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ends a process by SIGINT")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="ends a process by SIGINT"),
+    pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions"),
+]
 
 
 def heed_control_c() -> None:

@@ -23,7 +23,7 @@ for module in ("click", "rich", "prometheus_client"):
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from kvoffload import CPUOffloadingManager  # noqa: E402
+from kvoffload import IMPLEMENTATION, CPUOffloadingManager  # noqa: E402
 from kvoffload.cli import main, top  # noqa: E402
 from kvoffload.cli._exchange import Exchange  # noqa: E402
 from kvoffload.watch import Watch, scraped  # noqa: E402
@@ -32,7 +32,10 @@ from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  
 from tests.blocks import block_hash  # noqa: E402
 from tests.watch.watched import SECRET, serve  # noqa: E402
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions"),
+]
 
 
 ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n", r"\x": r"\x"}

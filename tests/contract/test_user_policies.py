@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockHash, BlockStatus, CachePolicy, PolicyError
+from kvoffload import IMPLEMENTATION, BlockHash, BlockStatus, CachePolicy, PolicyError
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
@@ -73,6 +73,7 @@ def test_a_class_without_clear_is_built_anew_on_reset(twin: ModuleType) -> None:
     assert slots(store(manager, [C]).store_spec) == [0]
 
 
+@pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions")
 def test_a_watch_sees_the_policy_that_a_reset_builds(twin: ModuleType) -> None:
     watch = Watch()
     manager = twin.CPUOffloadingManager(16, 3, NoClear, watch=watch)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvoffload.managers._watch_py import DRAIN_KEYS
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch.metrics import samples
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
@@ -215,6 +214,6 @@ def test_resets_of_a_cache_that_nobody_asks_take_no_memory(twin):
         manager.reset_cache()
         manager.lookup([C, D])
     (stretches,) = manager.watch._core.take_requests()
-    assert len(stretches) <= DRAIN_KEYS
+    assert len(stretches) <= 256  # a lookup could have taken them
     assert all(requests == [([C, D], 0, 2, None, None)] for requests in stretches)
     check_invariants(manager)

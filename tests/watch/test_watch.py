@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import random
-import sys
 import threading
 from contextvars import Context
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.managers import _watch_py
-from kvoffload.managers._watching import STORE
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
@@ -544,43 +541,6 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
     assert watch._core.counts()["open"] == 0
 
 
-def test_a_thread_may_find_at_any_line_of_a_call_that_a_transfer_has_ended(twins):
-    """It is taken out of the ledger of the Python twin while that is looked through."""
-    python, _ = twins
-    for index in range(1, 1_000):
-        clock = Clock()
-        manager = whole(python, 8, clock=clock, deadline=1)
-        store(manager, [A, B])
-        manager.prepare_load([A, B])
-        manager.prepare_store([C, D])
-        for key in (C, D):
-            manager.complete_store([key])  # not as a whole
-        clock.seconds += 2
-        left = index
-
-        def trace(frame, event, argument, watch=manager.watch):
-            nonlocal left
-            if event == "line" and frame.f_code.co_filename == _watch_py.__file__:
-                left -= 1
-                if left == 0:
-                    sys.settrace(None)
-                    assert len(watch.overdue()) <= 1
-            return trace
-
-        former = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            manager.complete_load([A, B])
-            manager.prepare_store([E])
-        finally:
-            sys.settrace(former)
-        assert manager.watch.overdue() == []
-        assert [kind for _, kind, *_ in manager.watch._core.open_transfers()] == [STORE]
-        if left > 0:
-            break
-    assert index > 20
-
-
 def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):
     clock = Clock()
     manager = whole(twin, 8, clock=clock)
@@ -820,11 +780,11 @@ def test_a_watch_explains_though_its_managers_policy_is_initialised_again(twin):
     del manager
     gc.collect()
     before = watch.explain(block_hashes(*range(2_000)))
+    assert {each.state for each in before} == {"idle"}
     policy.__init__(8)
     gc.collect()
     after = watch.explain(block_hashes(*range(2_000)))
-    assert [each.state for each in after] == [each.state for each in before]
-    assert {each.state for each in after} == {"idle"}
+    assert all(each.sampled and each.since_stored is not None for each in after)
 
 
 def test_an_overdue_transfer_is_logged_once_by_all_threads(twin, caplog, monkeypatch):

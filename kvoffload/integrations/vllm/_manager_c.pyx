@@ -33,6 +33,7 @@ from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
+from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
@@ -49,7 +50,6 @@ from kvoffload._core.batch cimport (
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.shadow cimport shadow_approach
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
@@ -59,7 +59,6 @@ from kvoffload._core.table cimport (
     holds_key,
     index_find,
     node_at,
-    sample_of,
     table_new_epoch,
 )
 from kvoffload.integrations.vllm._request_c cimport (
@@ -86,7 +85,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
     Access,
     RequestRules,
 )
-from kvoffload.integrations.vllm._watching_c cimport Recorded, RequestWatch, all_keys
+from kvoffload.integrations.vllm._watching_c cimport RequestWatch, all_keys
 from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
@@ -95,7 +94,7 @@ from kvoffload.managers._lifecycle_c cimport (
     serve_at_once,
 )
 from kvoffload.managers._manager_c cimport CompiledSteps
-from kvoffload.managers._watch_c cimport LOAD, STORE
+from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._steps_c cimport choose_missing, forget, resident
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
@@ -211,20 +210,22 @@ cdef class RequestManagerCore:
 
     def _look_on(self, request, groups=None):
         """Attach the watch of a ``WatchRequest``; `groups` are ``KVGroups``, if known."""
-        cdef RequestWatch core
+        cdef RequestWatch watching
         self.require_ready()
-        core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
-        core.attach(self.policy)
-        core.contexts = self.contexts
+        core = request.new_core(self, self._num_chunks)
+        watching = RequestWatch(core, self.policy, self.contexts)
         if groups is not None:
-            core.tell_apart(groups.full, groups.others)
-        self.watching = core
+            watching.tell_apart(groups.full, groups.others)
+        self.watching = watching
         core.watch._join(self, core)
 
     @property
     def watch(self):
         """The ``Watch`` that is attached, or None."""
-        return None if self.watching is None else self.watching.watch
+        return None if self.watching is None else self.watching.core.watch
+
+    cdef inline WatchCore watch_core(self):
+        return None if self.watching is None else self.watching.core
 
     def _require_ready(self):
         """Raise an error unless the construction has succeeded."""
@@ -378,7 +379,7 @@ cdef class RequestManagerCore:
         except Exception:  # of a foreign context
             num_ignored = 1
         if hints is not None and self.watching is not None:
-            self.watching.note_hints(
+            self.watching.core.note_hints(
                 str(hints.source), hints.ends is True, hints.expect_s is not None
             )
         access.hints = hints
@@ -404,28 +405,16 @@ cdef class RequestManagerCore:
             self.rules.started(self.hint)
             self.chain = None
 
-    cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
-        """Record the result of `observe`; put the indexes of sampled keys into the scratch."""
-        cdef Recorded found = Recorded(0, True)
-        cdef RequestWatch watching = self.watching
-        cdef uint32_t below = 0
-        cdef uint32_t* sampled = NULL
+    cdef void record(self, RequestAccess access, bint is_load) noexcept:
+        """Record the result of `observe`."""
         cdef uint64_t size
         cdef Py_ssize_t index
         cdef Access* entry
         cdef uint8_t* uses
-        if watching is not None and watching.ensure_uses(self.steps.batch.size):
-            below = watching.sample_below
-            sampled = watching.use_scratch
         for index in range(self.steps.batch.size):
             entry = self.accesses + index
             if not entry.flags & OBSERVED:
-                found.every = False
                 continue
-            if sample_of(entry.hashed) < below:
-                sampled[found.num_sampled] = <uint32_t>index
-                found.num_sampled += 1
-                shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
                 size = access.size
                 entry.seen_index = access.find_or_add(self.steps.batch.items[index], entry.hashed)
@@ -439,7 +428,6 @@ cdef class RequestManagerCore:
                 uses[0] |= MISSED
             elif not uses[0] & INSERTED:
                 uses[0] |= REUSED
-        return found
 
     cdef inline Node* resident(self, Py_ssize_t index) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""
@@ -512,10 +500,9 @@ cdef class RequestManagerCore:
         cdef Node* node
         cdef RequestWatch watching = self.watching  # held while a user's clock runs
         cdef Table* table
-        cdef Recorded recorded
         cdef int collecting
         if watching is not None:
-            watching.tick()
+            watching.core.tick()
             self.require_rest()
         collecting = PyGC_Disable()
         self.at_work = True
@@ -560,13 +547,11 @@ cdef class RequestManagerCore:
             if is_access:
                 access.asked_only = False
                 self.start(access)
-                recorded = self.record(access, True)
-                if self.watching is not None:
-                    self.watching.near_recorded(self.accesses, recorded)
+                self.record(access, True)
                 self.rules.accessed(&self.steps.batch, self.accesses, rank)
             if self.watching is not None:
                 if is_access:
-                    self.watching.c_loading(&self.steps.batch, self.accesses, access, recorded)
+                    self.watching.c_loading(&self.steps.batch, self.accesses, access)
                 if is_transfer:
                     self.watching.c_begun(
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.steps.batch.size
@@ -609,7 +594,7 @@ cdef class RequestManagerCore:
         if watching is not None:
             if req_context is watching.asker or watching.full_groups is not None:
                 watching.settle()  # if it is preempted and looks up again, it has more positions
-            watching.tick()
+            watching.core.tick()
             self.require_rest()
         collecting = PyGC_Disable()
         self.at_work = True
@@ -634,7 +619,6 @@ cdef class RequestManagerCore:
         cdef cnp.ndarray chunk_ids
         cdef list evicted = None
         cdef Offer offer = None
-        cdef Recorded recorded
         num_left_out = self.leave_out()
         num_missing = choose_missing(self.policy, &self.steps.batch, self.left_out)
         if num_missing < 0:
@@ -665,17 +649,16 @@ cdef class RequestManagerCore:
         self.start(access)
         self.rules.missed(&self.steps.batch, self.accesses)
         self.rules.accessed(&self.steps.batch, self.accesses, rank)
-        recorded = self.record(access, False)
+        self.record(access, False)
         # The policy decides which keys are stored and which chunks leave.
         try:
             if num_missing:
                 if table.epoch != epoch:
                     self.protect()
+                num_admitted = -1  # without memory the steps forget the chosen keys themselves
                 num_admitted = steps.make_room(
                     &self.steps.batch, num_missing, access.ends and not self._stores_all
                 )
-                if num_admitted < 0 and self.policy.victims.no_memory:
-                    raise MemoryError()
             if num_admitted >= 0:
                 chunk_ids = self.new_ids(num_admitted)
                 evicted = steps.victim_keys()
@@ -704,7 +687,7 @@ cdef class RequestManagerCore:
             self.count_offer(offer)
         if self.watching is not None:
             self.watching.c_offered(
-                &self.steps.batch, self.accesses, access, recorded, num_admitted, num_missing
+                &self.steps.batch, self.accesses, access, num_admitted, num_missing
             )
         if num_missing == 0 or num_admitted < 0:
             return output
@@ -793,7 +776,7 @@ cdef class RequestManagerCore:
         cdef uint32_t node_id
         cdef Access* entry
         cdef Node* node
-        steps.evict_victims(self.watching)
+        steps.evict_victims(self.watch_core())
         for chosen in range(num_admitted):
             entry = self.accesses + self.steps.batch.indexes[chosen]
             node_id = self.steps.batch.chosen[chosen]
@@ -820,7 +803,7 @@ cdef class RequestManagerCore:
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
             if watched and not stored:
-                self.watching.c_failed(&self.steps.batch)
+                self.watching.core.c_failed(table, &self.steps.batch)
             self.steps.end_pending(stored, &ended if watched else NULL)
             if watched:
                 self.watching.c_completed(STORE, ended)
@@ -969,17 +952,15 @@ cdef class RequestManagerCore:
                 return 0
         if access.finished:
             return 0
-        order = order_keys(access, req_context, positions, self.watching)
+        order = order_keys(access, req_context, positions)
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
                 try:
                     every = all_keys(access)
-                    every_order = order_keys(every, req_context, positions, self.watching)
+                    every_order = order_keys(every, req_context, positions)
                 except Exception:  # of a foreign context, or no memory
                     every = None
-            if every is not None:
-                self.watching.c_finishing(every, every_order)
         # For the keys of its accesses, then for all keys.
         self.ensure_scratch(<Py_ssize_t>access.size + len(positions or ()))
         batch_set(&self.steps.batch, order.keys, <Py_ssize_t>access.size)
@@ -1026,13 +1007,13 @@ cdef class RequestManagerCore:
             release_unshared(self.policy, &self.steps.batch)
         if every is not None:
             found = every is access and chain is None
-            self.watching.hints = access.hints
+            self.watching.core.hear(access.hints, NAN)
             self.watching.c_finished(
                 every, every_order, self.steps.batch.node_ids if found else NULL
             )
         if access.ends and self.watching is not None:
             find_all(self.policy.table, &self.steps.batch)
-            self.watching.c_released(&self.steps.batch)
+            self.watching.core.c_released(self.policy.table, &self.steps.batch)
         return 0
 
     cdef bint has_inserted(
@@ -1055,11 +1036,9 @@ cdef class RequestManagerCore:
 
     cdef int hand_over(self) except -1:
         """Hand the collected requests to the watch, if there are enough, and read the clock."""
-        cdef RequestWatch watching = self.watching  # held while its Python code runs
-        if not watching.due and watching.clock is None:
-            return 0
+        cdef WatchCore core = self.watching.core  # held while its Python code runs
         try:
-            watching.begin_lookup()
+            core.begin_lookup()
         except Exception:  # no memory: a watch must change nothing
             pass
         return 0
@@ -1072,7 +1051,7 @@ cdef class RequestManagerCore:
         self.first = self.last = NIL
         if self.watching is not None:
             self.watching.forget_asker()
-            self.watching.c_dropped()
+            self.watching.core.on_reset()
 
     # -- introspection -----------------------------------------------------------------------
 
@@ -1106,8 +1085,8 @@ cdef class RequestManagerCore:
                 policy.cancel()
                 raise
             if self.watching is not None:
-                self.watching.c_now()
-            self.steps.evict_victims(self.watching)
+                self.watching.core.read_clock()
+            self.steps.evict_victims(self.watch_core())
         finally:
             if collecting:
                 PyGC_Enable()
@@ -1152,11 +1131,11 @@ cdef class RequestManagerCore:
     def block_table(self):
         """Statuses as a read-only structured array, ``(n,)`` for n resident chunks, in no order."""
         self.require_ready()
-        return self.steps.block_table
+        return self.steps._block_table()
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
         self.require_ready()
         self.steps._check()
         if self.watching is not None:
-            self.watching._check()
+            self.watching.core._check()

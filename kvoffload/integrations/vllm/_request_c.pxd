@@ -9,7 +9,6 @@ from libc.string cimport memcmp
 
 from kvoffload._core.table cimport NIL
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
-from kvoffload.managers._watch_c cimport WatchCore
 
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
@@ -174,8 +173,6 @@ cdef class KeyOrder:
     cdef SortKey* sort_keys     # one per key
     cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
     cdef bint by_position       # all have a position, and `sort_keys` is sorted by it
-    cdef const uint32_t* sampled    # indexes of the keys that a watch samples, in its scratch
-    cdef uint64_t num_sampled
 
     cdef inline Py_ssize_t num_at_end(self, Py_ssize_t size) noexcept:
         """Return the number of keys, of `size` in all, at the last token position."""
@@ -188,11 +185,8 @@ cdef class KeyOrder:
                 count += 1
         return count
 
-# Return the keys that a request has shown, head to tail. With a watch, the indexes of sampled keys
-# stay valid until it is asked for room again.
-cdef KeyOrder order_keys(
-    RequestAccess access, object req_context, object positions, WatchCore watching
-)
+# Return the keys that a request has shown, head to tail.
+cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions)
 
 
 # A request mostly shows its keys in the order in which the connector has recorded their positions,

@@ -11,7 +11,7 @@ from libc.stdlib cimport qsort
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.table cimport NIL, sample_of
+from kvoffload._core.table cimport NIL
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 
 cdef enum:
@@ -242,13 +242,9 @@ cdef void sort_by_group(
         start = stop
 
 
-cdef KeyOrder order_keys(
-    RequestAccess access, object req_context, object positions, WatchCore watching
-):
+cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions):
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
-    cdef uint32_t sample_below = 0
-    cdef uint32_t* sampled = NULL
     cdef bint is_sorted
     cdef const SeenKey* seen
     cdef SortKey* sort_keys = <SortKey*>resize(NULL, size * sizeof(SortKey))
@@ -270,15 +266,8 @@ cdef KeyOrder order_keys(
         sort_by_group(sort_keys, size, order.positioned)
     elif not is_sorted:
         qsort(sort_keys, size, sizeof(SortKey), by_position)
-    # Not before: a foreign context may have called the manager.
-    if watching is not None and watching.ensure_uses(<Py_ssize_t>size):
-        sample_below = watching.sample_below
-        order.sampled = sampled = watching.use_scratch
     for at in range(size):
         seen = access.seen + sort_keys[at].seen_index
         order.seen_indexes[at] = sort_keys[at].seen_index
         order.keys[at] = seen.key
-        if sample_of(seen.hashed) < sample_below:
-            sampled[order.num_sampled] = <uint32_t>at
-            order.num_sampled += 1
     return order

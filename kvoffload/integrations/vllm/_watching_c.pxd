@@ -13,7 +13,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.shadow cimport Entry
+from kvoffload._core.table cimport Table
 from kvoffload.integrations.vllm._request_c cimport (
     Contexts,
     KeyOrder,
@@ -30,15 +30,10 @@ cdef enum:
     ALL_GROUPS = -1
     NO_GROUP = -2
 
-# The keys that a call has recorded. The indexes of the sampled ones are in `use_scratch`.
-cdef struct Recorded:
-    Py_ssize_t num_sampled
-    bint every              # all of them were recorded
-
-
-cdef class RequestWatch(WatchCore):
+cdef class RequestWatch:
+    cdef readonly WatchCore core
+    cdef Table* table           # of the manager
     cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
-    cdef int64_t chunk_tokens   # tokens per chunk of that group; 0: unknown
     # Full groups whose chunks other groups can keep from being loaded, id -> tokens per chunk; or
     # None.
     cdef dict full_groups
@@ -76,12 +71,10 @@ cdef class RequestWatch(WatchCore):
     cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1
     cdef void forget_asker(self) noexcept
     cdef bint holds(self, object key) noexcept
-    # All are called before the state changes, except `c_loading`, `c_begun` and `c_completed`. The
-    # record of a sampled key takes two cache lines, the second found through the first: the call
-    # that finds the key prefetches the first, `near_recorded` or `c_finished` the second.
-    # A load was granted, and recorded.
+    # All are called before the state changes, except `c_loading`, `c_begun`, `c_completed` and
+    # `c_finished`. A load was granted, and recorded.
     cdef void c_loading(
-        self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
+        self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept
     # An offer was decided and recorded: `admitted` of `missing` keys, < 0 if it was refused.
     cdef void c_offered(
@@ -89,7 +82,6 @@ cdef class RequestWatch(WatchCore):
         Batch* batch,
         const Access* accesses,
         RequestAccess access,
-        Recorded recorded,
         int64_t admitted,
         int64_t missing,
     ) noexcept
@@ -97,25 +89,21 @@ cdef class RequestWatch(WatchCore):
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
     # A transfer has ended.
     cdef void c_completed(self, uint32_t kind, Ended ended) noexcept
-    # A request finishes; its keys, head to tail.
-    cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept
-    # It has finished; `node_ids` are the nodes of its keys, NIL if not resident, or NULL.
+    # A request has finished; its keys, head to tail, and their nodes, NIL if not resident, or NULL.
     cdef void c_finished(
         self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
     ) noexcept
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept
-    cdef void take_passed(self, Batch* batch, const Access* accesses, RequestAccess access) noexcept
+    cdef uint8_t missed_as(
+        self, Batch* batch, Py_ssize_t index, const Access* entry, RequestAccess access
+    ) noexcept
     cdef void not_recorded(
         self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
     ) noexcept
-    cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept
-    cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
     ) noexcept
-    cdef void use(
-        self, uint64_t hashed, const SeenKey* seen, const uint32_t* node_id, uint64_t now
-    ) noexcept
+    cdef uint8_t fate_of(self, const SeenKey* seen, const uint32_t* node_id) noexcept
 
 # Return all keys that a request has offered or loaded, recorded or not: `access` itself if all are
 # recorded.

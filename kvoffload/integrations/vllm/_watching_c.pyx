@@ -4,23 +4,7 @@ from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_Next, PyDict_Size
 from libc.string cimport memcpy
 
-from kvoffload._core.shadow cimport (
-    shadow_approach,
-    shadow_find,
-    shadow_first,
-    shadow_near,
-    shadow_use,
-)
-from kvoffload._core.table cimport (
-    NIL,
-    RESIDENT,
-    Node,
-    hash_key,
-    index_find,
-    kvo_prefetch,
-    node_at,
-    sample_of,
-)
+from kvoffload._core.table cimport NIL, RESIDENT, Node, hash_key, index_find, node_at
 from kvoffload.integrations.vllm._request_c cimport (
     CAUSE_SHIFT,
     INSERTED,
@@ -34,18 +18,22 @@ from kvoffload.integrations.vllm._request_c cimport (
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
 from kvoffload.managers._watch_c cimport (
+    ASIDE,
     ASKED,
     BEFORE,
     BEHIND,
     BROKEN_PREFIX,
+    DECLINED_BLOCKS,
     FATE_DECLINED,
     FATE_EVICTED,
     FATE_REFUSED,
     FATE_STORED,
+    KNOWN_HIT,
     LOAD,
-    NEVER_OR_LONG_AGO,
     PENDING,
+    TAIL_MISSED_TOKENS,
 )
+from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef enum:
     CAUSE_BITS = 7
@@ -74,7 +62,7 @@ cdef inline int part_of(
     several groups, one is judged for all.
     """
     if stands_aside(sort_key, judged):
-        return BEHIND
+        return ASIDE
     if access.asked_from == NOT_ASKED:
         return BEFORE
     if not positioned[sort_key.seen_index]:
@@ -123,21 +111,16 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
     return found
 
 
-cdef class RequestWatch(WatchCore):
-    """The observer of a manager of vLLM's interface."""
+cdef class RequestWatch:
+    """What a manager of vLLM's interface tells the core of its watch."""
 
-    @property
-    def waits_for_stores(self):
-        """Whether a lookup waits for a block that is being stored, as in vLLM."""
-        return True
-
-    @property
-    def block_tokens(self):
-        """Tokens of a block if groups count separately; None if none of them is full."""
-        return None if self.judged == NO_GROUP else self.chunk_tokens
-
-    def __cinit__(self, plan, watch):
+    def __cinit__(self, WatchCore core not None, CompiledPolicy policy not None, Contexts contexts):
+        self.core = core
+        self.table = policy.table
+        self.contexts = contexts
         self.judged = ALL_GROUPS
+        core.look_at(policy.table, policy.get)
+        core.waits_for_stores = True
 
     def tell_apart(self, dict full not None, dict others not None):
         """Judge only the first full group; the others take room. See `KVGroups`."""
@@ -145,9 +128,11 @@ cdef class RequestWatch(WatchCore):
             return
         self.judged = NO_GROUP
         if full:
-            self.judged, self.chunk_tokens = next(iter(full.items()))
+            self.judged, self.core.block_tokens = next(iter(full.items()))
             if others:
                 self.full_groups = full
+        else:
+            self.core.block_tokens = None
 
     # -- lookups -------------------------------------------------------------------------------
 
@@ -304,102 +289,72 @@ cdef class RequestWatch(WatchCore):
 
     # -- loads and offers ----------------------------------------------------------------------
 
-    cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept:
-        """Prefetch the records of the sampled keys."""
-        cdef Py_ssize_t index
-        for index in range(recorded.num_sampled):
-            kvo_prefetch(
-                self.shadow.entries
-                + shadow_first(&self.shadow, accesses[self.use_scratch[index]].hashed)
-            )
-
     cdef void c_loading(
-        self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
+        self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept:
         """Record that keys were hit."""
-        cdef Py_ssize_t index, use_index
+        cdef Py_ssize_t index
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
-        cdef Entry* entry
         cdef uint8_t* uses
-        if passed is not None:
-            for index in range(batch.size):
-                if not accesses[index].flags & NEW:
-                    continue
+        for index in range(batch.size):
+            if passed is not None and accesses[index].flags & NEW:
                 found = passed.find(batch.items[index], accesses[index].hashed)
                 if found != NIL:  # it was offered before
                     uses = &access.seen[accesses[index].seen_index].uses
                     uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
-        for use_index in range(recorded.num_sampled):
-            entry = shadow_find(&self.shadow, accesses[self.use_scratch[use_index]].hashed)
-            if entry != NULL:
-                entry.used = True
+            if self.core.samples(accesses[index].hashed):
+                self.core.note_used(accesses[index].hashed)
 
     cdef void c_offered(
         self,
         Batch* batch,
         const Access* accesses,
         RequestAccess access,
-        Recorded recorded,
         int64_t admitted,
         int64_t missing,
     ) noexcept:
-        """Record why keys were missed, then the result of the store.
-
-        Only the sampled keys and those that were not recorded are examined.
-        """
-        cdef Py_ssize_t index, use_index, last_admitted = -1
-        cdef uint8_t flags
-        cdef uint64_t hashed
+        """Record why keys were missed, then the result of the store."""
+        cdef Py_ssize_t index, last_admitted = batch.indexes[admitted - 1] if admitted > 0 else -1
+        cdef const Access* entry
         cdef SeenKey* seen
-        cdef uint32_t now = <uint32_t>self.c_now()
-        self.near_recorded(accesses, recorded)
-        if access.passed is not None:
-            self.take_passed(batch, accesses, access)
-        if not recorded.every:
-            for index in range(batch.size):
-                if not accesses[index].flags & OBSERVED:
-                    self.not_recorded(batch, index, accesses[index].hashed, access)
-        if admitted > 0:
-            last_admitted = batch.indexes[admitted - 1]
-        for use_index in range(recorded.num_sampled):
-            index = self.use_scratch[use_index]
-            flags = accesses[index].flags
-            hashed = accesses[index].hashed
-            seen = access.seen + accesses[index].seen_index
-            if flags & NEW and (
-                access.passed is None or access.passed.find(batch.items[index], hashed) == NIL
-            ):
-                seen.uses |= <uint8_t>(
-                    (BROKEN_PREFIX if flags & READY else self.cause_of(hashed)) << CAUSE_SHIFT
-                )
-            if flags & READY:
+        cdef uint32_t now = <uint32_t>self.core.read_clock()
+        for index in range(batch.size):
+            entry = accesses + index
+            if not entry.flags & OBSERVED:
+                self.not_recorded(batch, index, entry.hashed, access)
+                continue
+            seen = access.seen + entry.seen_index
+            if entry.flags & NEW:
+                seen.uses |= self.missed_as(batch, index, entry, access)
+            if entry.flags & READY or not self.core.samples(entry.hashed):
                 continue
             if admitted < 0:
                 seen.uses |= REFUSED
-                self.note_fate(hashed, FATE_REFUSED, now)
+                self.core.note_fate(entry.hashed, FATE_REFUSED, now)
                 continue
             seen.uses &= <uint8_t>(~REFUSED & 0xFF)
-            self.note_fate(hashed, FATE_STORED if index <= last_admitted else FATE_DECLINED, now)
-        if missing == 0:
-            return
-        if admitted < 0:
-            self.tally.refused += 1
-            return
-        self.tally.stored += <uint64_t>admitted
-        self.tally.declined += <uint64_t>(missing - admitted)
+            self.core.note_fate(
+                entry.hashed, FATE_STORED if index <= last_admitted else FATE_DECLINED, now
+            )
+        if missing:
+            self.core.count_offer(admitted, missing)
 
-    cdef void take_passed(
-        self, Batch* batch, const Access* accesses, RequestAccess access
+    cdef uint8_t missed_as(
+        self, Batch* batch, Py_ssize_t index, const Access* entry, RequestAccess access
     ) noexcept:
-        """Transfer earlier notes to keys that are recorded only now."""
-        cdef Py_ssize_t index
-        cdef uint32_t passed
-        for index in range(batch.size):
-            if accesses[index].flags & OBSERVED and accesses[index].flags & NEW:
-                passed = access.passed.find(batch.items[index], accesses[index].hashed)
-                if passed != NIL:
-                    access.seen[accesses[index].seen_index].uses |= access.passed.seen[passed].uses
+        """Return the uses of a key that is recorded only now: why it was missed, or was before."""
+        cdef uint32_t passed = NIL
+        if access.passed is not None:
+            passed = access.passed.find(batch.items[index], entry.hashed)
+        if passed != NIL:
+            return access.passed.seen[passed].uses
+        if not self.core.samples(entry.hashed):
+            return 0
+        return <uint8_t>(
+            (BROKEN_PREFIX if entry.flags & READY else self.core.cause_of(entry.hashed))
+            << CAUSE_SHIFT
+        )
 
     cdef void not_recorded(
         self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
@@ -408,23 +363,16 @@ cdef class RequestWatch(WatchCore):
         cdef uint8_t cause = 0
         cdef Node* node
         if batch.node_ids[index] == NIL:
-            self.tally.declined += 1
-            if sample_of(hashed) < self.sample_below:
-                cause = self.cause_of(hashed)
-                self.note_fate(hashed, FATE_DECLINED, 0)
+            self.core.count(DECLINED_BLOCKS, 1)
+            if self.core.samples(hashed):
+                cause = self.core.cause_of(hashed)
+                self.core.note_fate(hashed, FATE_DECLINED, 0)
         else:
             node = node_at(self.table, batch.node_ids[index])
             if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
                 return  # a repeat
             cause = PENDING
         self.pass_over(access, batch.items[index], hashed, <uint8_t>(cause << CAUSE_SHIFT))
-
-    cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
-        """Return the cause of an absent sampled key's miss."""
-        cdef Entry* entry = shadow_find(&self.shadow, hashed)
-        if entry == NULL or entry.fate < FATE_EVICTED:
-            return NEVER_OR_LONG_AGO
-        return entry.fate
 
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
@@ -454,81 +402,51 @@ cdef class RequestWatch(WatchCore):
             return
         for index in range(size):
             sum += <uint32_t>chunk_ids[index]
-        own = self.open_transfer(
+        own = self.core.open_transfer(
             kind,
             size,
             <int32_t>sum,
             <int32_t>sum,
-            self.c_now() if kind == LOAD else self.last_now(),  # an offer has read the clock
+            # An offer has read the clock.
+            self.core.read_clock() if kind == LOAD else self.core.last_now(),
         )
         if own != NULL:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
 
     cdef void c_completed(self, uint32_t kind, Ended ended) noexcept:
         """Close a transfer."""
-        self.c_closed(kind, ended.size, <int32_t>ended.sum, <int32_t>ended.sum, ended.one)
+        self.core.end_transfer(
+            kind, ended.size, <int32_t>ended.sum, <int32_t>ended.sum, ended.one
+        )
 
     # -- requests ------------------------------------------------------------------------------
-
-    cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept:
-        """Put the hashes of sampled keys into `uses`."""
-        cdef uint64_t index
-        for index in range(order.num_sampled):
-            self.uses[index] = access.seen[order.seen_indexes[order.sampled[index]]].hashed
-            shadow_approach(&self.shadow, self.uses[index])
 
     cdef void c_finished(
         self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
     ) noexcept:
         """Judge the keys that a request looked up, then use all its keys, last first."""
-        cdef uint64_t at, total = access.size
-        cdef Asked found
-        cdef uint64_t now = self.c_now()
-        cdef SeenKey* keys = access.seen
-        cdef SeenKey* seen
+        cdef uint64_t at
         cdef const SortKey* sort_keys = order.sort_keys
-        cdef const uint8_t* positioned = order.positioned
-        cdef Py_ssize_t index, num_sampled = <Py_ssize_t>order.num_sampled
-        cdef uint32_t sample
-        cdef uint8_t uses
-        cdef int part
-        cdef int64_t judged = self.judged
-        cdef int size, others
-        for index in range(num_sampled):
-            shadow_near(&self.shadow, self.uses[index], self.quarter_of(self.uses[index]))
-        found = count_asked(access, order, judged)
+        cdef const SeenKey* seen
+        cdef Asked found = count_asked(access, order, self.judged)
+        cdef uint8_t cause
         if found.keys:
-            self.tally.requests += 1
-            self.tally.asked += found.keys
-            self.tally.missed += found.missed
-            self.tally.met_pending += found.met_pending
+            self.core.count_request(found.keys, found.missed, found.met_pending, access.size)
             if access.full_until:
-                self.tally.tail_missed_tokens += self.tail_of(access, sort_keys)
-            if total > self.lengths[0]:  # the least
-                for size in range(self.num_sizes):
-                    self.tally.long_requests[size] += total > self.lengths[size]
-        for index in range(num_sampled):
-            at = order.sampled[index]
-            if part_of(access, sort_keys + at, positioned, judged) == ASKED:
-                self.count_segment(self.uses[index])
-                uses = keys[sort_keys[at].seen_index].uses
-                if not uses & LOADED:
-                    self.tally.causes[(uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
-        # The other groups follow the judged one, whose keys must be contiguous.
-        for others in range(1 if judged == ALL_GROUPS else 2):
-            for index in range(num_sampled):
-                at = order.sampled[index]
-                sample = sample_of(self.uses[index])
-                if sample < self.keeps_below and stands_aside(sort_keys + at, judged) == others:
-                    part = part_of(access, sort_keys + at, positioned, judged)
-                    self.collect_key(sample, order.keys[at], part)
-        for index in range(num_sampled - 1, -1, -1):
-            at = order.sampled[index]
-            seen = keys + sort_keys[at].seen_index
-            self.use(self.uses[index], seen, node_ids + at if node_ids != NULL else NULL, now)
-        self.collect_request(0)
-        self.forget_told()
-        self.due = self.due or now >= self.next_due
+                self.core.count(TAIL_MISSED_TOKENS, self.tail_of(access, sort_keys))
+        if self.core.begin(<Py_ssize_t>access.size):
+            for at in range(access.size):
+                seen = access.seen + order.seen_indexes[at]
+                if self.core.samples(seen.hashed):
+                    cause = (seen.uses >> CAUSE_SHIFT) & CAUSE_BITS
+                    self.core.meet(
+                        seen.hashed,
+                        seen.key,
+                        part_of(access, sort_keys + at, order.positioned, self.judged),
+                        KNOWN_HIT if seen.uses & LOADED else cause,
+                        self.fate_of(seen, node_ids + at if node_ids != NULL else NULL),
+                    )
+        self.core.on_request()
 
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept:
         """Return the tokens that the full groups had and the others kept from being loaded.
@@ -548,31 +466,16 @@ cdef class RequestWatch(WatchCore):
                 loaded = sort_key.position
         return <uint64_t>max(access.full_until - loaded, <int64_t>0)
 
-    cdef void use(
-        self, uint64_t hashed, const SeenKey* seen, const uint32_t* node_id, uint64_t now
-    ) noexcept:
-        """Use a sampled key; a key that is new to the watch gets its fate from this request.
+    cdef uint8_t fate_of(self, const SeenKey* seen, const uint32_t* node_id) noexcept:
+        """Return the fate of a key after its request.
 
         `node_id` is its node, NIL if it is not resident, or NULL if that is not known.
         """
-        cdef bint known = shadow_find(&self.shadow, hashed) != NULL
-        cdef Entry* entry
-        shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
-        if known:
-            return
-        entry = shadow_find(&self.shadow, hashed)
-        if entry == NULL:
-            return
-        entry.changed = <uint32_t>now
         if node_id[0] != NIL if node_id != NULL else self.holds(<object>seen.key):
-            entry.fate = FATE_STORED
-            entry.used = seen.uses & LOADED
-        elif seen.uses & INSERTED:
-            entry.fate = FATE_EVICTED
-        elif seen.uses & REFUSED:
-            entry.fate = FATE_REFUSED
-        else:
-            entry.fate = FATE_DECLINED
+            return FATE_STORED
+        if seen.uses & INSERTED:
+            return FATE_EVICTED
+        return FATE_REFUSED if seen.uses & REFUSED else FATE_DECLINED
 
 
 cdef RequestAccess all_keys(RequestAccess access):
