@@ -46,7 +46,10 @@ cdef class Miniature:
         self, const Hint* hint, const Hint* last, bint ends, double position, double before
     ) noexcept
     cdef void end_own(self) noexcept
-    cdef void store(self, double position, bint ends) noexcept
+    # Store the missing blocks of a batch, until the position, as far as the policy admits them, which
+    # are the chosen ones; return -1 if it is refused, or if there is no memory. With NaN the caller
+    # ends the store.
+    cdef Py_ssize_t store(self, Batch* batch, double position, bint ends) noexcept
     cdef void note_storing(self, uint32_t node_id, double position) noexcept
     # Apply a hint that came at the end of the request that was taken.
     cdef void c_finish(self, const Hint* hint) noexcept
@@ -55,3 +58,7 @@ cdef class Miniature:
     cdef list open(self, object hashes)
     cpdef void end_stores(self, double before) noexcept
     cpdef void clear(self) noexcept
+
+
+# Return the address of the elements of a contiguous one-dimensional array.
+cdef void* data_of(str name, object array, int kind) except? NULL

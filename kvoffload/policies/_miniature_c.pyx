@@ -9,6 +9,7 @@ Structure
 
 cimport cython
 from cpython.object cimport PyObject
+from libc.math cimport isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
@@ -108,7 +109,7 @@ cdef class Miniature:
         num_hits = num_ready(policy.table, &asked)
         self.asked += <uint64_t>asked.size
         self.hits += <uint64_t>num_hits
-        self.store(position, ends)
+        self.store(&self.batch, position, ends)
         self.c_finish(last)
         return num_hits
 
@@ -139,10 +140,8 @@ cdef class Miniature:
                 num_storing += 1
         self.num_storing = num_storing
 
-    cdef void store(self, double position, bint ends) noexcept:
-        """Store the missing blocks of the request, as far as the policy admits them."""
+    cdef Py_ssize_t store(self, Batch* batch, double position, bint ends) noexcept:
         cdef CompiledPolicy policy = self.policy
-        cdef Batch* batch = &self.batch
         cdef int64_t num_free = policy.capacity - <int64_t>policy.num_resident
         cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL), num_admitted
         cdef uint64_t index
@@ -150,13 +149,13 @@ cdef class Miniature:
         cdef Node* node
         if num_missing <= 0:
             self.no_memory = num_missing < 0
-            return
+            return num_missing
         num_admitted = find_room(policy, batch, num_missing, num_free, ends)
         if num_admitted < 0:
             self.no_memory = policy.victims.no_memory
             self.refused += not self.no_memory
             forget(policy.table, batch, 0, num_missing)
-            return
+            return -1
         if self.numbers != NULL:  # there are at most as many victims as missing blocks
             self.num_left = policy.victims.size
             for index in range(self.num_left):
@@ -171,10 +170,12 @@ cdef class Miniature:
                 policy, node, 0 if self.numbers == NULL else self.numbers[batch.indexes[index]]
             )
             policy.c_insert(node_id, node)
-            self.note_storing(node_id, position)
+            if not isnan(position):
+                self.note_storing(node_id, position)
         settle(policy, batch, num_admitted, num_missing)
         self.stored += <uint64_t>num_admitted
         self.not_admitted += <uint64_t>(num_missing - num_admitted)
+        return num_admitted
 
     cdef void note_storing(self, uint32_t node_id, double position) noexcept:
         """Note a block that is being stored; there is room, maybe before the oldest."""

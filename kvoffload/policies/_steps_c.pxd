@@ -4,7 +4,7 @@ Invariants
     A step neither creates objects nor runs Python code.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch, find_changed, item_key, item_length
 from kvoffload._core.table cimport (
@@ -100,6 +100,28 @@ cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t
         node = node_at(table, batch.chosen[chosen])
         if node.ring == 0:
             drop_key(table, batch.chosen[chosen], node)
+
+
+cdef inline void touch_as_stored(
+    CompiledPolicy policy, Batch* batch, const uint8_t* stored
+) noexcept:
+    """Touch a batch; of `stored`, (batch.size,), the policy sees each block as being stored.
+
+    These become recent within their rings, uncounted: a request has stored them itself.
+    """
+    cdef Py_ssize_t index
+    cdef Node* node
+    for index in range(batch.size):
+        node = resident(policy.table, batch, index)
+        if stored[index] and node != NULL and 0 <= node.block.ref_cnt < INT32_MAX:
+            node.block.ref_cnt = -2 - node.block.ref_cnt
+    policy.touch_batch(batch)
+    for index in range(batch.size):
+        node = resident(policy.table, batch, index)
+        if node != NULL and node.block.ref_cnt < -1:
+            node.block.ref_cnt = -2 - node.block.ref_cnt
+            if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has skipped it
+                policy.became_idle(batch.node_ids[index], node)
 
 
 cdef inline Py_ssize_t find_room(

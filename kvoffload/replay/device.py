@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .fleet.index import Recent
 from .groups import ChunkIndex, GroupChunks
 from .requests import DecodedTrace
 
@@ -174,7 +175,13 @@ def device_hits_and_junctions(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the results of `DeviceCache.ask` for each request: two arrays of blocks."""
     found = np.zeros((2, trace.num_requests), dtype=np.int64)
-    if num_slots:
+    if num_slots and (groups is None or groups.is_plain):
+        cached = Recent(num_slots)
+        for index, (start, end) in enumerate(itertools.pairwise(trace.starts.tolist())):
+            row = trace.blocks[start:end]
+            found[0, index], _ = cached.lead_and_missing(row)
+            cached.use(row)
+    elif num_slots:
         asked = map(DeviceCache(num_slots, groups).ask, trace.rows(), trace.lengths.tolist())
         for index, pair in enumerate(asked):
             found[:, index] = pair

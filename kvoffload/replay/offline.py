@@ -7,17 +7,22 @@ Stores complete at once.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload import IMPLEMENTATION
 from kvoffload._sampling import hash_ids
 
 from .groups import GroupChunks
 from .requests import DecodedTrace
+
+if TYPE_CHECKING or IMPLEMENTATION == "python":
+    from ._belady_py import belady as chosen
+else:
+    from ._belady_c import belady as chosen
 
 __all__ = [
     "BELADY",
@@ -95,37 +100,7 @@ def belady(
     59(3), 1995.
     """
     next_asked = _next_asked(trace, device_hits)
-    end = trace.num_blocks
-    blocks = array("I", trace.blocks.tobytes())
-    in_cache = bytearray(trace.unique_blocks)
-    size = hits = stored = 0
-    # Negated positions of the next uses of cached blocks, the latest on top. An entry whose
-    # position has passed was followed by a newer one; such entries never come to the top.
-    uses: list[int] = []
-    most_entries = 2 * capacity + 1024
-    followed_by = array("q", next_asked.tobytes())
-    for position, (block, following) in enumerate(zip(blocks, followed_by, strict=True)):
-        if in_cache[block]:  # until a use that the manager is asked for: this one
-            hits += 1
-            if following == end:
-                in_cache[block] = 0
-                size -= 1
-                continue
-            heapq.heappush(uses, -following)
-            if len(uses) > most_entries:
-                uses = [entry for entry in uses if -entry > position]
-                heapq.heapify(uses)
-        elif following < end:
-            if size < capacity:
-                size += 1
-                heapq.heappush(uses, -following)
-            elif capacity and -uses[0] > following:
-                in_cache[blocks[-uses[0]]] = 0
-                heapq.heapreplace(uses, -following)
-            else:
-                continue
-            in_cache[block] = 1
-            stored += 1
+    hits, stored = chosen(trace.blocks, next_asked, trace.unique_blocks, capacity)
     return hits, stored
 
 

@@ -32,7 +32,15 @@ from kvoffload.policies import registry
 from .groups import Chunks, GroupChunks
 from .hints import Told
 
-__all__ = ["GroupServed", "GroupServer", "Served", "SteppedRequest", "group_key", "serve"]
+__all__ = [
+    "GroupServed",
+    "GroupServer",
+    "Learning",
+    "Served",
+    "SteppedRequest",
+    "group_key",
+    "serve",
+]
 
 _GROUP_BYTES = 4
 """Bytes of a group's number at the end of a key."""
@@ -133,7 +141,7 @@ class GroupServer:
         self.groups = groups
         self.manager = manager
         self.in_flight: set[BlockHash] = set()  # keys whose stores have not ended
-        self.learning = _Learning.of(manager)
+        self.learning = Learning.of(_entry_of(manager.policy))
         self._ends_stores = ends_stores and groups.step_tokens is not None
         self._suffixes = [group_key(b"", group) for group in range(len(groups.chunk_tokens))]
         self._strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
@@ -178,8 +186,8 @@ class GroupServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Learning:
-    """The uses from which a manager's policy learns, which decide the calls for a request."""
+class Learning:
+    """The uses from which a policy learns, which decide the calls for a request."""
 
     is_lru: bool  # decides like vLLM's policy of that name
     is_arc: bool  # likewise
@@ -187,9 +195,8 @@ class _Learning:
     by_chain: bool  # learns from all keys of a request together
 
     @classmethod
-    def of(cls, manager: CPUOffloadingManager) -> _Learning:
-        """Return that of a manager's policy; a user's class receives every use."""
-        entry = _entry_of(manager.policy)
+    def of(cls, entry: registry.Entry | None) -> Learning:
+        """Return that of a policy; a user's class, None, receives every use."""
         name = "" if entry is None else entry.name
         by_chain = entry is not None and entry.learns_by_request
         return cls(

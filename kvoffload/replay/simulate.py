@@ -6,19 +6,21 @@ are offered step by step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
+from kvoffload import IMPLEMENTATION, BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS
 from kvoffload.errors import describe
+from kvoffload.policies import registry
 from kvoffload.traces import Request
 
 from .device import DeviceCache, device_hits_and_junctions
@@ -28,7 +30,7 @@ from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits
 from .policies import is_own, new_manager, new_miniature
 from .requests import BlockKeys, DecodedTrace
 from .results import DurationHistogram, ReplayResult
-from .serving import GroupServed, GroupServer, Served, serve
+from .serving import GroupServed, GroupServer, Learning, Served, serve
 
 __all__ = ["Demand", "replay", "simulate", "simulate_in_parts", "simulate_requests"]
 
@@ -137,9 +139,10 @@ class Demand:
         further requests; with 0 it completes at once.
         """
         keys = self.trace.keys() if keys is None else keys
-        is_plain = self.groups.is_plain and self.groups.step_tokens is None
+        in_steps = self.groups.step_tokens is not None
+        is_plain = self.groups.is_plain and not (in_steps and IMPLEMENTATION == "python")
         if is_plain and self.trace.hints is None and not is_own(policy):
-            return RowServing(new_miniature(policy, capacity), self, keys, pending)
+            return RowServing(policy, capacity, self, keys, pending)
         return Serving(new_manager(policy, capacity), self, keys, pending)
 
 
@@ -366,10 +369,23 @@ def _demand(
 class RowServing:
     """A miniature that serves the requests of a trace, many in one call; see `Demand.serving`."""
 
-    def __init__(self, miniature: Any, demand: Demand, keys: list[BlockHash], pending: int) -> None:
-        self._miniature, self._demand, self._keys = miniature, demand, keys
-        self._pending = pending
-        self._nodes = np.zeros(len(keys), dtype=np.uint32)
+    def __init__(
+        self, policy: str, capacity: int, demand: Demand, keys: list[BlockHash], pending: int
+    ) -> None:
+        self._miniature, self._demand, self._keys = new_miniature(policy, capacity), demand, keys
+        nodes = np.zeros(len(keys), dtype=np.uint32)
+        self._serve_rows = functools.partial(self._miniature.serve_rows, nodes=nodes, lag=pending)
+        if demand.groups.step_tokens is not None:
+            learning = Learning.of(registry.parse(policy).entry)
+            rows = import_module("kvoffload.policies._stepped_c").SteppedRows(
+                self._miniature, **asdict(learning)
+            )
+            self._serve_rows = functools.partial(
+                rows.serve_rows,
+                block_tokens=demand.groups.block_tokens,
+                step_tokens=demand.groups.step_tokens,
+                lag=pending,
+            )
 
     def hits(self, part: slice) -> Hits:
         """Serve the requests of a part; return the tokens hit by each."""
@@ -377,14 +393,12 @@ class RowServing:
         hits = np.zeros(part.stop - part.start, dtype=np.int64)
         for start in range(part.start, part.stop, ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, part.stop)
-            hits[start - part.start : stop - part.start] = self._miniature.serve_rows(
+            hits[start - part.start : stop - part.start] = self._serve_rows(
                 self._keys,
                 trace.starts[start : stop + 1],
                 trace.blocks,
                 first[start:stop],
-                self._nodes,
                 position=start,
-                lag=self._pending,
             )
         return hits * self._demand.groups.block_tokens
 

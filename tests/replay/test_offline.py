@@ -6,13 +6,14 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager, LRUCachePolicy
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, replay, simulate
+from kvoffload.replay import DecodedTrace, _belady_py, device_hits, replay, simulate
 from kvoffload.replay.offline import CEILINGS, belady, infinite_hits
 from kvoffload.replay.processes import mapped_arrays, shared_arrays
 from kvoffload.replay.simulate import simulate_in_parts
@@ -23,6 +24,22 @@ pytestmark = pytest.mark.fast
 
 def trace_of(*rows: tuple[int, ...]) -> DecodedTrace:
     return DecodedTrace.of(Request(0, 0, 0, row) for row in rows)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 5, 20, 10**6])
+def test_the_twins_choose_alike(seed, capacity):
+    compiled = pytest.importorskip("kvoffload.replay._belady_c", reason="not built")
+    for number in range(200):
+        dice = random.Random(f"{seed} {number}")
+        blocks = np.array([dice.randrange(30) for _ in range(dice.randrange(200))], dtype=np.uint32)
+        end, last = len(blocks), dict[int, int]()
+        next_asked = np.full(end, end, dtype=np.int64)
+        for position in reversed(range(end)):
+            if dice.random() < 0.9:
+                next_asked[position] = last.get(blocks[position], end)
+            last[blocks[position]] = position
+        arguments = blocks, next_asked, 30, capacity
+        assert compiled.belady(*arguments) == _belady_py.belady(*arguments)
 
 
 def nothing(trace: DecodedTrace):

@@ -1,0 +1,388 @@
+"""A miniature that serves a trace as vLLM's scheduler serves it: prompts in steps.
+
+Structure
+    The calls that vLLM makes for a request of one full group, without hints, over the steps of a
+    miniature: after each step the blocks complete by then are offered; a refused offer is repeated
+    with the next; a store ends before the second step after it; blocks are used at the end.
+    `SteppedRequest` in ``kvoffload.replay.serving`` is the same over a manager's calls, with the
+    reasons, and for hints and several groups; tests hold both to each other.
+Invariants
+    Flags of a block that is repeated in a prompt are those of its first place.
+Cost
+    O(blocks of the prompt) per step, plus the policy.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.math cimport NAN, isnan
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memmove, memset
+
+cimport numpy as cnp
+
+from kvoffload._core.batch cimport (
+    Batch,
+    batch_close,
+    batch_ensure,
+    batch_part,
+    batch_set,
+    find_changed,
+)
+from kvoffload._core.items cimport first_bad, list_items
+from kvoffload._core.memory cimport discard, grow
+from kvoffload._core.table cimport Node, node_at
+from kvoffload.policies._miniature_c cimport Miniature, data_of
+from kvoffload.policies._steps_c cimport make_ready, num_ready, resident, touch_as_stored
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+from kvoffload._checks import batch_error
+
+cnp.import_array()
+
+# What a request has done with a block.
+cdef enum:
+    USED = 1        # loaded, or offered while it was there
+    MISSED = 2      # offered while it was absent
+    OWN = 4         # stored
+    ENDED = 8       # and readable before the request ends
+
+# A block of the request at work that is being stored.
+cdef struct Own:
+    int64_t step
+    uint32_t index
+
+
+@cython.final
+cdef class SteppedRows:
+    """A cache that serves the requests of a trace in steps.
+
+    The flags say from which uses the policy learns; see `Learning` in ``kvoffload.replay.serving``.
+    """
+
+    cdef readonly Miniature cache
+    cdef bint is_lru, is_arc, from_ghosts, by_chain
+    cdef Batch part             # some blocks of the request; its items are its own array
+    cdef uint64_t part_room
+    cdef uint8_t* stored        # (part_room,) whether each block counts as being stored
+    cdef uint64_t stored_room
+    cdef uint8_t* uses          # (size,) flags by place in the prompt
+    cdef uint64_t uses_room
+    cdef uint32_t* same         # (size,) the first place of the same block
+    cdef uint64_t same_room
+    cdef uint32_t* places       # (blocks of the trace,) the first place in the prompt
+    cdef uint64_t places_room
+    cdef Own* own               # (num_own,), ended before `next_own`
+    cdef uint64_t own_room
+    cdef uint64_t num_own
+    cdef uint64_t next_own
+    cdef Py_ssize_t first       # most loads and offers begin at this block
+    cdef bint has_begun
+
+    def __cinit__(
+        self,
+        Miniature cache not None,
+        *,
+        bint is_lru,
+        bint is_arc,
+        bint from_ghosts,
+        bint by_chain,
+    ):
+        memset(&self.part, 0, sizeof(Batch))
+        self.cache = cache
+        self.is_lru, self.is_arc = is_lru, is_arc
+        self.from_ghosts, self.by_chain = from_ghosts, by_chain
+
+    def __dealloc__(self):
+        discard(self.part.items)
+        discard(self.stored)
+        discard(self.uses)
+        discard(self.same)
+        discard(self.places)
+        discard(self.own)
+        batch_close(&self.part)
+
+    cdef bint ensure(self, uint64_t size) noexcept:
+        return (
+            batch_ensure(&self.part, <Py_ssize_t>size)
+            and grow(
+                <void**>&self.part.items, &self.part_room, size, sizeof(PyObject*), 1
+            )
+            and grow(<void**>&self.stored, &self.stored_room, size, 1, 1)
+            and grow(<void**>&self.uses, &self.uses_room, size, 1, 1)
+            and grow(<void**>&self.same, &self.same_room, size, sizeof(uint32_t), 1)
+            and grow(<void**>&self.own, &self.own_room, size, sizeof(Own), 1)
+        )
+
+    def serve_rows(
+        self,
+        list keys,
+        starts,
+        blocks,
+        first,
+        *,
+        int64_t block_tokens,
+        int64_t step_tokens,
+        double position,
+        double lag,
+    ):
+        """Serve the requests of a trace; return the hits of each, (rows,) int64.
+
+        Arguments are those of `Miniature.serve_rows`, and the tokens of a block and of a step. With
+        a `lag` of 0 a store ends in its request, else before the row that follows `lag` others.
+        """
+        cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
+        cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
+        cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
+        cdef cnp.npy_intp num_rows = len(first)
+        cdef Py_ssize_t row, index, size
+        cdef uint32_t place
+        cdef uint64_t num_keys = len(keys)
+        cdef PyObject** items = list_items(keys)
+        cdef Miniature cache = self.cache
+        cdef cnp.ndarray hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
+        if len(starts) != num_rows + 1 or block_tokens < 1 or step_tokens < 1:
+            raise ValueError("starts must have one more than first, tokens be 1 or more")
+        if first_bad(items, 0, <Py_ssize_t>num_keys) != <Py_ssize_t>num_keys:
+            raise batch_error(keys, "keys")
+        if num_keys > self.places_room:
+            if not grow(
+                <void**>&self.places, &self.places_room, num_keys, sizeof(uint32_t), 1
+            ):
+                raise MemoryError()
+            memset(self.places, 0, self.places_room * sizeof(uint32_t))
+        for row in range(num_rows):
+            size = <Py_ssize_t>(start[row + 1] - start[row])
+            if not 0 <= start[row] <= start[row + 1] <= len(blocks) or not 0 <= before[row] <= size:
+                raise ValueError(f"row {row} must lie in blocks, and first in the row")
+            if not cache.ensure(size) or not self.ensure(<uint64_t>size):
+                raise MemoryError()
+            batch_set(&cache.batch, cache.items, size)
+            for index in range(size):
+                place = all_blocks[start[row] + index]
+                if place >= num_keys:
+                    raise ValueError(f"row {row} must have keys, got {place}")
+                cache.items[index] = items[place]
+                self.uses[index] = 0
+                # The place is right if the prompt has this block there.
+                self.same[index] = self.places[place]
+                if (
+                    self.same[index] >= <uint32_t>index
+                    or all_blocks[start[row] + self.same[index]] != place
+                ):
+                    self.same[index] = self.places[place] = <uint32_t>index
+            (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
+                <Py_ssize_t>before[row],
+                block_tokens,
+                step_tokens,
+                NAN if lag == 0 else position,
+                position - lag,
+            )
+            if cache.no_memory:
+                raise MemoryError()
+            position += 1.0
+        return hits
+
+    cdef Py_ssize_t serve(
+        self,
+        Py_ssize_t local,
+        int64_t block_tokens,
+        int64_t step_tokens,
+        double position,
+        double before,
+    ) noexcept:
+        """Serve the request that was taken, of which the accelerator has `local` blocks."""
+        cdef Miniature cache = self.cache
+        cdef Batch* batch = &cache.batch
+        cdef Batch asked
+        cdef Py_ssize_t hits, index, start, stop, waiting = -1
+        cdef int64_t kept, end, length, step = 0, last = 0
+        cdef uint64_t evicted = cache.evicted
+        cache.no_memory = False
+        self.num_own = self.next_own = 0
+        self.first = 0
+        self.has_begun = False
+        cache.end_stores(before)
+        find_changed(cache.policy.table, batch)
+        asked = batch_part(batch, local, batch.size)
+        hits = num_ready(cache.policy.table, &asked)
+        cache.asked += <uint64_t>asked.size
+        cache.hits += <uint64_t>hits
+        if hits:
+            self.first = local
+            self.begin()
+            for index in range(local, local + hits):
+                self.uses[self.same[index]] |= USED
+        start = local + hits if hits else 0
+        kept = (local + hits) * block_tokens
+        length = max(batch.size * block_tokens, kept + 1)  # one token at least is computed
+        end = kept
+        while end < length:
+            end = min((end // block_tokens + 1) * block_tokens, length)
+            step = (end - kept + step_tokens - 1) // step_tokens
+            end = min(kept + step * step_tokens, length)
+            stop = <Py_ssize_t>(end // block_tokens)
+            if stop > start:
+                last = step
+                self.end_own(last - 1)
+                if waiting < 0:
+                    waiting = start
+                if self.offer(waiting, stop, last, position):
+                    waiting = -1
+                start = stop
+        for step in range(last + 1, last + 3):  # of the answer: then all stores have ended
+            if waiting >= 0 and self.end_own(step - 1) and self.offer(
+                waiting, start, step, position
+            ):
+                waiting = -1
+        self.use_all(cache.evicted > evicted)
+        self.end_own(last + 4)
+        return hits
+
+    cdef void begin(self) noexcept:
+        """Show the whole request to a policy that learns by request."""
+        if self.by_chain and not self.has_begun:
+            find_changed(self.cache.policy.table, &self.cache.batch)
+            self.cache.policy.touch_batch(&self.cache.batch)
+        self.has_begun = True
+
+    cdef bint end_own(self, int64_t before) noexcept:
+        """End the stores of earlier steps; return whether there were any."""
+        cdef CompiledPolicy policy = self.cache.policy
+        cdef Batch* batch = &self.cache.batch
+        cdef bint has_ended = False
+        cdef uint32_t index
+        cdef Node* node
+        if self.next_own < self.num_own and self.own[self.next_own].step < before:
+            find_changed(policy.table, batch)
+        while self.next_own < self.num_own and self.own[self.next_own].step < before:
+            index = self.own[self.next_own].index
+            node = resident(policy.table, batch, index)
+            if node != NULL and node.block.ref_cnt < 0:
+                make_ready(policy, batch.node_ids[index], node)
+            self.uses[index] |= ENDED
+            self.next_own += 1
+            has_ended = True
+        return has_ended
+
+    cdef bint offer(
+        self, Py_ssize_t start, Py_ssize_t stop, int64_t step, double position
+    ) noexcept:
+        """Offer a part of the blocks; return whether the offer was accepted."""
+        cdef Miniature cache = self.cache
+        cdef CompiledPolicy policy = cache.policy
+        cdef Batch* batch = &cache.batch
+        cdef Batch offered
+        cdef Py_ssize_t index, num_admitted, chosen
+        cdef Node* node
+        cdef uint8_t* uses
+        stop = min(stop, batch.size)  # the token that is always computed may be behind it
+        find_changed(policy.table, batch)
+        if self.is_lru and self.choose(USED | OWN, 0, batch.size):
+            policy.touch_batch(&self.part)  # until the request ends, they count as newest
+        self.begin()
+        find_changed(policy.table, batch)
+        if not self.is_lru and not self.by_chain:
+            self.part.size = 0
+            for index in range(start, stop):
+                if resident(policy.table, batch, index) == NULL and not (
+                    self.uses[self.same[index]] & MISSED
+                ):
+                    self.add(index)
+            policy.touch_batch(&self.part)  # it may learn from blocks that have left
+        find_changed(policy.table, batch)
+        for index in range(start, stop):
+            node = resident(policy.table, batch, index)
+            uses = self.uses + self.same[index]
+            if node == NULL:
+                uses[0] |= MISSED
+            elif not uses[0] & OWN and node.block.ref_cnt >= 0:
+                uses[0] |= USED
+        offered = batch_part(batch, start, stop)
+        num_admitted = cache.store(&offered, position, False)
+        batch.found_at = 0
+        if num_admitted < 0:
+            return False
+        for chosen in range(num_admitted):
+            index = start + <Py_ssize_t>offered.indexes[chosen]
+            self.uses[self.same[index]] |= OWN
+            if isnan(position):  # the store ends in this request
+                self.note_own(Own(step, self.same[index]))
+        return True
+
+    cdef void note_own(self, Own own) noexcept:
+        """Note a block that is being stored; there are at most as many as the prompt has."""
+        if self.num_own == self.own_room:
+            self.num_own -= self.next_own
+            memmove(self.own, self.own + self.next_own, self.num_own * sizeof(Own))
+            self.next_own = 0
+        self.own[self.num_own] = own
+        self.num_own += 1
+
+    cdef void use_all(self, bint has_evicted) noexcept:
+        """Use the loaded and offered blocks; the first is the most recent."""
+        cdef CompiledPolicy policy = self.cache.policy
+        cdef Batch* batch = &self.cache.batch
+        cdef Py_ssize_t index
+        cdef bint has_stored = False
+        cdef uint8_t uses
+        cdef Node* node
+        find_changed(policy.table, batch)
+        if self.is_arc:
+            # A block loaded, evicted and offered again counts as used again.
+            for index in range(batch.size):
+                uses = self.uses[self.same[index]]
+                node = resident(policy.table, batch, index)
+                if uses & USED and uses & OWN and node != NULL and node.block.ref_cnt < 0:
+                    make_ready(policy, batch.node_ids[index], node)
+        if self.from_ghosts and has_evicted:
+            # Blocks evicted by the request itself do not come back.
+            for index in range(batch.size):
+                if resident(policy.table, batch, index) == NULL:
+                    uses = self.uses[self.same[index]]
+                    self.uses[self.same[index]] = 0 if uses & OWN else uses & MISSED
+        if not self.choose(USED | OWN, MISSED if self.by_chain else 0, batch.size):
+            return
+        if self.by_chain:
+            policy.finish_request(&self.part, NULL)
+            return
+        for index in range(self.part.size):
+            has_stored = has_stored or self.stored[index]
+        if has_stored and not self.is_lru:
+            touch_as_stored(policy, &self.part, self.stored)
+        else:
+            policy.touch_batch(&self.part)
+
+    cdef Py_ssize_t choose(self, uint8_t flags, uint8_t others, Py_ssize_t size) noexcept:
+        """Put the blocks with one of `flags` into the part; return their number.
+
+        Blocks with one of the `others` are put there, too.
+        """
+        cdef Py_ssize_t index, number = 0, run = 0
+        cdef uint8_t wanted = flags | others
+        self.part.size = 0
+        for index in range(size):
+            number += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
+        # Mostly these are all.
+        while run < number and self.first + run < size and (
+            self.uses[self.same[self.first + run]] & wanted
+        ):
+            run += 1
+        if run == number:
+            for index in range(self.first, self.first + run):
+                self.add(index)
+            return number
+        for index in range(size):
+            if self.uses[self.same[index]] & wanted:
+                self.add(index)
+        return number
+
+    cdef void add(self, Py_ssize_t index) noexcept:
+        """Add a block of the request, whose node was found, to the part."""
+        cdef const Batch* batch = &self.cache.batch
+        cdef Py_ssize_t place = self.part.size
+        cdef uint8_t uses = self.uses[self.same[index]]
+        self.part.items[place] = batch.items[index]
+        self.part.node_ids[place] = batch.node_ids[index]
+        self.part.hashes[place] = batch.hashes[index]  # read where there is no node
+        self.stored[place] = uses & (ENDED | USED) == ENDED
+        self.part.size += 1
