@@ -1,54 +1,37 @@
 """LRU with uses counted per request, as in vLLM."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 
-from kvoffload._core.table cimport Node, Table
-from kvoffload.policies._twin_c cimport CompiledPolicy
-
-cdef struct Rank:
-    uint64_t rank               # greater is newer; shared by the nodes of a group
-    int32_t reverse_position    # minus the token position; 0 if the rank is the node's own
-    uint32_t heap_index         # IN_HEAP: index in the heap
-
-cdef struct Group:
-    uint64_t rank
-    uint32_t member             # the last linked node, NIL if none; free: the next free group
-    bint held                   # a request still refers to it
-
-cdef struct Order:
-    Table* table
-    Rank* ranks                 # by node_id
-    uint64_t ranks_room
-    uint64_t first              # rank of log[0]
-    uint32_t* log               # node_id, or GROUP | group_id
-    uint64_t head               # entries before it were passed
-    uint64_t size
-    uint64_t room
-    uint32_t* heap
-    uint64_t heap_size
-    uint64_t heap_room
-    Group* groups
-    uint32_t groups_size
-    uint32_t groups_room
-    uint32_t free_group         # stack of groups to reuse
-    uint32_t aside              # idle nodes passed over as protected, linked through ``next``
+from kvoffload._core.table cimport Node
+from kvoffload.policies._lists_c cimport Lists
 
 
-cdef class RankedLRU(CompiledPolicy):
-    cdef Order order
+cdef class RankedLRU(Lists):
+    cdef uint64_t* ranks                # by node_id
+    cdef uint64_t room                  # of the array
+    cdef uint64_t newest                # the rank of a node that is used now
+    cdef uint64_t waiting_from          # no node of the second ring's list is older
     cdef readonly uint64_t generation   # number of times it was cleared
 
-    # Make room for `entries` moves and one provisional rank, after `c_ensure`.
-    cdef bint ensure_moves(self, uint64_t entries) noexcept
+    # Take the next rank for a request: that of its greatest position.
+    cdef uint64_t open_rank(self) noexcept
     # Move to the newest end.
     cdef void renew(self, uint32_t node_id, Node* node) noexcept
     # Raise to a request's rank, never lower.
-    cdef void raise_to(
-        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
-    ) noexcept
-    # Give a node that is NOWHERE a request's rank.
-    cdef void join(
-        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
-    ) noexcept
-    cdef uint32_t open_group(self) noexcept
-    cdef void close_group(self, uint64_t generation, uint32_t group) noexcept
+    cdef void raise_to(self, uint32_t node_id, Node* node, uint64_t rank) noexcept
+    # Give a node that is on no ring a request's rank.
+    cdef void join(self, uint32_t node_id, Node* node, uint64_t rank) noexcept
+    cdef void give_back(self, uint32_t node_id) noexcept
+    cdef bint park_waiting(self) noexcept
+    cdef uint32_t find_shared(self) noexcept
+    cdef bint has_lesser_key(self, uint32_t node_id, uint32_t other) noexcept
+
+
+cdef inline bint is_older(RankedLRU lru, uint64_t rank, uint64_t other) noexcept:
+    """Return whether a rank comes before another."""
+    return lru.newest - rank > lru.newest - other
+
+
+cdef inline uint64_t rank_at(uint64_t opened, int32_t reverse_position) noexcept nogil:
+    """Return a request's rank at a position, from its rank at the greatest one."""
+    return opened + <uint64_t>(<int64_t>INT32_MAX + reverse_position)

@@ -109,7 +109,7 @@ cdef class RequestRank:
 
     cdef readonly object owner
     cdef readonly uint64_t generation
-    cdef uint32_t group         # NIL until taken
+    cdef uint64_t opened        # its rank at the greatest position; 0: not taken yet
 
 
 cdef class Contexts:

@@ -67,12 +67,6 @@ cdef class RequestRank:
     def __cinit__(self, RankedLRU owner not None):
         self.owner = owner
         self.generation = owner.generation
-        self.group = NIL
-
-    def __dealloc__(self):
-        # The collector may already have cleared the owner, and its groups with it.
-        if self.owner is not None and self.group != NIL:
-            (<RankedLRU>self.owner).close_group(self.generation, self.group)
 
 
 cdef class Contexts:

@@ -17,6 +17,7 @@ from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, RESIDENT, node_at
+from kvoffload.integrations.vllm._ranked_lru_c cimport rank_at
 from kvoffload.managers._lifecycle_c cimport touch_inserted
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
@@ -71,9 +72,6 @@ cdef class LRURules(RequestRules):
             raise AttributeError(name)
         return self.lru._keys()
 
-    cdef bint ensure(self, uint64_t moves) noexcept:
-        return self.lru.ensure_moves(moves)
-
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
         cdef Py_ssize_t index
         cdef Node* node
@@ -82,14 +80,16 @@ cdef class LRURules(RequestRules):
         for index in range(batch.size):
             if not accesses[index].flags & NEW:
                 continue
-            if rank.group == NIL:
-                rank.group = self.lru.open_group()
+            if rank.opened == 0:
+                rank.opened = self.lru.open_rank()
             if batch.node_ids[index] == NIL or not accesses[index].flags & POSITIONED:
                 continue
             node = node_at(self.policy.table, batch.node_ids[index])
             if node.flags & RESIDENT:
                 self.lru.raise_to(
-                    batch.node_ids[index], node, rank.group, accesses[index].reverse_position
+                    batch.node_ids[index],
+                    node,
+                    rank_at(rank.opened, accesses[index].reverse_position),
                 )
 
     cdef void insert(
@@ -98,17 +98,12 @@ cdef class LRURules(RequestRules):
         if not access.flags & POSITIONED:
             self.lru.c_insert(node_id, node)
             return
-        if rank.group == NIL:
-            rank.group = self.lru.open_group()
-        self.lru.join(node_id, node, rank.group, access.reverse_position)
+        if rank.opened == 0:
+            rank.opened = self.lru.open_rank()
+        self.lru.join(node_id, node, rank_at(rank.opened, access.reverse_position))
 
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
-        cdef Py_ssize_t index
-        for index in range(batch.size - 1, -1, -1):
-            if batch.node_ids[index] != NIL:
-                self.lru.renew(
-                    batch.node_ids[index], node_at(self.policy.table, batch.node_ids[index])
-                )
+        self.lru.c_touch(batch)
 
 
 cdef class UseRules(RequestRules):
