@@ -114,10 +114,13 @@ def test_a_call_that_fails_leaves_the_other_managers_place_on_the_context():
     first, second = KVOffloadManager(3), KVOffloadManager(3)
     shared = context("shared", 1, 2)
     store(first, shared, 1)
-    before = dict(shared._state)
+    (state,) = shared._state.values()
+    before = state.access
+    assert before is not None
     with pytest.raises(KeyError, match="is not resident"):
         second.prepare_load([key(1)], shared)
-    assert shared._state == before
+    assert state.access is before
+    assert list(shared._state.values()) == [state]
     second.lookup(key(1), shared)
     second.on_request_finished(shared)
-    assert shared._state == before
+    assert state.access is before

@@ -37,7 +37,10 @@ from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
+    PyBytes_AS_STRING,
+    PyBytes_GET_SIZE,
     batch_ensure,
+    batch_open,
     batch_set,
     find_all,
     find_changed,
@@ -49,7 +52,7 @@ from kvoffload._core.batch cimport (
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
@@ -69,7 +72,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     Contexts,
     KeyOrder,
     RequestAccess,
-    RequestRank,
+    RequestState,
     find_position,
     order_keys,
 )
@@ -114,9 +117,8 @@ from kvoffload.integrations.vllm.hints import read_hints
 
 cnp.import_array()
 
-cdef extern from "Python.h":
-    char* PyBytes_AS_STRING(PyObject*) nogil
-    Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
+cdef enum:
+    FIRST_ROOM = 64
 
 cdef object new_object = object.__new__
 
@@ -149,10 +151,10 @@ cdef class RequestManagerCore:
     cdef bint at_work               # a call is between its first read and its last change
     # Chunks of an ending session are stored like any others.
     cdef public bint _stores_all
-    # By index in the batch of the steps; arrays of the same room.
+    # By index in the batch of the steps.
     cdef Access* accesses
     cdef uint8_t* left_out          # keys that were not offered often enough to be stored
-    cdef Py_ssize_t room
+    cdef uint64_t rooms[2]          # of the two arrays
     cdef list chain                 # keys of the current request, None if rules do not need them
     cdef const Hint* hint           # its client's hints, or NULL
     cdef Hint said                  # storage of the hints
@@ -171,11 +173,6 @@ cdef class RequestManagerCore:
     # Number of ignored parts of clients' hints since the last `get_stats`.
     cdef public uint64_t hints_ignored_in_current_batch
     cdef public list events, allocation_sizes_in_current_batch
-
-    def __cinit__(self):
-        self.accesses = NULL
-        self.left_out = NULL
-        self.room = 0
 
     def __dealloc__(self):
         discard(self.accesses)
@@ -198,7 +195,7 @@ cdef class RequestManagerCore:
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
         self.host = names.host
-        self.contexts = Contexts(names.ReqContext, rules.policy)
+        self.contexts = Contexts(names.ReqContext)
         self.request_context_class = names.RequestOffloadingContext
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
@@ -262,39 +259,34 @@ cdef class RequestManagerCore:
         return 0
 
     cdef int ensure_scratch(self, Py_ssize_t size) except -1:
-        cdef void* grown
-        cdef Py_ssize_t room
-        if not batch_ensure(&self.steps.batch, size):
+        if not (
+            batch_ensure(&self.steps.batch, size)
+            and grow(<void**>&self.accesses, &self.rooms[0], size, sizeof(Access), FIRST_ROOM)
+            and grow(<void**>&self.left_out, &self.rooms[1], size, sizeof(uint8_t), FIRST_ROOM)
+        ):
             raise MemoryError()
-        room = self.steps.batch.room
-        if room > self.room:
-            grown = resize(self.accesses, room * sizeof(Access))
-            if grown == NULL:
-                raise MemoryError()
-            self.accesses = <Access*>grown
-            grown = resize(self.left_out, room)
-            if grown == NULL:
-                raise MemoryError()
-            self.left_out = <uint8_t*>grown
-            self.room = room
         return 0
+
+    cdef int begin_work(self) noexcept:
+        """Keep the collector and other calls away; return whether the collector was on."""
+        self.at_work = True
+        return PyGC_Disable()
+
+    cdef void end_work(self, int collecting) noexcept:
+        self.at_work = False
+        if collecting:
+            PyGC_Enable()
 
     @cython.final
     cdef int read_position(
         self, object req_context, object positions, Py_ssize_t index, Py_ssize_t* cursor
     ) except -1:
-        cdef PyObject* found
-        cdef object position
         cdef long long value
         cdef int overflow = 0
         cdef Access* access = self.accesses + index
-        if positions is not None:
-            find_position(positions, self.steps.batch.items[index], cursor, &found)
-            if found == NULL:
-                return 0
-            position = <object>found
-        else:
-            position = req_context.get_offload_key_position(<object>self.steps.batch.items[index])
+        cdef object position = find_position(
+            req_context, positions, self.steps.batch.items[index], cursor
+        )
         if position is None:
             return 0
         value = PyLong_AsLongLongAndOverflow(position, &overflow)
@@ -306,18 +298,21 @@ cdef class RequestManagerCore:
         access.flags |= POSITIONED
         return 0
 
-    cdef int64_t observe(
-        self, str call, object req_context, RequestAccess access, object positions
-    ) except -1:
+    cdef RequestState observe(self, str call, object req_context):
         """Compare the OBSERVED keys with the request's accesses, and make room for them.
 
-        All steps of recording that can fail happen here; nothing is changed. Return the number of
-        keys that are new to the request.
+        All steps of recording that can fail happen here. Return the state of the context, with the
+        request's accesses.
         """
-        cdef Table* table = self.policy.table
+        cdef RequestState state = self.contexts.state_of(req_context)
+        cdef RequestAccess access = self.contexts.access_in(state), new_access = None
+        cdef object positions = self.contexts.positions_of(req_context)
         cdef Py_ssize_t index
         cdef uint64_t num_new = 0
         cdef Access* entry
+        if access is None:
+            access = new_access = self.contexts.new_access()
+        self.hear(access, req_context)
         self.chain = None
         for index in range(self.steps.batch.size):
             entry = self.accesses + index
@@ -345,7 +340,7 @@ cdef class RequestManagerCore:
             self.hint = self.policy.hint_of(access.hints, None, &self.said)
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
             raise MemoryError()
-        return <int64_t>num_new
+        return self.contexts.attach(req_context, new_access, state)
 
     cdef list chain_of(self, object positions):
         """Return the keys of a request by position, then the call's keys without a position."""
@@ -398,6 +393,7 @@ cdef class RequestManagerCore:
 
         Keys that it uses are no longer released.
         """
+        access.asked_only = False
         self.count_ignored(access)
         self.policy.take_back(&self.steps.batch)
         if self.chain is not None:
@@ -491,12 +487,11 @@ cdef class RequestManagerCore:
 
     cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
         cdef list batch = self.open_batch(keys)
-        cdef RequestAccess access = None, new_access = None
-        cdef RequestRank rank = None, new_rank = None
-        cdef object positions = None, spec
+        cdef RequestAccess access = None
+        cdef RequestState state = None
+        cdef object spec
         cdef cnp.ndarray chunk_ids
         cdef Py_ssize_t index
-        cdef int64_t num_new
         cdef Node* node
         cdef RequestWatch watching = self.watching  # held while a user's clock runs
         cdef Table* table
@@ -504,19 +499,10 @@ cdef class RequestManagerCore:
         if watching is not None:
             watching.core.tick()
             self.require_rest()
-        collecting = PyGC_Disable()
-        self.at_work = True
+        collecting = self.begin_work()
         try:
             self.point_into(batch)  # again: the clock may have called the manager
             table = self.policy.table
-            if is_access:
-                access = self.contexts.access_of(req_context)
-                if access is None:
-                    access = new_access = self.contexts.new_access()
-                self.hear(access, req_context)
-                if self.rules.ranked:
-                    rank = self.contexts.rank_of(req_context)
-                positions = self.contexts.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
             hint_first(table, &self.steps.batch, self.first)
@@ -533,10 +519,7 @@ cdef class RequestManagerCore:
                             item_key(&self.steps.batch, index),
                             item_length(&self.steps.batch, index),
                         )
-                    num_new = self.observe("prepare_load", req_context, access, positions)
-                    if self.rules.ranked and rank is None and num_new:
-                        rank = new_rank = RequestRank(self.policy)
-                    self.contexts.attach(req_context, new_access, new_rank)
+                    state = self.observe("prepare_load", req_context)
                 except BaseException:
                     for index in range(len(batch)):
                         self.steps.unpin_node(self.steps.batch.node_ids[index])
@@ -545,10 +528,10 @@ cdef class RequestManagerCore:
                 node = node_at(table, self.steps.batch.node_ids[index])
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[index] = <int32_t>node.block.block_id
             if is_access:
-                access.asked_only = False
+                access = state.access
                 self.start(access)
                 self.record(access, True)
-                self.rules.accessed(&self.steps.batch, self.accesses, rank)
+                self.rules.accessed(&self.steps.batch, self.accesses, state)
             if self.watching is not None:
                 if is_access:
                     self.watching.c_loading(&self.steps.batch, self.accesses, access)
@@ -557,9 +540,7 @@ cdef class RequestManagerCore:
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.steps.batch.size
                     )
         finally:
-            self.at_work = False
-            if collecting:
-                PyGC_Enable()
+            self.end_work(collecting)
         return spec
 
     def complete_load(self, keys, req_context):
@@ -596,24 +577,20 @@ cdef class RequestManagerCore:
                 watching.settle()  # if it is preempted and looks up again, it has more positions
             watching.core.tick()
             self.require_rest()
-        collecting = PyGC_Disable()
-        self.at_work = True
+        collecting = self.begin_work()
         try:
             self.point_into(batch)  # again: the clock may have called the manager
             return self.store(batch, req_context)
         finally:
-            self.at_work = False
-            if collecting:
-                PyGC_Enable()
+            self.end_work(collecting)
 
     cdef object store(self, list batch, object req_context):
         cdef CompiledSteps steps = self.steps
         cdef Table* table = self.policy.table
-        cdef RequestAccess access = self.contexts.access_of(req_context), new_access = None
-        cdef RequestRank rank = None, new_rank = None
-        cdef object positions = self.contexts.positions_of(req_context), skipped, output = None
+        cdef RequestState state
+        cdef RequestAccess access
+        cdef object skipped, output = None
         cdef Py_ssize_t num_missing, num_admitted = 0, num_left_out
-        cdef int64_t num_new
         cdef uint32_t epoch
         cdef bint is_sampled = False
         cdef cnp.ndarray chunk_ids
@@ -625,18 +602,10 @@ cdef class RequestManagerCore:
             raise MemoryError()
         try:
             self.mark_chosen(num_missing)
-            if access is None:
-                access = new_access = self.contexts.new_access()
-            self.hear(access, req_context)
-            if self.rules.ranked:
-                rank = self.contexts.rank_of(req_context)
-            num_new = self.observe("prepare_store", req_context, access, positions)
-            if self.rules.ranked and rank is None and (num_new or self.any_positioned(num_missing)):
-                rank = new_rank = RequestRank(self.policy)
             skipped = self.stores_skipped_in_current_batch + num_left_out
             if self.counts is not None:
                 offer = self.open_offer(batch)
-            self.contexts.attach(req_context, new_access, new_rank)
+            state = self.observe("prepare_store", req_context)
         except BaseException:
             self.chain = None
             forget(table, &self.steps.batch, 0, num_missing)
@@ -644,11 +613,11 @@ cdef class RequestManagerCore:
                 self.cancel_offer(offer)
             raise
         # The offer is recorded, and the policy learns from it.
-        access.asked_only = False
+        access = state.access
         epoch = table.epoch
         self.start(access)
         self.rules.missed(&self.steps.batch, self.accesses)
-        self.rules.accessed(&self.steps.batch, self.accesses, rank)
+        self.rules.accessed(&self.steps.batch, self.accesses, state)
         self.record(access, False)
         # The policy decides which keys are stored and which chunks leave.
         try:
@@ -692,7 +661,7 @@ cdef class RequestManagerCore:
         if num_missing == 0 or num_admitted < 0:
             return output
         self.place_chunks(
-            access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids)
+            state, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids)
         )
         if self.watching is not None:
             self.watching.c_begun(STORE, <int32_t*>cnp.PyArray_DATA(chunk_ids), num_admitted)
@@ -754,18 +723,9 @@ cdef class RequestManagerCore:
             PyList_SET_ITEM(chosen, index, key)
         return chosen
 
-    cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
-        """Return whether the request has the token position of a chosen key."""
-        cdef Py_ssize_t index
-        for index in range(num_missing):
-            if self.accesses[self.steps.batch.indexes[index]].flags & POSITIONED:
-                return True
-        return False
-
     cdef void place_chunks(
         self,
-        RequestAccess access,
-        RequestRank rank,
+        RequestState state,
         Py_ssize_t num_admitted,
         Py_ssize_t num_missing,
         int32_t* chunk_ids,
@@ -782,8 +742,8 @@ cdef class RequestManagerCore:
             node_id = self.steps.batch.chosen[chosen]
             node = node_at(self.policy.table, node_id)
             begin_store(&steps.states, self.policy, &steps._pool.pool, node)
-            self.rules.insert(node_id, node, entry, rank)
-            access.seen[entry.seen_index].uses |= INSERTED
+            self.rules.insert(node_id, node, entry, state)
+            state.access.seen[entry.seen_index].uses |= INSERTED
             chunk_ids[chosen] = <int32_t>node.block.block_id
         steps.note_stored(&self.steps.batch, num_admitted, num_missing)
 
@@ -794,8 +754,7 @@ cdef class RequestManagerCore:
         cdef Ended ended
         cdef bint watched = self.watching is not None
         cdef Table* table = self.policy.table
-        cdef int collecting = PyGC_Disable()
-        self.at_work = True
+        cdef int collecting = self.begin_work()
         try:
             find_changed(table, &self.steps.batch)
             if self.events is not None and (stored or self.reports_failed_stores):
@@ -808,9 +767,7 @@ cdef class RequestManagerCore:
             if watched:
                 self.watching.c_completed(STORE, ended)
         finally:
-            self.at_work = False
-            if collecting:
-                PyGC_Enable()
+            self.end_work(collecting)
 
     cdef object completion_event(self, list keys, bint stored):
         """Return the event of a store that has ended."""
@@ -903,14 +860,10 @@ cdef class RequestManagerCore:
         cdef RequestAccess access
         self.require_ready()
         context = self.request_context_class()
-        access = self.contexts.access_of(req_context)
-        if access is None:
-            access = self.contexts.new_access()
-            self.hear(access, req_context)
-            self.contexts.attach(req_context, access, None)
-        else:
-            self.hear(access, req_context)
-            access.asked_only = False
+        access = self.contexts.access_of(req_context) or self.contexts.new_access()
+        self.hear(access, req_context)
+        self.contexts.attach(req_context, access, None)
+        access.asked_only = False
         self.count_ignored(access)
         return context
 
@@ -922,19 +875,15 @@ cdef class RequestManagerCore:
             self.watching.settle()
             self.hand_over()
         self.require_rest()
-        collecting = PyGC_Disable()
-        self.at_work = True
+        collecting = self.begin_work()
         try:
             self.finish(req_context)
         finally:
             self.contexts.drop_recent()
-            self.at_work = False
-            if collecting:
-                PyGC_Enable()
+            self.end_work(collecting)
 
     cdef int finish(self, object req_context) except -1:
         cdef RequestAccess access
-        cdef RequestAccess new_access = None    # of one that has used nothing, but its session ends
         cdef RequestAccess every = None         # what the watch is shown
         cdef KeyOrder order, every_order = None
         cdef bint found             # the batch has their nodes
@@ -945,7 +894,7 @@ cdef class RequestManagerCore:
         cdef Py_ssize_t known, num_last
         access = self.contexts.access_of(req_context)
         if access is None or access.asked_only:
-            access = new_access = self.contexts.new_access() if access is None else access
+            access = self.contexts.new_access() if access is None else access
             self.hear(access, req_context)
             if not access.ends:
                 self.count_ignored(access)
@@ -976,7 +925,7 @@ cdef class RequestManagerCore:
         ):
             raise MemoryError()
         self.hint = self.policy.hint_of(access.hints, None, &self.said)
-        self.contexts.attach(req_context, new_access, None)
+        self.contexts.attach(req_context, access, None)
         self.count_ignored(access)
         access.asked_only = False
         access.finished = True
@@ -1066,11 +1015,12 @@ cdef class RequestManagerCore:
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
         policy = self.policy
-        collecting = PyGC_Disable()
+        batch_open(&policy.batch, batch)
+        collecting = self.begin_work()
         try:
             if not policy.c_ensure(0):
                 raise MemoryError()
-            self.protect_resident()
+            policy.mark_protected()
             policy.victims.no_memory = False
             if not policy.c_search(<uint64_t>n):
                 if policy.victims.no_memory:
@@ -1088,20 +1038,8 @@ cdef class RequestManagerCore:
                 self.watching.core.read_clock()
             self.steps.evict_victims(self.watch_core())
         finally:
-            if collecting:
-                PyGC_Enable()
+            self.end_work(collecting)
         return evicted
-
-    cdef void protect_resident(self) noexcept:
-        """Find the keys, and protect the resident ones in the next search."""
-        cdef Py_ssize_t index
-        cdef Node* node
-        find_changed(self.policy.table, &self.steps.batch)
-        table_new_epoch(self.policy.table)
-        for index in range(self.steps.batch.size):
-            node = self.resident(index)
-            if node != NULL:
-                node.block.mark = self.policy.table.epoch
 
     def _room(self):
         """Return the number of chunks that are free or may leave."""

@@ -7,12 +7,8 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
+from kvoffload._core.batch cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from kvoffload._core.table cimport NIL
-from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
-
-cdef extern from "Python.h":
-    char* PyBytes_AS_STRING(PyObject*) nogil
-    Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
 
 # The results of a key's accesses, bits of SeenKey.uses.
 cdef enum:
@@ -33,7 +29,7 @@ cdef struct SeenKey:
     uint8_t uses
 
 cdef class RequestAccess:
-    """The accesses of one request; state of vLLM's request context, under this type.
+    """The accesses of one request.
 
     It is valid for one manager and until its cache is reset: `owner` and `generation` identify
     both.
@@ -104,19 +100,22 @@ cdef class RequestAccess:
         return self.cells[cell] - 1
 
 
-cdef class RequestRank:
-    """The provisional rank of a request in a policy; state of the context, under this type."""
+cdef class RequestState:
+    """The state of vLLM's request context, under this type.
 
-    cdef readonly object owner
-    cdef readonly uint64_t generation
-    cdef uint64_t opened        # its rank at the greatest position; 0: not taken yet
+    If two managers serve one context, each replaces the other's accesses and rank, as vLLM's do.
+    """
+
+    cdef readonly RequestAccess access  # of the last manager that attached its own, or None
+    cdef object ranking                 # the policy that has given the request a rank, or None
+    cdef uint64_t generation            # that policy's
+    cdef uint64_t opened                # the rank, at the greatest position
 
 
 cdef class Contexts:
     """vLLM's request contexts, as holders of a manager's state of requests."""
 
     cdef object context_class   # vLLM's own, whose state is read without its methods
-    cdef RankedLRU ranking      # the policy, None if it does not rank
     cdef uint64_t generation    # number of resets of the manager
     # The context of the last call, which the next calls mostly are about, and its two dicts; None
     # if it is not of vLLM's own class, or has finished.
@@ -128,17 +127,15 @@ cdef class Contexts:
     cdef bint read(self, object req_context) except -1
     # Let go of the context of the last call.
     cdef void drop_recent(self) noexcept
-    # Return the state of a class, or None.
-    cdef object state_of(self, object req_context, object state_class)
+    # Return the state of a context, or None.
+    cdef RequestState state_of(self, object req_context)
     # Return the request's accesses since the last reset, or None.
     cdef RequestAccess access_of(self, object req_context)
+    cdef RequestAccess access_in(self, RequestState state)
     cdef RequestAccess new_access(self)
-    # Return the request's rank in the policy since its last reset, or None.
-    cdef RequestRank rank_of(self, object req_context)
-    # Attach new state, all of it or, on an error, none.
-    cdef int attach(self, object req_context, object access, object rank) except -1
-    # Restore the state that a context had before; None if it had none.
-    cdef int put_back(self, object req_context, object state_class, object state) except -1
+    # Attach accesses, unless they are None, and return the context's state; it is looked up if
+    # `state` is None.
+    cdef RequestState attach(self, object req_context, RequestAccess access, RequestState state)
     # Return the dict of token positions, or None if the context has its own methods.
     cdef object positions_of(self, object req_context)
 
@@ -174,6 +171,11 @@ cdef class KeyOrder:
     cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
     cdef bint by_position       # all have a position, and `sort_keys` is sorted by it
 
+    # Make room for the keys.
+    cdef int open(self, uint64_t size) except -1
+    # Fill in the sort keys; return whether they are in the order of positions.
+    cdef bint read(self, RequestAccess access, object req_context, object positions) except -1
+
     cdef inline Py_ssize_t num_at_end(self, Py_ssize_t size) noexcept:
         """Return the number of keys, of `size` in all, at the last token position."""
         cdef Py_ssize_t count = size > 0
@@ -191,16 +193,24 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
 
 # A request mostly shows its keys in the order in which the connector has recorded their positions,
 # and with the same objects: the entry after the last found one is tried before the dictionary.
-cdef inline int find_position(
-    object positions, PyObject* key, Py_ssize_t* cursor, PyObject** position
-) except -1:
-    """Look a key up; `position` is borrowed, NULL if it has none. `cursor` starts at 0."""
+cdef inline object find_position(
+    object req_context, object positions, PyObject* key, Py_ssize_t* cursor
+):
+    """Return a key's token position, or None; `positions` are those of `Contexts.positions_of`.
+
+    `cursor` starts at 0.
+    """
     cdef PyObject* found_key
+    cdef PyObject* position
     cdef Py_ssize_t following = cursor[0]
-    if PyDict_Next(positions, &following, &found_key, position) and found_key == key:
+    if positions is None:
+        return req_context.get_offload_key_position(<object>key)
+    if PyDict_Next(positions, &following, &found_key, &position) and found_key == key:
         cursor[0] = following
-        return 0
-    position[0] = PyDict_GetItemWithError(positions, <object>key)
-    if position[0] == NULL and PyErr_Occurred() != NULL:
-        raise
-    return 0
+    else:
+        position = PyDict_GetItemWithError(positions, <object>key)
+        if position == NULL:
+            if PyErr_Occurred() != NULL:
+                raise
+            return None
+    return <object>position

@@ -10,9 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
-from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.table cimport NIL
-from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
+from kvoffload._core.memory cimport discard, grow, resize
 
 cdef enum:
     SMALLEST = 16
@@ -35,44 +33,34 @@ cdef class RequestAccess:
     cdef bint ensure(self, uint64_t more) noexcept:
         """Make room for `more` keys; False, with nothing changed, if there is no memory."""
         cdef uint64_t room = max(self.room, <uint64_t>SMALLEST)
-        cdef uint64_t seen_index, cell
+        cdef uint64_t seen_index
         cdef uint32_t* cells
-        cdef SeenKey* seen
         if self.size + more <= self.room:
             return True
         while room < self.size + more:
             room *= 2
         cells = <uint32_t*>resize(NULL, 2 * room * sizeof(uint32_t))
-        if cells == NULL:
-            return False
-        seen = <SeenKey*>resize(self.seen, room * sizeof(SeenKey))
-        if seen == NULL:
+        if cells == NULL or not grow(<void**>&self.seen, &self.room, room, sizeof(SeenKey), 0):
             discard(cells)
             return False
-        self.seen = seen
-        self.room = room
+        discard(self.cells)
+        self.cells = cells
         self.mask = 2 * room - 1
         memset(cells, 0, 2 * room * sizeof(uint32_t))
         for seen_index in range(self.size):
-            cell = seen[seen_index].hashed & self.mask
-            while cells[cell] != 0:
-                cell = (cell + 1) & self.mask
-            cells[cell] = <uint32_t>seen_index + 1
-        discard(self.cells)
-        self.cells = cells
+            cells[self.cell_of(self.seen[seen_index].key, self.seen[seen_index].hashed)] = (
+                <uint32_t>seen_index + 1
+            )
         return True
 
 
-cdef class RequestRank:
-    def __cinit__(self, RankedLRU owner not None):
-        self.owner = owner
-        self.generation = owner.generation
+cdef class RequestState:
+    pass
 
 
 cdef class Contexts:
-    def __cinit__(self, object context_class, policy):
+    def __cinit__(self, object context_class):
         self.context_class = context_class
-        self.ranking = policy if isinstance(policy, RankedLRU) else None
 
     cdef bint read(self, object req_context) except -1:
         cdef object states, positions
@@ -90,13 +78,16 @@ cdef class Contexts:
     cdef void drop_recent(self) noexcept:
         self.recent = self.recent_states = self.recent_positions = None
 
-    cdef object state_of(self, object req_context, object state_class):
+    cdef RequestState state_of(self, object req_context):
         if self.read(req_context):
-            return self.recent_states.get(state_class)
-        return req_context.get_state(state_class)
+            return self.recent_states.get(RequestState)
+        return req_context.get_state(RequestState)
 
     cdef RequestAccess access_of(self, object req_context):
-        cdef RequestAccess access = self.state_of(req_context, RequestAccess)
+        return self.access_in(self.state_of(req_context))
+
+    cdef RequestAccess access_in(self, RequestState state):
+        cdef RequestAccess access = None if state is None else state.access
         if access is None or access.owner is not self or access.generation != self.generation:
             return None
         return access
@@ -104,42 +95,15 @@ cdef class Contexts:
     cdef RequestAccess new_access(self):
         return RequestAccess(self, self.generation)
 
-    cdef RequestRank rank_of(self, object req_context):
-        cdef RequestRank rank = self.state_of(req_context, RequestRank)
-        if (
-            rank is None
-            or rank.owner is not self.ranking
-            or rank.generation != self.ranking.generation
-        ):
-            return None
-        return rank
-
-    cdef int attach(self, object req_context, object access, object rank) except -1:
-        # A context has one state per class: if two managers serve one context, each replaces the
-        # other's state, as vLLM's do.
-        cdef object before = None
-        if access is not None:
-            if rank is not None:
-                before = self.state_of(req_context, RequestAccess)
-            req_context.set_state(access)
-        if rank is not None:
-            try:
-                req_context.set_state(rank)
-            except BaseException:
-                if access is not None:
-                    self.put_back(req_context, RequestAccess, before)
-                raise
-        return 0
-
-    cdef int put_back(self, object req_context, object state_class, object state) except -1:
-        if type(req_context) is self.context_class:
-            if state is None:
-                req_context._state.pop(state_class, None)
-            else:
-                req_context._state[state_class] = state
-        elif state is not None:
+    cdef RequestState attach(self, object req_context, RequestAccess access, RequestState state):
+        if state is None:
+            state = self.state_of(req_context)
+        if state is None:
+            state = RequestState()
             req_context.set_state(state)
-        return 0
+        if access is not None:
+            state.access = access
+        return state
 
     cdef object positions_of(self, object req_context):
         return self.recent_positions if self.read(req_context) else None
@@ -149,10 +113,44 @@ cdef class Contexts:
 
 cdef class KeyOrder:
     def __dealloc__(self):
-        discard(self.keys)
-        discard(self.seen_indexes)
-        discard(self.sort_keys)
-        discard(self.positioned)
+        discard(self.keys)  # with the other arrays
+
+    cdef int open(self, uint64_t size) except -1:
+        cdef size_t key_bytes = sizeof(PyObject*) + sizeof(SortKey) + sizeof(uint32_t) + 1
+        self.keys = <PyObject**>resize(NULL, size * key_bytes)
+        if self.keys == NULL:
+            raise MemoryError()
+        self.sort_keys = <SortKey*>(self.keys + size)
+        self.seen_indexes = <uint32_t*>(self.sort_keys + size)
+        self.positioned = <uint8_t*>(self.seen_indexes + size)
+        return 0
+
+    cdef bint read(self, RequestAccess access, object req_context, object positions) except -1:
+        cdef uint64_t seen_index
+        cdef bint is_sorted = True, complete = True
+        cdef Py_ssize_t cursor = 0
+        cdef SortKey* before = NULL
+        cdef SortKey* sort_key
+        cdef uint8_t* positioned = self.positioned
+        for seen_index in range(access.size):
+            sort_key = self.sort_keys + seen_index
+            sort_key.seen_index = <uint32_t>seen_index
+            sort_key.group = group_of(access.seen[seen_index].key)
+            position = find_position(req_context, positions, access.seen[seen_index].key, &cursor)
+            positioned[seen_index] = position is not None
+            if position is None:
+                complete = False
+                sort_key.position = 0
+            else:
+                sort_key.position = position
+            if before != NULL and (
+                before.position > sort_key.position
+                or before.position == sort_key.position and before.group > sort_key.group
+            ):
+                is_sorted = False
+            before = sort_key
+        self.by_position = complete
+        return is_sorted
 
 
 cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
@@ -173,50 +171,6 @@ cdef int by_group(const void* left, const void* right) noexcept nogil:
     cdef const SortKey* other = <const SortKey*>right
     cdef int order = compare(one.group, other.group)
     return order if order else compare(one.seen_index, other.seen_index)
-
-
-cdef int read_sort_keys(
-    RequestAccess access,
-    object req_context,
-    object positions,
-    SortKey* sort_keys,
-    uint8_t* positioned,
-    bint* is_sorted,
-) except -1:
-    """Fill in the sort keys; return 1 if every key has a position, else 0.
-
-    `is_sorted` says whether they are in the order of `by_position`.
-    """
-    cdef uint64_t seen_index
-    cdef PyObject* found
-    cdef object position
-    cdef bint complete = True
-    cdef Py_ssize_t cursor = 0
-    cdef SortKey* sort_key = sort_keys
-    cdef SortKey* before = NULL
-    is_sorted[0] = True
-    for seen_index in range(access.size):
-        sort_key = sort_keys + seen_index
-        sort_key.seen_index = <uint32_t>seen_index
-        sort_key.group = group_of(access.seen[seen_index].key)
-        sort_key.position = 0
-        if positions is None:
-            position = req_context.get_offload_key_position(<object>access.seen[seen_index].key)
-        else:
-            find_position(positions, access.seen[seen_index].key, &cursor, &found)
-            position = None if found == NULL else <object>found
-        positioned[seen_index] = position is not None
-        if position is None:
-            complete = False
-        else:
-            sort_key.position = position
-        if before != NULL and (
-            before.position > sort_key.position
-            or before.position == sort_key.position and before.group > sort_key.group
-        ):
-            is_sorted[0] = False
-        before = sort_key
-    return complete
 
 
 cdef void sort_by_group(
@@ -241,27 +195,14 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
     cdef uint64_t size = access.size, at
     cdef bint is_sorted
     cdef const SeenKey* seen
-    cdef SortKey* sort_keys = <SortKey*>resize(NULL, size * sizeof(SortKey))
-    order.sort_keys = sort_keys
-    order.positioned = <uint8_t*>resize(NULL, size)
-    order.seen_indexes = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
-    order.keys = <PyObject**>resize(NULL, size * sizeof(PyObject*))
-    if (
-        sort_keys == NULL
-        or order.positioned == NULL
-        or order.seen_indexes == NULL
-        or order.keys == NULL
-    ):
-        raise MemoryError()
-    order.by_position = read_sort_keys(
-        access, req_context, positions, sort_keys, order.positioned, &is_sorted
-    )
+    order.open(size)
+    is_sorted = order.read(access, req_context, positions)
     if not order.by_position:
-        sort_by_group(sort_keys, size, order.positioned)
+        sort_by_group(order.sort_keys, size, order.positioned)
     elif not is_sorted:
-        qsort(sort_keys, size, sizeof(SortKey), by_position)
+        qsort(order.sort_keys, size, sizeof(SortKey), by_position)
     for at in range(size):
-        seen = access.seen + sort_keys[at].seen_index
-        order.seen_indexes[at] = sort_keys[at].seen_index
+        order.seen_indexes[at] = order.sort_keys[at].seen_index
+        seen = access.seen + order.seen_indexes[at]
         order.keys[at] = seen.key
     return order

@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
-from kvoffload.integrations.vllm._request_c cimport RequestRank
+from kvoffload.integrations.vllm._request_c cimport RequestState
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 # The state of a key in the running call, bits of Access.flags.
@@ -29,7 +29,7 @@ cdef struct Access:
 
 cdef class RequestRules:
     cdef readonly CompiledPolicy policy
-    cdef bint ranked            # requests take ranks: `RequestRank` and positions are needed
+    cdef bint ranked            # requests take ranks: positions are needed
     cdef bint by_chain          # `started` wants all keys of a request at its first access
 
     # Make room for `moves` of nodes; False if there is no memory.
@@ -40,12 +40,12 @@ cdef class RequestRules:
     # client gave no hints.
     cdef void started(self, const Hint* hint) noexcept
     # A request has observed the keys that are NEW; nodes are NIL or without a block if absent.
-    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestState state) noexcept
     # The keys with FIRST_MISS will be stored, if there is room.
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept
     # A node has got a block.
     cdef void insert(
-        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestState state
     ) noexcept
     # A request has finished; the batch is its keys head to tail.
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept
@@ -54,12 +54,15 @@ cdef class RequestRules:
 cdef class LRURules(RequestRules):
     cdef RankedLRU lru
 
+    # Return the rank of a request at the greatest position; it takes one if it has none.
+    cdef uint64_t rank_of(self, RequestState state) noexcept
+
 
 cdef class UseRules(RequestRules):
     cdef Batch part             # some keys of a batch; its items are its own array
-    cdef uint64_t items_room    # of the three arrays
     cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
     cdef int32_t* ref_cnts      # scratch
+    cdef uint64_t rooms[3]      # of the three arrays
 
     # Take the resident keys with one of `flags` and the absent keys with one of the other flags.
     cdef void choose(

@@ -10,11 +10,11 @@ keys of the request at its first access, so that a store is decided with full kn
 finish the remaining keys become recent again, tail first, without counting as used.
 """
 
-from libc.string cimport memset
+cimport cython
 
 from kvoffload._core.batch cimport batch_close, batch_ensure, find_all, omit_node
 from kvoffload._core.items cimport list_items
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, RESIDENT, node_at
 from kvoffload.integrations.vllm._ranked_lru_c cimport rank_at
@@ -47,14 +47,14 @@ cdef class RequestRules:
     cdef void started(self, const Hint* hint) noexcept:
         pass
 
-    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestState state) noexcept:
         pass
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
 
     cdef void insert(
-        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestState state
     ) noexcept:
         self.policy.c_insert(node_id, node)
 
@@ -62,6 +62,7 @@ cdef class RequestRules:
         pass
 
 
+@cython.final
 cdef class LRURules(RequestRules):
     def __cinit__(self, RankedLRU policy not None, bint ranked=False):
         self.lru = policy
@@ -72,16 +73,23 @@ cdef class LRURules(RequestRules):
             raise AttributeError(name)
         return self.lru._keys()
 
-    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
+    cdef uint64_t rank_of(self, RequestState state) noexcept:
+        if state.ranking is not self.lru or state.generation != self.lru.generation:
+            state.ranking = self.lru
+            state.generation = self.lru.generation
+            state.opened = self.lru.open_rank()
+        return state.opened
+
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestState state) noexcept:
         cdef Py_ssize_t index
         cdef Node* node
+        cdef uint64_t rank
         if not self.ranked:
             return
         for index in range(batch.size):
             if not accesses[index].flags & NEW:
                 continue
-            if rank.opened == 0:
-                rank.opened = self.lru.open_rank()
+            rank = self.rank_of(state)
             if batch.node_ids[index] == NIL or not accesses[index].flags & POSITIONED:
                 continue
             node = node_at(self.policy.table, batch.node_ids[index])
@@ -89,30 +97,22 @@ cdef class LRURules(RequestRules):
                 self.lru.raise_to(
                     batch.node_ids[index],
                     node,
-                    rank_at(rank.opened, accesses[index].reverse_position),
+                    rank_at(rank, accesses[index].reverse_position),
                 )
 
     cdef void insert(
-        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestState state
     ) noexcept:
         if not access.flags & POSITIONED:
             self.lru.c_insert(node_id, node)
             return
-        if rank.opened == 0:
-            rank.opened = self.lru.open_rank()
-        self.lru.join(node_id, node, rank_at(rank.opened, access.reverse_position))
+        self.lru.join(node_id, node, rank_at(self.rank_of(state), access.reverse_position))
 
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         self.lru.c_touch(batch)
 
 
 cdef class UseRules(RequestRules):
-    def __cinit__(self, CompiledPolicy policy not None):
-        memset(&self.part, 0, sizeof(Batch))
-        self.items_room = 0
-        self.inserted = NULL
-        self.ref_cnts = NULL
-
     def __dealloc__(self):
         discard(self.ref_cnts)
         discard(self.inserted)
@@ -120,22 +120,12 @@ cdef class UseRules(RequestRules):
         batch_close(&self.part)
 
     cdef bint ensure(self, uint64_t moves) noexcept:
-        cdef void* grown
-        if moves > self.items_room:
-            grown = resize(self.part.items, moves * sizeof(PyObject*))
-            if grown == NULL:
-                return False
-            self.part.items = <PyObject**>grown
-            grown = resize(self.inserted, moves)
-            if grown == NULL:
-                return False
-            self.inserted = <uint8_t*>grown
-            grown = resize(self.ref_cnts, moves * sizeof(int32_t))
-            if grown == NULL:
-                return False
-            self.ref_cnts = <int32_t*>grown
-            self.items_room = moves
-        return batch_ensure(&self.part, <Py_ssize_t>moves)
+        return (
+            batch_ensure(&self.part, <Py_ssize_t>moves)
+            and grow(<void**>&self.part.items, &self.rooms[0], moves, sizeof(PyObject*), 0)
+            and grow(<void**>&self.inserted, &self.rooms[1], moves, sizeof(uint8_t), 0)
+            and grow(<void**>&self.ref_cnts, &self.rooms[2], moves, sizeof(int32_t), 0)
+        )
 
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
@@ -168,7 +158,6 @@ cdef class UseRules(RequestRules):
 
 cdef class ChainRules(UseRules):
     def __cinit__(self, CompiledPolicy policy not None):
-        memset(&self.chain, 0, sizeof(Batch))
         self.by_chain = True
 
     def __dealloc__(self):
