@@ -14,7 +14,7 @@ from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.managers._watching import watch_request
 from kvoffload.watch import Watch
 
-from ._manager_c import RequestManagerCore
+from ._manager_c import RequestManagerCore  # type: ignore[import-not-found]
 from ._upstream import (
     ChunkStatus,
     CPUOffloadingMetrics,
@@ -95,12 +95,13 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self._rules = rules
         self._policy = PolicyView(self, rules)
         self.medium = Medium.CPU
-        self.events = [] if enable_events else None
+        self.events: list[Any] | None = [] if enable_events else None
         self.store_threshold = threshold
         self.max_tracker_size = max_tracker_size
         self.stores_skipped_in_current_batch = 0
-        self.allocation_sizes_in_current_batch = []
-        self.counts = OrderedDict() if threshold >= 2 else None
+        self.hints_ignored_in_current_batch = 0
+        self.allocation_sizes_in_current_batch: list[int] = []
+        self.counts: OrderedDict[bytes, int] | None = OrderedDict() if threshold >= 2 else None
         # Last: until then every method raises.
         self._setup(
             capacity, rules, self._release.manager_names(), self._release.reports_failed_stores

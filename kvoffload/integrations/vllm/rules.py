@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from kvoffload.policies import registry
 
-from ._ranked_lru_c import RankedLRU
-from ._rules_c import ARCRules, ChainRules, LRURules, RequestRules, UseRules
+from ._ranked_lru_c import RankedLRU  # type: ignore[import-not-found]
+from ._rules_c import (  # type: ignore[import-not-found]
+    ARCRules,
+    ChainRules,
+    LRURules,
+    RequestRules,
+    UseRules,
+)
 from ._upstream import Release
 
 __all__ = ["make_rules"]

@@ -1,3 +1,0 @@
-class RankedLRU:
-    generation: int
-    def __init__(self, cache_capacity: int) -> None: ...
