@@ -120,9 +120,13 @@ cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t index) noexcept 
     return <uint64_t>PyBytes_GET_SIZE(batch.items[index])
 
 
+cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t index) noexcept nogil:
+    return hash_key(table, item_key(batch, index), item_length(batch, index))
+
+
 cdef inline void omit_node(Table* table, Batch* batch, Py_ssize_t index) noexcept nogil:
     """Treat a key that was found as unknown."""
-    batch.hashes[index] = hash_key(table, item_key(batch, index), item_length(batch, index))
+    batch.hashes[index] = hash_item(table, batch, index)
     batch.node_ids[index] = NIL
 
 
@@ -135,7 +139,7 @@ cdef inline void find_group(
     cdef uint32_t bits
     cdef Py_ssize_t index
     for index in range(start, stop):
-        hashes[index] = hash_key(table, item_key(batch, index), item_length(batch, index))
+        hashes[index] = hash_item(table, batch, index)
         kvo_prefetch(table.buckets + home_of(table, hashes[index]))
     for index in range(start, stop):
         bucket = table.buckets + home_of(table, hashes[index])

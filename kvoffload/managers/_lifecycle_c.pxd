@@ -9,6 +9,8 @@ Invariants
     manager always completes a decision once made.
 """
 
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch, batch_part
@@ -78,6 +80,17 @@ cdef inline void begin_store(
     """Give an absent block a slot of the medium, pending; the caller inserts it."""
     begin_block(policy, node, pool_take(pool))
     states.num_pending += 1
+
+
+cdef inline list chosen_keys(const Batch* batch, Py_ssize_t num_admitted):
+    """Return the chosen keys that are stored."""
+    cdef list chosen = PyList_New(num_admitted)
+    cdef Py_ssize_t index
+    for index in range(num_admitted):
+        key = <object>batch.items[batch.indexes[index]]
+        Py_INCREF(key)
+        PyList_SET_ITEM(chosen, index, key)
+    return chosen
 
 
 cdef inline void end_store(

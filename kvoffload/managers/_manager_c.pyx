@@ -60,6 +60,7 @@ from kvoffload.managers._lifecycle_c cimport (
     BlockStates,
     Ended,
     begin_store,
+    chosen_keys,
     count_states,
     end_store,
     leave,
@@ -511,13 +512,9 @@ cdef class CompiledSteps:
             return None
         try:
             block_ids = new_ids(num_admitted)
-            to_store = PyList_New(num_admitted)
-            for index in range(num_admitted):
-                block_hash = keys[start + batch.indexes[index]]
-                Py_INCREF(block_hash)
-                PyList_SET_ITEM(to_store, index, block_hash)
+            to_store = chosen_keys(batch, num_admitted)
             if request is not None:
-                storing = request.storing + <list>to_store
+                storing = request.storing + to_store
             evicted = self.packed_victims()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:

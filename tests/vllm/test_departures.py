@@ -43,9 +43,8 @@ def filled(policy, keys, num_chunks=8, **arguments):
 
 def observe(manager, keys):
     """Everything of a manager that an error must leave alone."""
-    lists = (
-        ("chunks",) if not hasattr(manager._rules, "target_t1_size") else ("t1", "t2", "b1", "b2")
-    )
+    is_arc = hasattr(manager._rules.policy, "target_t1_size")
+    lists = ("t1", "t2", "b1", "b2") if is_arc else ("chunks",)
     return (
         statuses(manager, keys),
         [list(getattr(manager._policy, name)) for name in lists],

@@ -29,10 +29,8 @@ Hints
 
 cimport cython
 cimport numpy as cnp
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -45,9 +43,8 @@ from kvoffload._core.batch cimport (
     find_all,
     find_changed,
     find_hashed,
+    hash_item,
     hint_first,
-    item_key,
-    item_length,
     omit_node,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
@@ -92,6 +89,7 @@ from kvoffload.integrations.vllm._watching_c cimport RequestWatch, all_keys
 from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
+    chosen_keys,
     pending_keys,
     release_unshared,
     serve_at_once,
@@ -121,6 +119,27 @@ cdef enum:
     FIRST_ROOM = 64
 
 cdef object new_object = object.__new__
+
+
+cdef tuple NO_HINTS = (None, 0)
+
+
+cpdef tuple hints_of(object req_context):
+    """Return the hints of a request's client, or None, and the number of ignored parts.
+
+    A request never fails because of them: unreadable parts are ignored. MemoryError if there is no
+    memory.
+    """
+    try:
+        params = getattr(req_context, "kv_transfer_params", None)
+        envelope = getattr(req_context, "kv_hints", None)
+        if params is None and envelope is None:
+            return NO_HINTS
+        return read_hints(params, envelope, time())
+    except MemoryError:
+        raise
+    except Exception:  # of a foreign context
+        return None, 1
 
 
 cdef Py_ssize_t num_at_end(list chain, dict positions) except -1:
@@ -355,24 +374,10 @@ cdef class RequestManagerCore:
         return chain
 
     cdef int hear(self, RequestAccess access, object req_context) except -1:
-        """Read the hints of the request's client, the first time.
-
-        A request never fails because of them: unreadable parts are ignored. MemoryError if there is
-        no memory.
-        """
-        cdef uint64_t num_ignored = 0
-        cdef object hints = None
+        """Read the hints of the request's client, the first time."""
         if access.is_heard:
             return 0
-        try:
-            params = getattr(req_context, "kv_transfer_params", None)
-            envelope = getattr(req_context, "kv_hints", None)
-            if params is not None or envelope is not None:
-                hints, num_ignored = read_hints(params, envelope, time())
-        except MemoryError:
-            raise
-        except Exception:  # of a foreign context
-            num_ignored = 1
+        hints, num_ignored = hints_of(req_context)
         if hints is not None and self.watching is not None:
             self.watching.core.note_hints(
                 str(hints.source), hints.ends is True, hints.expect_s is not None
@@ -514,11 +519,7 @@ cdef class RequestManagerCore:
                 try:
                     for index in range(len(batch)):
                         self.accesses[index].flags = OBSERVED | READY
-                        self.accesses[index].hashed = hash_key(
-                            table,
-                            item_key(&self.steps.batch, index),
-                            item_length(&self.steps.batch, index),
-                        )
+                        self.accesses[index].hashed = hash_item(table, &self.steps.batch, index)
                     state = self.observe("prepare_load", req_context)
                 except BaseException:
                     for index in range(len(batch)):
@@ -632,7 +633,7 @@ cdef class RequestManagerCore:
                 chunk_ids = self.new_ids(num_admitted)
                 evicted = steps.victim_keys()
                 output = self.output_class(
-                    self.chosen_keys(num_admitted), self.new_spec(chunk_ids), evicted
+                    chosen_keys(&steps.batch, num_admitted), self.new_spec(chunk_ids), evicted
                 )
             if num_missing:
                 self.allocation_sizes_in_current_batch.append(num_missing)
@@ -713,16 +714,6 @@ cdef class RequestManagerCore:
             if not self.left_out[index]:
                 node_at(table, self.steps.batch.node_ids[index]).block.mark = table.epoch
 
-    cdef list chosen_keys(self, Py_ssize_t size):
-        """Return the first `size` chosen keys."""
-        cdef list chosen = PyList_New(size)
-        cdef Py_ssize_t index
-        for index in range(size):
-            key = <object>self.steps.batch.items[self.steps.batch.indexes[index]]
-            Py_INCREF(key)
-            PyList_SET_ITEM(chosen, index, key)
-        return chosen
-
     cdef void place_chunks(
         self,
         RequestState state,
@@ -760,7 +751,12 @@ cdef class RequestManagerCore:
             if self.events is not None and (stored or self.reports_failed_stores):
                 completed = pending_keys(table, &self.steps.batch, batch)
                 if completed:
-                    self.events.append(self.completion_event(completed, stored))
+                    failed = {} if stored else {"metadata_only": True}
+                    self.events.append(
+                        self.event_class(
+                            keys=completed, medium=self.medium, removed=not stored, **failed
+                        )
+                    )
             if watched and not stored:
                 self.watching.core.c_failed(table, &self.steps.batch)
             self.steps.end_pending(stored, &ended if watched else NULL)
@@ -768,12 +764,6 @@ cdef class RequestManagerCore:
                 self.watching.c_completed(STORE, ended)
         finally:
             self.end_work(collecting)
-
-    cdef object completion_event(self, list keys, bint stored):
-        """Return the event of a store that has ended."""
-        if stored:
-            return self.event_class(keys=keys, medium=self.medium, removed=False)
-        return self.event_class(keys=keys, medium=self.medium, removed=True, metadata_only=True)
 
     # -- the threshold -----------------------------------------------------------------------
 
@@ -975,11 +965,7 @@ cdef class RequestManagerCore:
         else:
             seen_index = access.find(
                 self.steps.batch.items[index],
-                hash_key(
-                    self.policy.table,
-                    item_key(&self.steps.batch, index),
-                    item_length(&self.steps.batch, index),
-                ),
+                hash_item(self.policy.table, &self.steps.batch, index),
             )
         return seen_index != NIL and access.seen[seen_index].uses & INSERTED
 
@@ -1040,15 +1026,6 @@ cdef class RequestManagerCore:
         finally:
             self.end_work(collecting)
         return evicted
-
-    def _room(self):
-        """Return the number of chunks that are free or may leave."""
-        self.require_ready()
-        return (
-            <int64_t>self._num_chunks
-            - self.steps.states.num_pending
-            - self.steps.states.num_pinned
-        )
 
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""

@@ -198,20 +198,6 @@ cdef class ARCRules(UseRules):
             raise AttributeError(name)
         return self.policy._ring_keys(_ARC_LISTS.index(name))
 
-    @property
-    def target_t1_size(self):
-        """The adaptive target size of T1, in chunks."""
-        return self.policy.target_t1_size
-
-    @target_t1_size.setter
-    def target_t1_size(self, value):
-        target = float(value)
-        if not 0.0 <= target <= self.policy.capacity:
-            raise ValueError(
-                f"target_t1_size must be in 0 ... {self.policy.capacity}, got {value!r}"
-            )
-        self.policy._target = target
-
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
         cdef uint32_t node_id

@@ -180,12 +180,14 @@ class PolicyView:
     @property
     def target_t1_size(self) -> float:
         """ARC's target for the number of chunks in T1; writable."""
-        target: float = self._rules.target_t1_size
+        target: float = self._rules.policy.target_t1_size
         return target
 
     @target_t1_size.setter
     def target_t1_size(self, value: float) -> None:
-        self._rules.target_t1_size = value
+        if not 0.0 <= float(value) <= self.cache_capacity:
+            raise ValueError(f"target_t1_size must be in 0 ... {self.cache_capacity}, got {value}")
+        self._rules.policy._target = float(value)
 
     def get(self, key: bytes) -> ChunkStatus | None:
         """Return a copy of the status of a resident chunk, or None."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import time
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -41,9 +40,9 @@ from kvoffload.errors import describe
 from kvoffload.traces.lines import RECORDING
 from kvoffload.traces.request_log import MIN_BYTES, RequestLog
 
+from ._manager_c import hints_of  # type: ignore[import-not-found]
 from ._upstream import OffloadingConfig, OffloadingManager, ReqContext
 from .groups import KVGroups
-from .hints import read_hints
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
 
@@ -174,7 +173,7 @@ class RequestRecorder:
         try:
             state = req_context.get_state(_Progress)
             if state is None:
-                state = _Progress(_hints_of(req_context))
+                state = _Progress(hints_of(req_context)[0])
                 req_context.set_state(state)
                 self._unfinished[id(req_context)] = req_context
             position_of = req_context._offload_key_positions.get
@@ -231,18 +230,6 @@ class RequestRecorder:
     def _stop(self, error: Exception) -> None:
         self.log.recording = False
         logger.warning("kvoffload: recording stopped: %s", error)
-
-
-def _hints_of(req_context: ReqContext) -> Hints | None:
-    """Return the hints of a request's client; None if they cannot be read."""
-    try:
-        params, envelope = req_context.kv_transfer_params, req_context.kv_hints
-        if params is None and envelope is None:
-            return None
-        hints, _ = read_hints(params, envelope, time.time())
-    except Exception:  # noqa: BLE001 (of a foreign context; the request itself is recorded)
-        return None
-    return hints
 
 
 def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:

@@ -43,6 +43,7 @@ from kvoffload.tiers import (
     weights_identity,
 )
 
+from ._manager_c import hints_of  # type: ignore[import-not-found]
 from ._upstream import (
     JobResult,
     Locality,
@@ -64,7 +65,6 @@ from ._upstream import (
     check_tiering,
 )
 from ._upstream import __version__ as vllm_version
-from .hints import read_hints
 from .tiering import chain_of
 from .watching import ENGINE_PREFIX
 
@@ -299,7 +299,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._touch(chain)
         try:
             self.tier._served_at_once(chain, request.stored)
-            hints, _ = read_hints(req_context.kv_transfer_params, req_context.kv_hints, time.time())
+            hints, _ = hints_of(req_context)
             if hints is not None and hints.ends:
                 self.tier.release(chain)
         except Exception as error:  # noqa: BLE001
@@ -569,6 +569,9 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
     return OffloadingHistogramMetadata(text, labels, buckets=metric.bounds)
 
 
+_OF_FILE_TIER = ("threads", "staged", "staging_bytes", "ack", "max_queued_bytes", "name")
+
+
 def _replica_folder(folder: str, offloading_spec: Any) -> str:
     """Return the folder of one data-parallel replica, since two cannot share a slab."""
     parallel = offloading_spec.config.parallel
@@ -614,12 +617,6 @@ class KVOffloadFileTier(SecondaryTier):
         path: str,
         capacity_bytes: int | str,
         policy: str = "lru",
-        threads: int | None = None,
-        staged: bool = False,
-        staging_bytes: int | str | None = None,
-        ack: str | None = None,
-        max_queued_bytes: int | str | None = None,
-        name: str | None = None,
         locality: str | None = "LOCAL",
         **options: Any,
     ) -> None:
@@ -627,26 +624,13 @@ class KVOffloadFileTier(SecondaryTier):
             raise ValueError(f"path must be a folder, got {describe(path)}")
         if not isinstance(policy, str):
             raise TypeError(f"policy must be text, got {describe(policy)}")
-        given: dict[str, Any] = {
-            "threads": threads,
-            "staging_bytes": staging_bytes,
-            "ack": ack,
-            "max_queued_bytes": max_queued_bytes,
-            "name": name,
-        }
-        arguments = {keyword: value for keyword, value in given.items() if value is not None}
+        given = {name: options.pop(name, None) for name in _OF_FILE_TIER}
+        arguments = {name: value for name, value in given.items() if value is not None}
         folder = _replica_folder(path, offloading_spec)
 
         def opener(namespace: Namespace, enable_events: bool) -> Tier:
-            return FileTier(
-                folder,
-                capacity_bytes,
-                policy,
-                namespace=namespace,
-                staged=staged,
-                enable_events=enable_events,
-                **arguments,
-            )
+            arguments.update(namespace=namespace, enable_events=enable_events)
+            return FileTier(folder, capacity_bytes, policy, **arguments)
 
         super().__init__(
             offloading_spec, primary_kv_view, tier_type, opener, locality=locality, **options

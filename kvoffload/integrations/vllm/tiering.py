@@ -188,6 +188,11 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             self._walk.expect(filter(self._is_ready, chain[start:] + chain[:start][::-1]))
         return held.hold
 
+    def _room(self) -> int:
+        """Return the number of chunks that are free or may leave."""
+        in_use, _ = self._usage()
+        return int(self._num_chunks - in_use)
+
     def _is_ready(self, key: bytes) -> bool:
         status = self._chunk(key)
         return status is not None and status[0] >= 0
