@@ -16,16 +16,14 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from kvoffload._core.buckets cimport NIL, KvoBucket, kvo_lowest, kvo_match, kvo_prefetch
+from kvoffload._core.index cimport NIL, index_approach, index_first, kvo_prefetch
 from kvoffload._core.table cimport (
     Node,
     Table,
     hash_key,
     holds_key,
-    home_of,
     index_find,
     node_at,
-    tag_of,
 )
 
 cdef extern from "Python.h":
@@ -135,17 +133,15 @@ cdef inline void find_group(
 ) noexcept nogil:
     """Find up to GROUP keys with their cache misses overlapped."""
     cdef uint64_t* hashes = batch.hashes
-    cdef KvoBucket* bucket
-    cdef uint32_t bits
+    cdef uint32_t node_id
     cdef Py_ssize_t index
     for index in range(start, stop):
         hashes[index] = hash_item(table, batch, index)
-        kvo_prefetch(table.buckets + home_of(table, hashes[index]))
+        index_approach(&table.index, hashes[index])
     for index in range(start, stop):
-        bucket = table.buckets + home_of(table, hashes[index])
-        bits = kvo_match(bucket, tag_of(hashes[index]))
-        if bits:
-            kvo_prefetch(node_at(table, bucket.values[kvo_lowest(bits)]))
+        node_id = index_first(&table.index, hashes[index])
+        if node_id != NIL:
+            kvo_prefetch(node_at(table, node_id))
     for index in range(start, stop):
         batch.node_ids[index] = index_find(
             table, item_key(batch, index), item_length(batch, index), hashes[index]

@@ -1,7 +1,8 @@
 """Ghosts: compact records of keys that are not resident, by fingerprint; and a walk of records.
 
 Structure
-    A ghost is 12 bytes: 48 bits of the key's hash, and the policy's record of the key. Ghosts are
+    A ghost is 12 bytes: 48 bits of the key's hash, those that an index uses among them, and the
+    policy's record of the key. Ghosts are
     in two clocks, which share one array; an index like that of the nodes has the positions in this
     array. A clock has a stack of free positions; without any, its hand finds the next ghost that
     must not be passed over.
@@ -18,20 +19,20 @@ Cost
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from kvoffload._core.buckets cimport (
+from kvoffload._core.index cimport (
     NIL,
-    KvoBucket,
+    Index,
     Probe,
-    buckets_insert,
-    buckets_remove,
+    index_insert,
+    index_remove,
     probe_from,
     probe_next,
 )
 
 cdef struct Ghost:
     uint32_t last           # request of the last use, for the policy; free: the next free position
-    uint32_t low            # fingerprint
-    uint16_t high           # fingerprint, upper 16 bits
+    uint32_t low            # lower 32 bits of the key's hash
+    uint16_t high           # upper 16 bits
     uint16_t note           # the policy's label, below FREE, and flags: PASSED_OVER, RELEASED
 
 cdef enum:
@@ -51,11 +52,10 @@ cdef struct Ghosts:
     Ghost* items
     Clock clocks[NUM_CLOCKS]
     uint64_t size           # number of ghosts
-    KvoBucket* buckets
-    uint64_t num_buckets
+    Index index
 
 cdef struct Walked:
-    uint32_t low            # hash of the key, as in a ghost
+    uint32_t low            # of the key's hash, as in a ghost
     uint32_t owner          # node, or position of the ghost
     uint16_t high
     uint16_t is_ghost
@@ -66,8 +66,7 @@ cdef struct Walk:
     uint32_t most
     uint32_t hand           # the next to meet
     bint was_full           # a record had no room
-    KvoBucket* buckets
-    uint64_t num_buckets
+    Index index
 
 # Reserve room; False, with nothing reserved, if there is no memory.
 cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept
@@ -79,6 +78,7 @@ cdef const char* ghosts_check(Ghosts* ghosts) noexcept
 cdef bint walk_open(Walk* walk, uint32_t most) noexcept
 cdef void walk_close(Walk* walk) noexcept
 cdef void walk_clear(Walk* walk) noexcept
+cdef const char* walk_check(Walk* walk) noexcept
 # Add a record, if there is room.
 cdef void walk_add(Walk* walk, uint64_t hashed, uint32_t owner, bint is_ghost) noexcept
 # Return the place of a record, or NIL.
@@ -88,31 +88,17 @@ cdef void walk_remove(Walk* walk, uint32_t place) noexcept
 
 
 cdef inline uint64_t fingerprint(const Ghost* ghost) noexcept nogil:
-    return <uint64_t>ghost.high << 32 | ghost.low
-
-
-cdef inline uint8_t ghost_tag(uint64_t hashed) noexcept nogil:
-    cdef uint8_t tag = <uint8_t>hashed
-    return tag if tag else 1
-
-
-cdef inline uint64_t home_in(uint64_t num_buckets, uint64_t hashed) noexcept nogil:
-    return (<uint64_t><uint32_t>(hashed >> 16) * num_buckets) >> 32
-
-
-cdef inline uint64_t ghost_home(const Ghosts* ghosts, uint64_t hashed) noexcept nogil:
-    return home_in(ghosts.num_buckets, hashed)
+    """Return what a ghost has of its key's hash, with zeros between."""
+    return <uint64_t>ghost.high << 48 | ghost.low
 
 
 cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil:
     """Return the position of a key's ghost, or NIL."""
-    cdef Probe probe = probe_from(
-        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed)
-    )
+    cdef Probe probe = probe_from(&ghosts.index, hashed)
     cdef uint32_t position = probe_next(&probe)
     while position != NIL and not (
         ghosts.items[position].low == <uint32_t>hashed
-        and ghosts.items[position].high == <uint16_t>(hashed >> 32)
+        and ghosts.items[position].high == <uint16_t>(hashed >> 48)
     ):
         position = probe_next(&probe)
     return position
@@ -120,12 +106,9 @@ cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil
 
 cdef inline void ghosts_forget(Ghosts* ghosts, uint32_t position) noexcept nogil:
     """Take a ghost out of the index; its position is not free yet."""
-    cdef uint64_t hashed = fingerprint(ghosts.items + position)
     ghosts.items[position].note = FREE
     ghosts.size -= 1
-    buckets_remove(
-        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
-    )
+    index_remove(&ghosts.index, fingerprint(ghosts.items + position), position)
 
 
 cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
@@ -143,12 +126,10 @@ cdef inline void ghosts_set(
     cdef Ghost* ghost = ghosts.items + position
     ghost.last = last
     ghost.low = <uint32_t>hashed
-    ghost.high = <uint16_t>(hashed >> 32)
+    ghost.high = <uint16_t>(hashed >> 48)
     ghost.note = note
     ghosts.size += 1
-    buckets_insert(
-        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
-    )
+    index_insert(&ghosts.index, hashed, position)
 
 
 cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:

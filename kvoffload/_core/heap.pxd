@@ -10,7 +10,7 @@ Cost
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from kvoffload._core.buckets cimport kvo_require
+from kvoffload._core.index cimport kvo_require
 from kvoffload._core.memory cimport discard, resize
 
 cdef enum:

@@ -2,8 +2,8 @@
 
 Structure
     A node is 64 bytes, one cache line; it never moves. The first ``num_reserved`` are contiguous in
-    address space; later ones are in segments. The index is ``buckets``; a key's hash gives the
-    first bucket to search.
+    address space; later ones are in segments. The index has their numbers by the hashes of the
+    keys.
 Names
     A *node* is an entry of the table, and ``node`` the pointer to one; the uint32 that addresses it
     is its ``node_id``. A *slot* is a place in the medium, which a ``block_id`` addresses.
@@ -18,13 +18,14 @@ Invariants
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from kvoffload._core.buckets cimport (
+from kvoffload._core.index cimport (
+    MOST_PER_BUCKET,
     NIL,
-    KvoBucket,
+    Index,
     Probe,
-    buckets_insert,
-    buckets_remove,
-    buckets_replace,
+    index_approach,
+    index_insert,
+    index_remove,
     kvo_prefetch,
     kvo_require,
     probe_from,
@@ -80,10 +81,8 @@ cdef struct Table:
     Node** segments         # nodes beyond num_reserved, 2**SEGMENT_BITS each
     uint32_t num_segments
     uint32_t num_retired
-    KvoBucket* buckets
-    uint64_t num_buckets
+    Index index
     uint64_t num_keys       # keys in the index
-    uint64_t max_keys       # keys in the index above which it grows
     uint32_t epoch          # of the current batch; marks of other epochs are void
     Kept* kept              # by node, where SHOWN
     uint64_t num_kept       # length of the array, in nodes
@@ -158,17 +157,8 @@ cdef inline uint64_t hash_node(Table* table, const Node* node) noexcept nogil:
     return kvo_hash(key, length, table.secret)
 
 
-cdef inline uint8_t tag_of(uint64_t hashed) noexcept nogil:
-    cdef uint8_t tag = <uint8_t>(hashed >> 56)
-    return tag if tag else 1
-
-
-cdef inline uint64_t home_of(Table* table, uint64_t hashed) noexcept nogil:
-    return (<uint64_t><uint32_t>hashed * table.num_buckets) >> 32
-
-
 cdef inline uint32_t sample_of(uint64_t hashed) noexcept nogil:
-    """Return the 24 bits that determine the sample, which neither tag nor home uses."""
+    """Return the 24 bits that determine the sample, which the index does not use."""
     return <uint32_t>(hashed >> 32) & 0xFFFFFF
 
 
@@ -176,52 +166,22 @@ cdef inline uint32_t index_find(
     Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
 ) noexcept nogil:
     """Return the node of a key, or NIL."""
-    cdef Probe probe = probe_from(
-        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
-    )
+    cdef Probe probe = probe_from(&table.index, hashed)
     cdef uint32_t node_id = probe_next(&probe)
     while node_id != NIL and not holds_key(node_at(table, node_id), key, length):
         node_id = probe_next(&probe)
     return node_id
 
 
-cdef inline void index_insert_at(
-    Table* table, uint32_t node_id, uint8_t tag, uint64_t home
-) noexcept nogil:
-    """Add a node whose key is absent; the caller has ensured that there is room."""
-    kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
-    buckets_insert(table.buckets, table.num_buckets, home, tag, node_id)
-    table.num_keys += 1
-    table.version += 1
-
-
-cdef inline void index_insert(Table* table, uint32_t node_id, uint64_t hashed) noexcept nogil:
-    index_insert_at(table, node_id, tag_of(hashed), home_of(table, hashed))
-
-
-cdef inline void index_remove(Table* table, uint32_t node_id, uint64_t hashed) noexcept nogil:
-    """Remove a node that is in the index."""
-    buckets_remove(
-        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), node_id
-    )
-    table.num_keys -= 1
-    table.version += 1
-
-
-cdef inline void index_replace(
-    Table* table, uint32_t node_id, uint32_t successor, uint64_t hashed
-) noexcept nogil:
-    """Replace `node_id` with `successor`, which holds the same key."""
-    buckets_replace(
-        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), node_id, successor
-    )
-    table.version += 1
+cdef inline bint has_room(const Table* table, uint64_t more) noexcept nogil:
+    """Return whether the index has room for `more` keys."""
+    return table.num_keys + more <= table.index.num_buckets * MOST_PER_BUCKET
 
 
 cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
     """Reserve `more` nodes and index entries; False if there is no memory."""
     cdef uint64_t unused = table.num_freed + (table.num_ready - table.num_used)
-    if unused >= more and table.num_keys + more <= table.max_keys:
+    if unused >= more and has_room(table, more):
         return True
     return table_extend(table, more)
 
@@ -274,10 +234,9 @@ cdef inline uint32_t add_key(
 
     The caller has called `table_ensure`.
     """
-    cdef uint8_t tag = tag_of(hashed)
-    cdef uint64_t home = home_of(table, hashed)
     cdef uint32_t node_id = take_node(table)
     cdef Node* node = node_at(table, node_id)
+    kvo_require(has_room(table, 1), "the caller has made sure of room in the index")
     if length == INLINE_KEY_BYTES or length == INLINE_KEY_BYTES - 4:
         # A digest, with or without a group suffix: copies of constant size need no call.
         node.key_length = <uint8_t>length
@@ -292,7 +251,9 @@ cdef inline uint32_t add_key(
         return NIL
     if sample_of(hashed) < table.sample_below:
         node.flags = SAMPLED
-    index_insert_at(table, node_id, tag, home)
+    index_insert(&table.index, hashed, node_id)
+    table.num_keys += 1
+    table.version += 1
     return node_id
 
 
@@ -300,7 +261,9 @@ cdef inline void drop_hashed_key(
     Table* table, uint32_t node_id, Node* node, uint64_t hashed
 ) noexcept:
     """Forget a key whose hash is known."""
-    index_remove(table, node_id, hashed)
+    index_remove(&table.index, hashed, node_id)
+    table.num_keys -= 1
+    table.version += 1
     if node.key_length == LONG_KEY:
         free_long_key(node)
     retire_or_give(table, node_id, node)
@@ -314,7 +277,7 @@ cdef inline void drop_key(Table* table, uint32_t node_id, Node* node) noexcept:
 cdef inline uint64_t hash_ahead(Table* table, const Node* node) noexcept nogil:
     """Hash the key of a node and prefetch its bucket for the removal that follows."""
     cdef uint64_t hashed = hash_node(table, node)
-    kvo_prefetch(table.buckets + home_of(table, hashed))
+    index_approach(&table.index, hashed)
     return hashed
 
 
@@ -325,12 +288,16 @@ cdef inline uint32_t drop_block(Table* table, uint32_t node_id, Node* node) noex
     reserved with `table_ensure`.
     """
     cdef uint32_t successor
+    cdef uint64_t hashed
     cdef Node* heir
     if is_exported(table, node_id, node):
         successor = take_node(table)
         heir = node_at(table, successor)
         heir[0] = node[0]
-        index_replace(table, node_id, successor, hash_node(table, node))
+        hashed = hash_node(table, node)
+        index_remove(&table.index, hashed, node_id)
+        index_insert(&table.index, hashed, successor)
+        table.version += 1
         retire_or_give(table, node_id, node)
         node_id = successor
         node = heir

@@ -7,7 +7,14 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.string cimport memset
 
-from kvoffload._core.buckets cimport BUCKET_ENTRIES
+from kvoffload._core.index cimport (
+    KvoBucket,
+    index_check,
+    index_clear,
+    index_close,
+    index_distance,
+    index_open,
+)
 from kvoffload._core.memory cimport discard, extend, release, reserve, resize
 
 from kvoffload.types import BlockStatus
@@ -25,8 +32,6 @@ cdef extern from *:
 # longer.
 cdef enum:
     KEYS_PER_BUCKET = 6
-    # The index grows before it has more keys per bucket than this.
-    MOST_KEYS_PER_BUCKET = 10
     # Nodes made ready at a time: their block_id is written, so their pages get memory.
     READY_STEP = 512
     # An index up to this size gets its memory at construction, a larger one page by page.
@@ -36,10 +41,6 @@ cdef enum:
     LAST_TABLE = (1 << (64 - VERSION_BITS)) - 1
 
 LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
-
-
-cdef uint64_t buckets_for(uint64_t num_keys) noexcept:
-    return num_keys // KEYS_PER_BUCKET + 1
 
 
 cdef uint64_t num_opened = 0  # tables; after LAST_TABLE it is 1 again
@@ -56,28 +57,20 @@ cdef uint64_t next_version() noexcept:
 
 
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
-    cdef uint64_t num_buckets
     memset(table, 0, sizeof(Table))
     table.free_head = NIL
     table.epoch = 1
     if num_nodes > MOST_NODES:
         return False
-    num_buckets = buckets_for(num_nodes)
-    table.nodes = <Node*>reserve(num_nodes * sizeof(Node))
-    table.buckets = <KvoBucket*>reserve(num_buckets * sizeof(KvoBucket))
-    if table.nodes == NULL or table.buckets == NULL:
-        release(table.nodes, num_nodes * sizeof(Node))
-        release(table.buckets, num_buckets * sizeof(KvoBucket))
-        table.nodes = NULL
-        table.buckets = NULL
-        return False
-    if num_buckets * sizeof(KvoBucket) <= INDEX_BYTES_AT_ONCE:
-        # Keys are scattered over it, so each of the first would wait for a page to be cleared.
-        memset(table.buckets, 0, num_buckets * sizeof(KvoBucket))
-    table.version = next_version()
     table.num_reserved = <uint32_t>num_nodes
-    table.num_buckets = num_buckets
-    table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
+    table.nodes = <Node*>reserve(num_nodes * sizeof(Node))
+    if table.nodes == NULL or not index_open(&table.index, num_nodes, KEYS_PER_BUCKET):
+        table_close(table)
+        return False
+    if table.index.num_buckets * sizeof(KvoBucket) <= INDEX_BYTES_AT_ONCE:
+        # Keys are scattered over it, so each of the first would wait for a page to be cleared.
+        index_clear(&table.index)
+    table.version = next_version()
     make_ready(table, min(num_nodes, <uint64_t>READY_STEP))
     return True
 
@@ -85,8 +78,6 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
 cdef void table_close(Table* table) noexcept:
     cdef uint32_t node_id, segment
     cdef Node* node
-    if table.nodes == NULL:
-        return
     for node_id in range(table.num_used):
         node = node_at(table, node_id)
         if node.key_length == LONG_KEY:
@@ -95,7 +86,7 @@ cdef void table_close(Table* table) noexcept:
         release(table.segments[segment], sizeof(Node) << SEGMENT_BITS)
     discard(table.segments)
     release(table.nodes, table.num_reserved * sizeof(Node))
-    release(table.buckets, table.num_buckets * sizeof(KvoBucket))
+    index_close(&table.index)
     release(table.kept, table.num_kept * sizeof(Kept))
     memset(table, 0, sizeof(Table))
 
@@ -123,23 +114,18 @@ cdef bint add_segment(Table* table) noexcept:
 
 cdef bint grow_index(Table* table, uint64_t num_keys) noexcept:
     """Rebuild the index for at least `num_keys` keys, at least twice as large."""
-    cdef KvoBucket* old = table.buckets
-    cdef uint64_t old_num_buckets = table.num_buckets
-    cdef uint64_t num_buckets = max(buckets_for(num_keys), 2 * old_num_buckets)
-    cdef KvoBucket* buckets = <KvoBucket*>reserve(num_buckets * sizeof(KvoBucket))
+    cdef uint64_t size = max(num_keys, 2 * table.index.num_buckets * KEYS_PER_BUCKET)
+    cdef Index larger
     cdef uint32_t node_id
     cdef Node* node
-    if buckets == NULL:
+    if not index_open(&larger, size, KEYS_PER_BUCKET):
         return False
-    table.buckets = buckets
-    table.num_buckets = num_buckets
-    table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
-    table.num_keys = 0
     for node_id in range(table.num_used):
         node = node_at(table, node_id)
         if node.key_length:
-            index_insert(table, node_id, hash_node(table, node))
-    release(old, old_num_buckets * sizeof(KvoBucket))
+            index_insert(&larger, hash_node(table, node), node_id)
+    index_close(&table.index)
+    table.index = larger
     return True
 
 
@@ -152,7 +138,7 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept:
         if not add_segment(table):
             return False
         room += <uint64_t>1 << SEGMENT_BITS
-    if table.num_keys + more > table.max_keys and not grow_index(table, table.num_keys + more):
+    if not has_room(table, more) and not grow_index(table, table.num_keys + more):
         return False
     if total > table.num_ready:
         make_ready(table, min(max(total, <uint64_t>table.num_ready + READY_STEP), room))
@@ -163,21 +149,21 @@ cdef void table_clear(Table* table) noexcept:
     cdef uint32_t node_id
     cdef Node* node
     # Emptying the whole index touches all of it; removing key by key touches only used buckets.
-    cdef bint whole = table.num_keys * 4 > table.num_buckets
+    cdef bint whole = table.num_keys * 4 > table.index.num_buckets
     cdef bint exported = table.num_retired > 0
     if whole:
-        memset(table.buckets, 0, table.num_buckets * sizeof(KvoBucket))
-        table.num_keys = 0
-        table.version += 1
+        index_clear(&table.index)
     for node_id in range(table.num_used):
         node = node_at(table, node_id)
         if node.key_length:
             if not whole:
-                index_remove(table, node_id, hash_node(table, node))
+                index_remove(&table.index, hash_node(table, node), node_id)
             if node.key_length == LONG_KEY:
                 free_long_key(node)
             exported = exported or is_exported(table, node_id, node)
             retire_or_give(table, node_id, node)
+    table.num_keys = 0
+    table.version += 1
     if not exported:
         # Nodes are handed out in order again, so that chains get successive ones.
         table.num_used = 0
@@ -243,9 +229,8 @@ cdef void free_long_key(Node* node) noexcept:
 
 
 cdef const char* table_check(Table* table) noexcept:
-    cdef uint64_t keys = 0, retired = 0, freed = 0, entries = 0, bucket_index
-    cdef uint32_t node_id, entry
-    cdef uint64_t length
+    cdef uint64_t keys = 0, retired = 0, freed = 0, passed = 0, length, hashed
+    cdef uint32_t node_id
     cdef const uint8_t* key
     cdef Node* node
     for node_id in range(table.num_used):
@@ -253,7 +238,9 @@ cdef const char* table_check(Table* table) noexcept:
         if node.key_length:
             keys += 1
             key = key_bytes(node, &length)
-            if index_find(table, key, length, hash_key(table, key, length)) != node_id:
+            hashed = hash_key(table, key, length)
+            passed += index_distance(&table.index, hashed, node_id)
+            if index_find(table, key, length, hashed) != node_id:
                 return b"the index finds every key at its node"
             if (node.flags & RESIDENT) == 0 and node.block.block_id != -1:
                 return b"a node without a block has block_id -1"
@@ -261,20 +248,17 @@ cdef const char* table_check(Table* table) noexcept:
                 return b"ref_cnt is -1 or more"
         elif node.flags & SHOWN:
             retired += 1
-    for bucket_index in range(table.num_buckets):
-        for entry in range(<uint32_t>BUCKET_ENTRIES):
-            entries += table.buckets[bucket_index].tags[entry] != 0
     node_id = table.free_head
     while node_id != NIL and freed <= table.num_used:
         freed += 1
         node_id = node_at(table, node_id).next
-    if keys != table.num_keys or entries != keys:
-        return b"the index holds every key once"
+    if keys != table.num_keys:
+        return b"the keys are counted"
     if retired != table.num_retired:
         return b"retired nodes are counted"
     if freed != table.num_freed or freed + keys + retired != table.num_used:
         return b"every node is in use, free or retired"
-    return NULL
+    return index_check(&table.index, keys, passed)
 
 
 cdef class Storage:

@@ -5,14 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
-from kvoffload._core.table cimport (
-    Table,
-    hash_node,
-    home_of,
-    node_at,
-    tag_of,
-)
+from kvoffload._core.index cimport NIL, Probe, probe_from, probe_next
+from kvoffload._core.table cimport Table, hash_node, node_at
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
@@ -176,9 +170,7 @@ cdef class Duel:
 
 cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
     """Return whether the block of a key with that hash is being stored."""
-    cdef Probe probe = probe_from(
-        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
-    )
+    cdef Probe probe = probe_from(&table.index, hashed)
     cdef uint32_t node_id = probe_next(&probe)
     while node_id != NIL and hash_node(table, node_at(table, node_id)) != hashed:
         node_id = probe_next(&probe)

@@ -21,7 +21,6 @@ from kvoffload._core.batch cimport (
     item_key,
     item_length,
 )
-from kvoffload._core.buckets cimport kvo_prefetch
 from kvoffload._core.ghosts cimport (
     FREE,
     PASSED_OVER,
@@ -34,7 +33,6 @@ from kvoffload._core.ghosts cimport (
     clock_free,
     clock_next,
     fingerprint,
-    ghost_home,
     ghosts_check,
     ghosts_clear,
     ghosts_close,
@@ -44,12 +42,14 @@ from kvoffload._core.ghosts cimport (
     ghosts_remove,
     ghosts_set,
     walk_add,
+    walk_check,
     walk_clear,
     walk_close,
     walk_find,
     walk_open,
     walk_remove,
 )
+from kvoffload._core.index cimport index_approach
 from kvoffload._core.items cimport check_items
 from kvoffload._core.memory cimport discard, extend, grow, release, resize
 from kvoffload._core.ring cimport (
@@ -364,7 +364,7 @@ cdef inline void fetch_ghosts(_HitDensity self, const Batch* batch) noexcept:
     cdef Py_ssize_t index
     for index in range(batch.size):
         if batch.node_ids[index] == NIL:
-            kvo_prefetch(self.memory.buckets + ghost_home(&self.memory, batch.hashes[index]))
+            index_approach(&self.memory.index, batch.hashes[index])
 
 
 cdef inline bint is_used(_HitDensity self, const Batch* batch) noexcept:
@@ -1146,7 +1146,7 @@ cdef class _HitDensity(CompiledPolicy):
                     return b"the walk is of ghosts and of resident blocks"
             if walk_find(&self.walk, hashed, walked.owner, walked.is_ghost) != place:
                 return b"a record is at its place in the walk"
-        return NULL
+        return walk_check(&self.walk)
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

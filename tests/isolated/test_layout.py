@@ -22,6 +22,12 @@ def test_a_block_is_a_status_and_a_node_is_one_cache_line(twins: Twins) -> None:
     assert LAYOUT["node"] == LAYOUT["bucket"] == 64
 
 
+def test_a_ghost_and_a_record_of_the_walk_are_twelve_bytes(twins: Twins) -> None:
+    from kvoffload._core.ghosts import LAYOUT
+
+    assert LAYOUT["ghost"] == LAYOUT["walked"] == 12
+
+
 def test_a_status_lies_on_the_block_itself(twins: Twins) -> None:
     _, compiled = twins
     manager = compiled.CPUOffloadingManager(16, 4)
