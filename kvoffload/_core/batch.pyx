@@ -1,8 +1,6 @@
 """Scratch memory of batches; see ``batch.pxd``."""
 
-from cpython.object cimport PyObject
-from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, grow, resize
@@ -14,43 +12,42 @@ cdef enum:
     ENTRY_BYTES = 24    # of one entry in each of the five arrays
 
 
+cdef void lay_out(Batch* batch, uint64_t* arrays, Py_ssize_t room) noexcept:
+    """Divide an allocation among the five arrays, which grow together or not at all."""
+    batch.hashes = arrays
+    batch.node_ids = <uint32_t*>(arrays + room)
+    batch.chosen = batch.node_ids + room
+    batch.indexes = batch.node_ids + 2 * room
+    batch.drawn = batch.node_ids + 3 * room
+    batch.room = room
+
+
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     cdef uint64_t room = batch.room
     if batch.room >= size:
         return True
-    # The five arrays are one allocation, so that they grow together or not at all.
     if not grow(<void**>&batch.hashes, &room, <uint64_t>size, ENTRY_BYTES, LEAST_ROOM):
         return False
     batch.num_chosen = 0
     batch.size = 0
-    batch.node_ids = <uint32_t*>(batch.hashes + room)
-    batch.chosen = batch.node_ids + room
-    batch.indexes = batch.node_ids + 2 * room
-    batch.drawn = batch.node_ids + 3 * room
-    batch.room = <Py_ssize_t>room
+    lay_out(batch, batch.hashes, <Py_ssize_t>room)
     return True
 
 
 cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
+    cdef Batch former = batch[0]
     cdef uint64_t* arrays
-    cdef uint32_t* node_ids
     if batch.room >= size:
         return True
     arrays = <uint64_t*>resize(NULL, <size_t>size * ENTRY_BYTES)
     if arrays == NULL:
         return False
-    node_ids = <uint32_t*>(arrays + size)
+    lay_out(batch, arrays, size)
     if batch.size:
-        memcpy(arrays, batch.hashes, <size_t>batch.size * sizeof(uint64_t))
-        memcpy(node_ids, batch.node_ids, <size_t>batch.size * sizeof(uint32_t))
-        memcpy(node_ids + size, batch.chosen, <size_t>batch.num_chosen * sizeof(uint32_t))
-    discard(batch.hashes)
-    batch.hashes = arrays
-    batch.node_ids = node_ids
-    batch.chosen = node_ids + size
-    batch.indexes = node_ids + 2 * size
-    batch.drawn = node_ids + 3 * size
-    batch.room = size
+        memcpy(batch.hashes, former.hashes, <size_t>batch.size * sizeof(uint64_t))
+        memcpy(batch.node_ids, former.node_ids, <size_t>batch.size * sizeof(uint32_t))
+        memcpy(batch.chosen, former.chosen, <size_t>batch.num_chosen * sizeof(uint32_t))
+    discard(former.hashes)
     return True
 
 

@@ -1,11 +1,10 @@
 """Ghosts: compact records of keys that are not resident, by fingerprint; and a walk of records.
 
 Structure
-    A ghost is 12 bytes: 48 bits of the key's hash, those that an index uses among them, and the
-    policy's record of the key. Ghosts are
-    in two clocks, which share one array; an index like that of the nodes has the positions in this
-    array. A clock has a stack of free positions; without any, its hand finds the next ghost that
-    must not be passed over.
+    A ghost is 12 bytes: the 48 bits of the key's hash that include those of an index, and the
+    policy's record of the key. Ghosts are in two clocks, which share one array; an index has the
+    positions in it. A clock has a stack of free positions; without any, its hand finds the next
+    ghost that must not be passed over.
     A *walk* is a dense array of records, each the node of a resident key or the position of a
     ghost; an index has their places by the hashes of their keys.
 Invariants

@@ -4,16 +4,10 @@ from libc.string cimport memset
 
 from kvoffload._core.index cimport (
     MOST_PER_BUCKET,
-    NIL,
-    Probe,
     index_check,
     index_close,
     index_distance,
-    index_insert,
     index_open,
-    index_remove,
-    probe_from,
-    probe_next,
 )
 from kvoffload._core.memory cimport release, reserve
 

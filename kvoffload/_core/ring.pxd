@@ -95,40 +95,32 @@ cdef inline void ring_fetch_ahead(
     kvo_prefetch(node_at(table, following))
 
 
-cdef inline void ring_append(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept nogil:
-    """Put a node that is on no ring at the most recent end."""
-    kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
-    node.ring = ring.id
-    node.next = NIL
-    node.prev = ring.newest
-    if ring.newest == NIL:
-        ring.oldest = node_id
-    else:
-        node_at(table, ring.newest).next = node_id
-    ring.newest = node_id
-    ring.size += 1
-
-
 cdef inline void ring_put_before(
     Table* table, Ring* ring, uint32_t node_id, Node* node, uint32_t following
 ) noexcept nogil:
     """Put a node that is on no ring before a node of the list, or at the end for NIL."""
-    cdef Node* after
-    if following == NIL:
-        ring_append(table, ring, node_id, node)
-        return
+    cdef uint32_t* back = &ring.newest if following == NIL else &node_at(table, following).prev
     kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
-    after = node_at(table, following)
-    kvo_require(after.ring == ring.id and not after.flags & PARKED, "a node of the list")
+    kvo_require(
+        following == NIL
+        or node_at(table, following).ring == ring.id
+        and not node_at(table, following).flags & PARKED,
+        "the following node is on the list",
+    )
     node.ring = ring.id
     node.next = following
-    node.prev = after.prev
-    if after.prev == NIL:
+    node.prev = back[0]
+    if node.prev == NIL:
         ring.oldest = node_id
     else:
-        node_at(table, after.prev).next = node_id
-    after.prev = node_id
+        node_at(table, node.prev).next = node_id
+    back[0] = node_id
     ring.size += 1
+
+
+cdef inline void ring_append(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept nogil:
+    """Put a node that is on no ring at the most recent end."""
+    ring_put_before(table, ring, node_id, node, NIL)
 
 
 cdef inline void ring_detach(Table* table, Ring* ring, Node* node) noexcept nogil:

@@ -27,17 +27,20 @@ cdef void ring_close(Ring* ring) noexcept:
 
 
 cdef void ring_clear(Ring* ring) noexcept:
-    cdef uint8_t note = ring.note, note_mask = ring.note_mask
+    cdef Ring former = ring[0]
     ring_close(ring)
-    ring_open(ring, ring.id)
-    ring.note = note
-    ring.note_mask = note_mask
+    ring_open(ring, former.id)
+    ring.note = former.note
+    ring.note_mask = former.note_mask
+
+
+cdef inline uint64_t ample_room(const Ring* ring) noexcept:
+    """Return twice the entries that the heap needs for the parked nodes and one more."""
+    return max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
 
 
 cdef bint ring_grow_heap(Ring* ring) noexcept:
-    # Twice the room that the nodes and one more need, for growth.
-    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
-    return heap_grow(&ring.listed, ring.listed.size, room)
+    return heap_grow(&ring.listed, ring.listed.size, ample_room(ring))
 
 
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
@@ -49,14 +52,6 @@ cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
         ring_fetch_ahead(table, ring.oldest, node.next)
         ring_park(table, ring, node)
         most -= 1
-
-
-cdef inline uint64_t most_entries(const Ring* ring) noexcept:
-    """Return how many entries the heap may have before the dead ones are dropped.
-
-    Fewer than it has room for if more nodes were parked before.
-    """
-    return min(ring.listed.room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
 
 
 cdef inline bint alive(Table* table, Ring* ring, const Entry* entry) noexcept:
@@ -86,7 +81,8 @@ cdef void drop_dead(Table* table, Ring* ring) noexcept:
 cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept:
     if node.flags & LISTED:
         return
-    if ring.listed.size >= most_entries(ring):
+    # The heap has more room if more nodes were parked before.
+    if ring.listed.size >= min(ring.listed.room, ample_room(ring)):
         drop_dead(table, ring)
     heap_push(&ring.listed, Entry(position=parking_position(node), rank=0, node_id=node_id))
     node.flags |= LISTED
@@ -151,19 +147,15 @@ cdef list ring_node_ids(Table* table, Ring* ring):
 
 
 cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1:
-    cdef uint32_t node_id, last = NIL
+    cdef uint32_t node_id
     cdef Node* node
-    ring.oldest = node_ids[0] if node_ids else NIL
+    ring.oldest = ring.newest = NIL
+    ring.size = ring.num_parked = ring.num_listed = ring.listed.size = 0
     for node_id in node_ids:
         node = node_at(table, node_id)
+        node.ring = 0
         node.flags &= <uint8_t>(~(PARKED | LISTED) & 0xFF)
-        node.prev = last
-        node.next = NIL
-        if last != NIL:
-            node_at(table, last).next = node_id
-        last = node_id
-    ring.newest = last
-    ring.num_parked = ring.num_listed = ring.listed.size = 0
+        ring_append(table, ring, node_id, node)
     return 0
 
 

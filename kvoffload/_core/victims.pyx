@@ -54,15 +54,10 @@ cdef inline bint ensure_aside(Victims* victims) noexcept:
     return ensure_one(victims, &victims.aside, &victims.aside_room, victims.num_aside)
 
 
-cdef inline void put(Victim* item, Ring* ring, uint32_t node_id) noexcept:
-    item.node_id = node_id
-    item.ring = ring
-
-
 cdef inline void choose(Victims* victims, Ring* ring, uint32_t node_id, Node* node) noexcept:
     """Make a block a victim; there is room."""
     kvo_require(not node.flags & CHOSEN, "a block is chosen once")
-    put(&victims.items[victims.size], ring, node_id)
+    victims.items[victims.size] = Victim(node_id, ring, 0)
     victims.size += 1
     node.flags |= CHOSEN
 
@@ -70,7 +65,7 @@ cdef inline void choose(Victims* victims, Ring* ring, uint32_t node_id, Node* no
 cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noexcept:
     if not ensure_aside(victims):
         return False
-    put(&victims.aside[victims.num_aside], ring, node_id)
+    victims.aside[victims.num_aside] = Victim(node_id, ring, 0)
     victims.num_aside += 1
     return True
 
