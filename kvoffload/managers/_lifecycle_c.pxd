@@ -11,7 +11,7 @@ Invariants
 
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch, batch_part
 from kvoffload._core.pool cimport Pool, pool_give, pool_take
@@ -120,32 +120,6 @@ cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
             node.block.mark = table.epoch
             pending.append(keys[index])
     return pending
-
-
-# -- uses --------------------------------------------------------------------------------------
-
-
-cdef inline void touch_inserted(
-    CompiledPolicy policy, Batch* batch, const uint8_t* inserted, int32_t* ref_cnts
-) noexcept:
-    """Touch a batch; its inserted blocks become recent within their rings, uncounted.
-
-    The policy sees them as pending. `inserted` and the scratch array `ref_cnts` are (batch.size,).
-    """
-    cdef Py_ssize_t index
-    cdef Node* node
-    for index in range(batch.size):
-        node = resident(policy.table, batch, index)
-        if inserted[index] and node != NULL:
-            ref_cnts[index] = node.block.ref_cnt
-            node.block.ref_cnt = -1
-    policy.touch_batch(batch)
-    for index in range(batch.size - 1, -1, -1):  # for a repeat, the first occurrence has the count
-        node = resident(policy.table, batch, index)
-        if inserted[index] and node != NULL:
-            node.block.ref_cnt = ref_cnts[index]
-            if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has skipped it
-                policy.became_idle(batch.node_ids[index], node)
 
 
 # -- sessions ----------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ Invariants
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -71,7 +71,6 @@ from kvoffload.managers._lifecycle_c cimport (
     pin,
     release_unshared,
     serve_at_once,
-    touch_inserted,
     unpin,
 )
 from kvoffload.managers._results_c cimport (
@@ -97,6 +96,7 @@ from kvoffload.policies._steps_c cimport (
     num_ready,
     resident,
     settle,
+    touch_as_stored,
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -334,6 +334,14 @@ cdef class CompiledSteps:
         find_changed(self._policy.table, &self.batch)
         self._policy.finish_request(&self.batch, hint)
 
+    def _touch_inserted(self, hashes, inserted):
+        cdef list batch = self.open_batch(hashes)
+        cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
+        find_changed(self._policy.table, &self.batch)
+        touch_as_stored(
+            self._policy, &self.batch, <const uint8_t*>PyBytes_AS_STRING(flags)
+        )
+
     def _served_at_once(self, hashes, own, Py_ssize_t num_last):
         cdef list batch = self.open_batch(hashes)
         cdef bytes flags = bytes([block_hash in own for block_hash in batch])
@@ -376,18 +384,6 @@ cdef class CompiledSteps:
         self.counters.hit_blocks += <uint64_t>num_hits
         if self._watch is not None:
             self._watch.c_looked_up(self._policy.table, batch, num_hits)
-
-    def _touch_inserted(self, hashes, inserted):
-        cdef list batch = self.open_batch(hashes)
-        cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
-        cdef bytes ref_cnts = PyBytes_FromStringAndSize(NULL, len(batch) * sizeof(int32_t))
-        find_changed(self._policy.table, &self.batch)
-        touch_inserted(
-            self._policy,
-            &self.batch,
-            <const uint8_t*>PyBytes_AS_STRING(flags),
-            <int32_t*>PyBytes_AS_STRING(ref_cnts),
-        )
 
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
@@ -1155,6 +1151,10 @@ cdef class ManagerCore:
         """Use the blocks of a request for the last time."""
         self.skeleton._used_last(hashes, hints)
 
+    def _touch_inserted(self, hashes, inserted):
+        """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
+        self.skeleton._touch_inserted(hashes, inserted)
+
     def _served_at_once(self, hashes, own, num_last):
         """Note the session of a request that made its calls without `begin`."""
         self.skeleton._served_at_once(hashes, own, num_last)
@@ -1207,10 +1207,6 @@ cdef class ManagerCore:
         if self.steps is None:
             return self.skeleton.complete_store(hashes, success)
         return self.steps.complete_store(hashes, success)
-
-    def _touch_inserted(self, hashes, inserted):
-        """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
-        self.skeleton._touch_inserted(hashes, inserted)
 
     def take_events(self):
         return self.skeleton.take_events()

@@ -15,7 +15,7 @@ Cost
 cimport cython
 from cpython.object cimport PyObject
 from libc.math cimport NAN, isnan
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
 cimport numpy as cnp
@@ -323,7 +323,6 @@ cdef class SteppedRows:
         cdef CompiledPolicy policy = self.cache.policy
         cdef Batch* batch = &self.cache.batch
         cdef Py_ssize_t index
-        cdef bint has_stored = False
         cdef uint8_t uses
         cdef Node* node
         find_changed(policy.table, batch)
@@ -344,13 +343,10 @@ cdef class SteppedRows:
             return
         if self.by_chain:
             policy.finish_request(&self.part, NULL)
-            return
-        for index in range(self.part.size):
-            has_stored = has_stored or self.stored[index]
-        if has_stored and not self.is_lru:
-            touch_as_stored(policy, &self.part, self.stored)
-        else:
+        elif self.is_lru:  # what stored them makes no difference
             policy.touch_batch(&self.part)
+        else:
+            touch_as_stored(policy, &self.part, self.stored)
 
     cdef Py_ssize_t choose(self, uint8_t flags, uint8_t others, Py_ssize_t size) noexcept:
         """Put the blocks with one of `flags` into the part; return their number.

@@ -107,7 +107,7 @@ cdef inline void touch_as_stored(
 ) noexcept:
     """Touch a batch; of `stored`, (batch.size,), the policy sees each block as being stored.
 
-    These become recent within their rings, uncounted: a request has stored them itself.
+    A request has stored them itself, so that they become recent within their rings, uncounted.
     """
     cdef Py_ssize_t index
     cdef Node* node

@@ -61,8 +61,7 @@ cdef class LRURules(RequestRules):
 cdef class UseRules(RequestRules):
     cdef Batch part             # some keys of a batch; its items are its own array
     cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
-    cdef int32_t* ref_cnts      # scratch
-    cdef uint64_t rooms[3]      # of the three arrays
+    cdef uint64_t rooms[2]      # of the two arrays
 
     # Take the resident keys with one of `flags` and the absent keys with one of the other flags.
     cdef void choose(

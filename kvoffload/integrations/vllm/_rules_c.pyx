@@ -18,7 +18,7 @@ from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, RESIDENT, node_at
 from kvoffload.integrations.vllm._ranked_lru_c cimport rank_at
-from kvoffload.managers._lifecycle_c cimport touch_inserted
+from kvoffload.policies._steps_c cimport touch_as_stored
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
 
@@ -114,7 +114,6 @@ cdef class LRURules(RequestRules):
 
 cdef class UseRules(RequestRules):
     def __dealloc__(self):
-        discard(self.ref_cnts)
         discard(self.inserted)
         discard(self.part.items)
         batch_close(&self.part)
@@ -124,7 +123,6 @@ cdef class UseRules(RequestRules):
             batch_ensure(&self.part, <Py_ssize_t>moves)
             and grow(<void**>&self.part.items, &self.rooms[0], moves, sizeof(PyObject*), 0)
             and grow(<void**>&self.inserted, &self.rooms[1], moves, sizeof(uint8_t), 0)
-            and grow(<void**>&self.ref_cnts, &self.rooms[2], moves, sizeof(int32_t), 0)
         )
 
     cdef void choose(
@@ -153,7 +151,7 @@ cdef class UseRules(RequestRules):
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED)
         if self.part.size:
-            touch_inserted(self.policy, &self.part, self.inserted, self.ref_cnts)
+            touch_as_stored(self.policy, &self.part, self.inserted)
 
 
 cdef class ChainRules(UseRules):
