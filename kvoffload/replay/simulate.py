@@ -377,7 +377,7 @@ class RowServing:
         self._serve_rows = functools.partial(self._miniature.serve_rows, nodes=nodes, lag=pending)
         if demand.groups.step_tokens is not None:
             learning = Learning.of(registry.parse(policy).entry)
-            rows = import_module("kvoffload.policies._stepped_c").SteppedRows(
+            rows = import_module("kvoffload.replay._stepped_c").SteppedRows(
                 self._miniature, **asdict(learning)
             )
             self._serve_rows = functools.partial(
