@@ -4,7 +4,15 @@ from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_Next, PyDict_Size
 from libc.string cimport memcpy
 
-from kvoffload._core.table cimport NIL, RESIDENT, Node, hash_key, index_find, node_at
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    Node,
+    hash_key,
+    index_find,
+    node_at,
+    sample_of,
+)
 from kvoffload.integrations.vllm._request_c cimport (
     CAUSE_SHIFT,
     INSERTED,
@@ -296,14 +304,16 @@ cdef class RequestWatch:
         cdef Py_ssize_t index
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
+        cdef bint has_passed = passed is not None
+        cdef uint32_t below = self.core.sample_below
         cdef uint8_t* uses
         for index in range(batch.size):
-            if passed is not None and accesses[index].flags & NEW:
+            if has_passed and accesses[index].flags & NEW:
                 found = passed.find(batch.items[index], accesses[index].hashed)
                 if found != NIL:  # it was offered before
                     uses = &access.seen[accesses[index].seen_index].uses
                     uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
-            if self.core.samples(accesses[index].hashed):
+            if sample_of(accesses[index].hashed) < below:
                 self.core.note_used(accesses[index].hashed)
 
     cdef void c_offered(
@@ -318,16 +328,22 @@ cdef class RequestWatch:
         cdef Py_ssize_t index, last_admitted = batch.indexes[admitted - 1] if admitted > 0 else -1
         cdef const Access* entry
         cdef SeenKey* seen
+        cdef bint has_passed = access.passed is not None, is_sampled
+        cdef uint32_t below = self.core.sample_below
         cdef uint32_t now = <uint32_t>self.core.read_clock()
         for index in range(batch.size):
             entry = accesses + index
             if not entry.flags & OBSERVED:
                 self.not_recorded(batch, index, entry.hashed, access)
+                has_passed = access.passed is not None
+                continue
+            is_sampled = sample_of(entry.hashed) < below
+            if not is_sampled and not has_passed:
                 continue
             seen = access.seen + entry.seen_index
             if entry.flags & NEW:
                 seen.uses |= self.missed_as(batch, index, entry, access)
-            if entry.flags & READY or not self.core.samples(entry.hashed):
+            if entry.flags & READY or not is_sampled:
                 continue
             if admitted < 0:
                 seen.uses |= REFUSED
@@ -429,6 +445,7 @@ cdef class RequestWatch:
         cdef const SortKey* sort_keys = order.sort_keys
         cdef const SeenKey* seen
         cdef Asked found = count_asked(access, order, self.judged)
+        cdef uint32_t below = self.core.sample_below
         cdef uint8_t cause
         if found.keys:
             self.core.count_request(found.keys, found.missed, found.met_pending, access.size)
@@ -437,7 +454,7 @@ cdef class RequestWatch:
         if self.core.begin(<Py_ssize_t>access.size):
             for at in range(access.size):
                 seen = access.seen + order.seen_indexes[at]
-                if self.core.samples(seen.hashed):
+                if sample_of(seen.hashed) < below:
                     cause = (seen.uses >> CAUSE_SHIFT) & CAUSE_BITS
                     self.core.meet(
                         seen.hashed,
