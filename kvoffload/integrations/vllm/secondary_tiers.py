@@ -569,9 +569,6 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
     return OffloadingHistogramMetadata(text, labels, buckets=metric.bounds)
 
 
-_OF_FILE_TIER = ("threads", "staged", "staging_bytes", "ack", "max_queued_bytes", "name")
-
-
 def _replica_folder(folder: str, offloading_spec: Any) -> str:
     """Return the folder of one data-parallel replica, since two cannot share a slab."""
     parallel = offloading_spec.config.parallel
@@ -617,6 +614,12 @@ class KVOffloadFileTier(SecondaryTier):
         path: str,
         capacity_bytes: int | str,
         policy: str = "lru",
+        threads: int | None = None,
+        staged: bool = False,
+        staging_bytes: int | str | None = None,
+        ack: str | None = None,
+        max_queued_bytes: int | str | None = None,
+        name: str | None = None,
         locality: str | None = "LOCAL",
         **options: Any,
     ) -> None:
@@ -624,13 +627,26 @@ class KVOffloadFileTier(SecondaryTier):
             raise ValueError(f"path must be a folder, got {describe(path)}")
         if not isinstance(policy, str):
             raise TypeError(f"policy must be text, got {describe(policy)}")
-        given = {name: options.pop(name, None) for name in _OF_FILE_TIER}
-        arguments = {name: value for name, value in given.items() if value is not None}
+        given: dict[str, Any] = {
+            "threads": threads,
+            "staging_bytes": staging_bytes,
+            "ack": ack,
+            "max_queued_bytes": max_queued_bytes,
+            "name": name,
+        }
+        arguments = {keyword: value for keyword, value in given.items() if value is not None}
         folder = _replica_folder(path, offloading_spec)
 
         def opener(namespace: Namespace, enable_events: bool) -> Tier:
-            arguments.update(namespace=namespace, enable_events=enable_events)
-            return FileTier(folder, capacity_bytes, policy, **arguments)
+            return FileTier(
+                folder,
+                capacity_bytes,
+                policy,
+                namespace=namespace,
+                staged=staged,
+                enable_events=enable_events,
+                **arguments,
+            )
 
         super().__init__(
             offloading_spec, primary_kv_view, tier_type, opener, locality=locality, **options
