@@ -144,21 +144,8 @@ cpdef tuple hints_of(object req_context):
 
 cdef Py_ssize_t num_at_end(list chain, dict positions) except -1:
     """Return the number of keys at the last token position of a chain."""
-    cdef Py_ssize_t size = len(chain), count = size > 0
-    cdef object end = positions.get(chain[size - 1]) if size else None
-    if end is not None:
-        while count < size and positions.get(chain[size - 1 - count]) == end:
-            count += 1
-    return count
-
-
-cdef class Offer:
-    """The changes that one offer makes to the counts of offers."""
-
-    cdef list known         # keys counted before, in the order of the offer
-    cdef list counts        # number of offers of each by now
-    cdef list tracked       # keys counted from now on
-    cdef list dropped       # keys dropped to make room for them, oldest first
+    cdef object end = positions.get(chain[len(chain) - 1]) if chain else None
+    return len(chain) > 0 if end is None else list(positions.values()).count(end)
 
 
 cdef class RequestManagerCore:
@@ -596,7 +583,7 @@ cdef class RequestManagerCore:
         cdef bint is_sampled = False
         cdef cnp.ndarray chunk_ids
         cdef list evicted = None
-        cdef Offer offer = None
+        cdef tuple offer = None
         num_left_out = self.leave_out()
         num_missing = choose_missing(self.policy, &self.steps.batch, self.left_out)
         if num_missing < 0:
@@ -607,21 +594,14 @@ cdef class RequestManagerCore:
             if self.counts is not None:
                 offer = self.open_offer(batch)
             state = self.observe("prepare_store", req_context)
-        except BaseException:
-            self.chain = None
-            forget(table, &self.steps.batch, 0, num_missing)
-            if offer is not None:
-                self.cancel_offer(offer)
-            raise
-        # The offer is recorded, and the policy learns from it.
-        access = state.access
-        epoch = table.epoch
-        self.start(access)
-        self.rules.missed(&self.steps.batch, self.accesses)
-        self.rules.accessed(&self.steps.batch, self.accesses, state)
-        self.record(access, False)
-        # The policy decides which keys are stored and which chunks leave.
-        try:
+            # The offer is recorded, and the policy learns from it.
+            access = state.access
+            epoch = table.epoch
+            self.start(access)
+            self.rules.missed(&self.steps.batch, self.accesses)
+            self.rules.accessed(&self.steps.batch, self.accesses, state)
+            self.record(access, False)
+            # The policy decides which keys are stored and which chunks leave.
             if num_missing:
                 if table.epoch != epoch:
                     self.protect()
@@ -643,6 +623,7 @@ cdef class RequestManagerCore:
                     self.event_class(keys=list(evicted), medium=self.medium, removed=True)
                 )
         except BaseException:
+            self.chain = None
             if num_admitted >= 0:
                 self.policy.cancel()
                 forget(table, &self.steps.batch, 0, num_missing)
@@ -661,9 +642,7 @@ cdef class RequestManagerCore:
             )
         if num_missing == 0 or num_admitted < 0:
             return output
-        self.place_chunks(
-            state, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids)
-        )
+        self.place_chunks(state, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids))
         if self.watching is not None:
             self.watching.c_begun(STORE, <int32_t*>cnp.PyArray_DATA(chunk_ids), num_admitted)
         return output
@@ -715,11 +694,7 @@ cdef class RequestManagerCore:
                 node_at(table, self.steps.batch.node_ids[index]).block.mark = table.epoch
 
     cdef void place_chunks(
-        self,
-        RequestState state,
-        Py_ssize_t num_admitted,
-        Py_ssize_t num_missing,
-        int32_t* chunk_ids,
+        self, RequestState state, Py_ssize_t num_admitted, Py_ssize_t num_missing, int32_t* chunk_ids
     ) noexcept:
         """Remove the victims, then give the chosen keys chunks."""
         cdef CompiledSteps steps = self.steps
@@ -772,58 +747,54 @@ cdef class RequestManagerCore:
         count = self.counts.get(key)
         return count is not None and count + 1 >= self.store_threshold
 
-    cdef Offer open_offer(self, list batch):
+    cdef tuple open_offer(self, list batch):
         """Count new keys and find the other changes; only keys of earlier offers make room.
 
-        The caller then calls `count_offer` or `cancel_offer`, which do not allocate.
+        Return the keys counted before, the number of offers of each by now, the keys counted from
+        now on, and the keys dropped to make room for them, oldest first. The caller then calls
+        `count_offer` or `cancel_offer`, which do not allocate.
         """
-        cdef object counts = self.counts, room
-        cdef Offer offer = Offer()
-        cdef Py_ssize_t num_tracked, num_dropped
-        offer.known, offer.counts, offer.tracked, offer.dropped = [], [], [], []
-        for key in batch:
-            count = counts.get(key)
-            if count is None:
-                offer.tracked.append(key)
-            else:
-                offer.known.append(key)
-                offer.counts.append(count + 1)
-        room = max(0, self.max_tracker_size - len(counts))
-        num_tracked = min(len(offer.tracked), room + len(counts) - len(offer.known))
-        num_dropped = max(0, num_tracked - room)
-        del offer.tracked[num_tracked:]
-        if num_dropped:
-            offered = set(offer.known)
+        cdef object counts = self.counts
+        cdef list known = [key for key in batch if key in counts]
+        cdef list tracked = [key for key in batch if key not in counts]
+        cdef list dropped = []
+        cdef tuple offer = (known, [counts[key] + 1 for key in known], tracked, dropped)
+        cdef object room = max(0, self.max_tracker_size - len(counts))
+        del tracked[room + len(counts) - len(known):]
+        if len(tracked) > room:
+            offered = set(known)
             for key in counts:
                 if key not in offered:
-                    offer.dropped.append(key)
-                    if len(offer.dropped) == num_dropped:
+                    dropped.append(key)
+                    if len(dropped) == len(tracked) - room:
                         break
         try:
-            for key in offer.tracked:
+            for key in tracked:
                 counts[key] = 1
         except BaseException:
             self.cancel_offer(offer)
             raise
         return offer
 
-    cdef int cancel_offer(self, Offer offer) except -1:
+    cdef int cancel_offer(self, tuple offer) except -1:
         """Forget the new keys of an offer."""
-        for key in offer.tracked:
+        for key in offer[2]:
             if key in self.counts:
                 del self.counts[key]
         return 0
 
-    cdef int count_offer(self, Offer offer) except -1:
+    cdef int count_offer(self, tuple offer) except -1:
         """Count the known keys of an offer, and drop others for the new ones."""
         cdef object counts = self.counts
+        cdef list known, raised, tracked, dropped
         cdef Py_ssize_t index
-        for index in range(len(offer.known)):
-            counts[offer.known[index]] = offer.counts[index]
-            counts.move_to_end(offer.known[index])
-        for key in offer.tracked:
+        known, raised, tracked, dropped = offer
+        for index in range(len(known)):
+            counts[known[index]] = raised[index]
+            counts.move_to_end(known[index])
+        for key in tracked:
             counts.move_to_end(key)
-        for key in offer.dropped:
+        for key in dropped:
             del counts[key]
         return 0
 
@@ -993,9 +964,7 @@ cdef class RequestManagerCore:
     def _evict(self, int64_t n, protected):
         """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""
         cdef CompiledPolicy policy
-        cdef list evicted = []
-        cdef uint64_t victim
-        cdef Node* node
+        cdef Py_ssize_t index
         cdef list batch = self.open_batch(protected)  # held: the scratch arrays point into it
         cdef int collecting
         if n < 0:
@@ -1012,18 +981,15 @@ cdef class RequestManagerCore:
                 if policy.victims.no_memory:
                     raise MemoryError()
                 return None
-            try:
-                keys = self.steps.victim_keys()
-                for victim in range(policy.victims.size):
-                    node = node_at(policy.table, policy.victims.items[victim].node_id)
-                    evicted.append((keys[victim], node.block.block_id))
-            except BaseException:
-                policy.cancel()
-                raise
+            evicted = [
+                (key, node_at(policy.table, policy.victims.items[index].node_id).block.block_id)
+                for index, key in enumerate(self.steps.victim_keys())
+            ]
             if self.watching is not None:
                 self.watching.core.read_clock()
             self.steps.evict_victims(self.watch_core())
         finally:
+            policy.cancel()  # after an error; else there is no victim left
             self.end_work(collecting)
         return evicted
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import atexit
 import logging
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,18 +140,15 @@ class RequestRecorder:
 
         The methods are set on the object, so a manager without recording has no extra step.
         """
-        load, store = manager.prepare_load, manager.prepare_store
         finish, shut_down = manager.on_request_finished, manager.shutdown
 
-        def prepare_load(keys: Collection[bytes], req_context: ReqContext) -> Any:
-            spec = load(keys, req_context)
-            self.reach(keys, req_context)
-            return spec
+        def reaching(prepare: Callable[..., Any]) -> Callable[..., Any]:
+            def prepare_and_reach(keys: Collection[bytes], req_context: ReqContext) -> Any:
+                result = prepare(keys, req_context)
+                self.reach(keys, req_context)
+                return result
 
-        def prepare_store(keys: Collection[bytes], req_context: ReqContext) -> Any:
-            output = store(keys, req_context)
-            self.reach(keys, req_context)
-            return output
+            return prepare_and_reach
 
         def on_request_finished(req_context: ReqContext, **options: Any) -> None:
             finish(req_context, **options)
@@ -161,8 +158,8 @@ class RequestRecorder:
             self.close()
             shut_down()
 
-        manager.prepare_load = prepare_load
-        manager.prepare_store = prepare_store
+        manager.prepare_load = reaching(manager.prepare_load)
+        manager.prepare_store = reaching(manager.prepare_store)
         manager.on_request_finished = on_request_finished
         manager.shutdown = shutdown
 

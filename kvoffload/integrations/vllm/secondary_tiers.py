@@ -51,10 +51,7 @@ from ._upstream import (
     Medium,
     OffloadingConfig,
     OffloadingConnectorStats,
-    OffloadingCounterMetadata,
     OffloadingEvent,
-    OffloadingGaugeMetadata,
-    OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
     OffloadKey,
     ReqContext,
@@ -67,6 +64,7 @@ from ._upstream import (
 from ._upstream import __version__ as vllm_version
 from .tiering import chain_of
 from .watching import ENGINE_PREFIX
+from .watching import _definition as definition
 
 check_tiering()  # also parts that these imports do not check
 __all__ = [
@@ -561,12 +559,7 @@ def exported_name(name: str) -> str:
 
 def _definition(metric: Metric) -> OffloadingMetricMetadata:
     text = metric.help[0].upper() + metric.help[1:] + "."
-    labels = ("tier", *metric.labels)
-    if metric.kind == "gauge":
-        return OffloadingGaugeMetadata(text, labels)
-    if metric.kind == "counter":
-        return OffloadingCounterMetadata(text, labels)
-    return OffloadingHistogramMetadata(text, labels, buckets=metric.bounds)
+    return definition(metric._replace(help=text, labels=("tier", *metric.labels)))
 
 
 def _replica_folder(folder: str, offloading_spec: Any) -> str:
