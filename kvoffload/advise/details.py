@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.replay import TierCounts, simulate_tiers, stack_distances
+from kvoffload.replay.results import missed_percentiles
 from kvoffload.replay.simulate import Demand
 
 from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
@@ -78,11 +79,15 @@ class FirstTokens:
         Policy of host memory; None without offloading.
     p50, p95 : float
         Median and 95th percentile of the seconds per prompt (nearest rank).
+    missed_p50, missed_p95 : int
+        The same of the tokens that are computed.
     """
 
     policy: str | None
     p50: float
     p95: float
+    missed_p50: int
+    missed_p95: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +226,13 @@ def _first_tokens(
     engine, setup = advice.setup.rates, advice.setup
     if engine is None or not len(hits):
         return []
-    lengths = demand.trace.lengths
-    lengths = np.where(lengths > 0, lengths, demand.whole)
-    computed = np.maximum(0, lengths - demand.local - hits)
+    computed = demand.missed(hits, slice(0, len(hits)))
     seconds = computed / engine.prefill_rate
     if policy is not None and hits.any():
         loaded_bytes = advice.cell(policy).loaded * setup.block_bytes
         seconds = seconds + hits * (loaded_bytes / hits.sum() / engine.link_bandwidth)
     p50, p95 = np.percentile(seconds, (50, 95), method="inverted_cdf").tolist()
-    return [FirstTokens(policy, p50, p95)]
+    return [FirstTokens(policy, p50, p95, **missed_percentiles(computed.tolist()))]
 
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:

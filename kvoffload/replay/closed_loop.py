@@ -15,7 +15,7 @@ import numpy as np
 
 from kvoffload import BlockHash, OffloadingManager
 
-from .fleet.counts import Log, nearest_rank
+from .fleet.counts import Log
 from .fleet.engine import Engine
 from .fleet.events import NANOSECONDS
 from .fleet.fleet import DECODE_NS, Fleet, run_engines
@@ -23,7 +23,7 @@ from .fleet.routers import new_router
 from .fleet.rows import FleetRows
 from .groups import GroupChunks
 from .requests import DecodedTrace
-from .results import LoopTimes, ReplayResult
+from .results import LoopTimes, ReplayResult, nearest_rank
 from .simulate import COUNTED, PROGRESS_REQUESTS, Demand, counted
 
 __all__ = ["ClosedLoop", "replay_closed"]

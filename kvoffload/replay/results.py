@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .groups import GroupChunks
 
-__all__ = ["ERROR_PARTS", "DurationHistogram", "HitRatios", "LoopTimes", "ReplayResult"]
+__all__ = [
+    "ERROR_PARTS",
+    "DurationHistogram",
+    "HitRatios",
+    "LoopTimes",
+    "ReplayResult",
+    "missed_percentiles",
+    "nearest_rank",
+]
 
 ERROR_PARTS = 5
 """Parts of a trace, of equally many requests, from which the errors of results are estimated."""
@@ -24,6 +33,17 @@ _OF_HITS = (
     "liar_asked",
     "liar_hits",
 )
+
+
+def nearest_rank(ordered: Sequence[int], percent: int) -> int:
+    """Return a percentile of ascending values by nearest rank; 0 of none."""
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else 0
+
+
+def missed_percentiles(missed: Iterable[int]) -> dict[str, int]:
+    """Return the percentiles of results, by name, from the tokens missed by each request."""
+    ordered = sorted(missed)
+    return {f"missed_p{percent}": nearest_rank(ordered, percent) for percent in (50, 95)}
 
 
 class DurationHistogram:
@@ -178,6 +198,9 @@ class ReplayResult(HitRatios):
     hit_tokens : int or None
         Prompt tokens hit, of the requests whose length is known. None if the block size is not
         known, and for ``"belady"``, which hits the most blocks and not the most tokens.
+    missed_p50, missed_p95 : int or None
+        Median and 95th percentile, by nearest rank, of the tokens of a prompt that neither the
+        accelerator's own cache nor the manager had. None where `hit_tokens` is.
     loaded_slots : int or None
         Slots loaded for the hits; None for ``"belady"`` over several groups.
     stored_slots, evicted_slots : int
@@ -205,6 +228,8 @@ class ReplayResult(HitRatios):
     asked_tokens: int | None = None
     loaded_tokens: int | None = None
     hit_tokens: int | None = None
+    missed_p50: int | None = None
+    missed_p95: int | None = None
     loaded_slots: int | None = 0
     stored_slots: int = 0
     evicted_slots: int = 0
@@ -251,6 +276,8 @@ class ReplayResult(HitRatios):
             blocks=row["blocks"],
             tokens=row["tokens"],
             hit_tokens=row["hit_tokens"],
+            missed_p50=row["missed_p50"],
+            missed_p95=row["missed_p95"],
             loaded_slots=row.get("loaded"),
             stored_slots=row["stored"],
             evicted_slots=row["evicted"],
@@ -301,6 +328,8 @@ class ReplayResult(HitRatios):
             "not_admitted": self.not_admitted,
             "tokens": self.tokens,
             "hit_tokens": self.hit_tokens,
+            "missed_p50": self.missed_p50,
+            "missed_p95": self.missed_p95,
         }
         if self.liar_asked is not None:
             row |= {"liar_asked": self.liar_asked, "liar_hits": self.liar_hits}

@@ -14,6 +14,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from kvoffload import __version__
 from kvoffload.errors import describe
 from kvoffload.traces.outputs import open_output, own_descriptor
@@ -26,6 +28,9 @@ from .results import ReplayResult
 from .simulate import Demand
 
 __all__ = ["ResultsFile"]
+
+MAY_BE_UNKNOWN = ("hit_tokens", "missed_p50", "missed_p95", "loaded")
+"""The counts that may be None."""
 
 
 class ResultsFile:
@@ -55,7 +60,11 @@ class ResultsFile:
         }
         if trace.hints is not None:
             about["hints"] = digest_of(trace.hints.arrays())
-        asked = int(Demand.of(trace, groups, 0).asked.sum())
+        demand = Demand.of(trace, groups, 0)
+        asked = int(demand.asked.sum())
+        nothing = np.zeros_like(demand.device_hits)
+        everything = slice(0, trace.num_requests)
+        self._most_missed = int(demand.missed(nothing, everything).max(initial=0))
         liars = (0, 0) if trace.hints is not None and trace.hints.lies.any() else None
         most = ReplayResult.of(groups, asked, 0, liars=liars).as_row()
         self._names, self._most_asked = list(most), most["asked"] or 0
@@ -133,7 +142,7 @@ class ResultsFile:
     def _counts(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the counts of a row, each of which must be there and of its type."""
         for name in self._names:
-            is_known = values[name] is not None or name not in ("hit_tokens", "loaded")
+            is_known = values[name] is not None or name not in MAY_BE_UNKNOWN
             if is_known and type(values[name]) is not int:
                 raise TypeError(f"{name} must be int, got {values[name]}")
         return values
@@ -152,6 +161,11 @@ class ResultsFile:
             and counts["tokens"] == self._tokens
             and (hit_tokens is None) == self._lacks_tokens(cell)
             and 0 <= (hit_tokens or 0) <= self._tokens
+            and all(
+                (counts[name] is None) == (hit_tokens is None)
+                and 0 <= (counts[name] or 0) <= self._most_missed
+                for name in ("missed_p50", "missed_p95")
+            )
         )
 
     def _lacks_tokens(self, cell: Cell) -> bool:

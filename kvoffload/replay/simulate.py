@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from .hints import Told, TraceHints
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits_of_each
 from .policies import is_own, new_manager, new_miniature
 from .requests import BlockKeys, DecodedTrace
-from .results import DurationHistogram, ReplayResult
+from .results import DurationHistogram, ReplayResult, missed_percentiles
 from .serving import GroupServed, GroupServer, Learning, Served, serve
 
 __all__ = ["Demand", "replay", "simulate", "simulate_in_parts", "simulate_requests"]
@@ -81,6 +82,13 @@ class Demand:
     def asked(self) -> Hits:
         """The tokens of each request that the manager is asked for."""
         return np.asarray(self.whole - self.local)
+
+    def missed(self, hits: Hits, part: slice) -> Hits:
+        """Return the tokens that each request of a part must compute, from those it hit."""
+        lengths = self.trace.lengths[part]
+        if not lengths.all():
+            lengths = np.where(lengths > 0, lengths, self.whole[part])
+        return np.asarray(np.maximum(0, lengths - self.local[part] - hits))
 
     @property
     def is_bounded(self) -> bool:
@@ -165,7 +173,7 @@ def replay(
     Parameters
     ----------
     requests : iterable of Request
-        The trace; it is iterated over once, and memory does not grow with its length.
+        The trace; it is iterated over once, and takes 8 bytes per request.
     manager : OffloadingManager
         Any manager, usually an empty one; a `CPUOffloadingManager` with several groups or steps.
     groups : GroupChunks, optional
@@ -202,6 +210,7 @@ def replay(
     server = _server(groups, manager)
     keys = BlockKeys()
     times = DurationHistogram()
+    missed = array("q")
     requests_so_far = blocks = tokens = asked = hits = hit_tokens = 0
     loaded = stored = evicted = refused = 0
     liars = None if hints is None or not hints.lies.any() else (0, 0)
@@ -232,6 +241,7 @@ def replay(
         if liars is not None and told is not None and told.lies:
             liars = liars[0] + length - local, liars[1] + hit
         hit_tokens += min(local + hit, input_length) - min(local, input_length)
+        missed.append(max(0, (input_length or length) - local - hit))
         tokens += input_length
         blocks += len(hashes)
         stored += len(served.to_store)
@@ -249,6 +259,7 @@ def replay(
         blocks=blocks,
         tokens=tokens,
         hit_tokens=hit_tokens if groups.knows_tokens else None,
+        **(missed_percentiles(missed) if groups.knows_tokens else {}),
         loaded_slots=loaded,
         stored_slots=stored,
         evicted_slots=evicted,
@@ -506,6 +517,7 @@ def counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> Re
     if demand.groups.knows_tokens:
         of_known = np.minimum(local + hits, lengths) - np.minimum(local, lengths)
         counts["hit_tokens"] = int(of_known.sum())
+        counts |= missed_percentiles(demand.missed(hits, part).tolist())
     return _result(demand, part, int(hits.sum()), hits, **counts)
 
 

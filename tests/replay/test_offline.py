@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager, LRUCachePolicy
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, _belady_py, device_hits, replay, simulate
+from kvoffload.replay import (
+    DecodedTrace,
+    GroupChunks,
+    _belady_py,
+    device_hits,
+    replay,
+    simulate,
+)
 from kvoffload.replay.offline import CEILINGS, belady, infinite_hits
 from kvoffload.replay.processes import mapped_arrays, shared_arrays
 from kvoffload.replay.simulate import simulate_in_parts
@@ -281,3 +288,30 @@ def test_says_how_to_name_a_class_and_to_decode_a_trace():
         simulate(trace, None, policy, 9)
     with pytest.raises(TypeError, match=r"^trace must be a DecodedTrace, .*DecodedTrace\.of\("):
         simulate(Workload(5), None, "lru", 9)  # type: ignore[arg-type]
+
+
+def test_the_percentiles_of_missed_tokens_are_those_of_the_requests():
+    requests = [
+        *(Request(0, 64 + 16 * n, 0, tuple(range(n, n + 5))) for n in range(10)),
+        Request(0, 0, 0, (1, 2, 99)),
+    ]
+    trace, groups = DecodedTrace.of(requests), GroupChunks.of_blocks(16)
+    for device in (0, 4):
+        front = device_hits(trace, device)
+        found = simulate(trace, None, "lru", 6, device_hits=front, groups=groups)
+        own = [
+            simulate(DecodedTrace.of(requests[: n + 1]), None, "lru", 6, device_hits=front[: n + 1])
+            for n in range(len(requests))
+        ]
+        hits = np.diff([0, *(one.hit_blocks for one in own)])
+        lengths = [one.input_length or 16 * len(one.hash_ids) for one in requests]
+        missed = sorted(
+            max(0, length - 16 * int(local + hit))
+            for length, local, hit in zip(lengths, front, hits, strict=True)
+        )
+        assert (found.missed_p50, found.missed_p95) == (missed[5], missed[10])
+        driven = replay(requests, CPUOffloadingManager(16, 6), block_tokens=16)
+        if not device:
+            assert (driven.missed_p50, driven.missed_p95) == (missed[5], missed[10])
+    assert simulate(trace, None, "lru", 6).missed_p50 is None
+    assert simulate(trace, None, "belady", 6, groups=groups).missed_p95 is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay.results import ERROR_PARTS, HitRatios
+from kvoffload.replay.results import (
+    ERROR_PARTS,
+    HitRatios,
+    missed_percentiles,
+    nearest_rank,
+)
 
 from .engine import Hits
 from .events import NANOSECONDS
 
-__all__ = ["EngineCounts", "FleetResult", "Log", "nearest_rank"]
+__all__ = ["EngineCounts", "FleetResult", "Log"]
 
 _PLACEMENT_DIGITS = 12
-
-
-def nearest_rank(ordered: Sequence[int], percent: int) -> int:
-    """Return a percentile of ascending values by nearest rank; 0 of none."""
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else 0
 
 
 class Log:
@@ -106,6 +105,8 @@ class FleetResult(HitRatios):
         Blocks found in each place.
     hit_tokens, missed_tokens : int
         Prompt tokens found, and computed.
+    missed_p50, missed_p95 : int
+        Median and 95th percentile, by nearest rank, of the tokens computed for a prompt.
     host_stored, tier_stored : int
         Blocks written to host memory, including those from the tier, and to the tier.
     saved : float or None
@@ -139,6 +140,8 @@ class FleetResult(HitRatios):
     tier_hits: int
     hit_tokens: int
     missed_tokens: int
+    missed_p50: int
+    missed_p95: int
     host_stored: int
     tier_stored: int
     saved: float | None
@@ -226,6 +229,7 @@ class FleetResult(HitRatios):
             tier_hits=int(columns["tier"].sum()),
             hit_tokens=tokens - missed,
             missed_tokens=missed,
+            **missed_percentiles(log.missed),
             host_stored=sum(host for host, _ in stored),
             tier_stored=sum(tier for _, tier in stored),
             saved=1 - prefill / uncached_ns if uncached_ns else None,
