@@ -13,7 +13,7 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ LEAST_MS = 1.0  # the resolution of most traces; shorter times are not expected
 LIE_S = 1.0
 ROWS_AT_ONCE = 1024  # converted to Python objects
 
+Item = TypeVar("Item")
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
@@ -206,7 +207,7 @@ class TraceHints:
                     hints = Hints(expect_s=expect_s)
                     yield Told(now_s, hints, hints, lies)
 
-    def beside(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Told]]:
+    def beside(self, requests: Iterable[Item]) -> Iterator[tuple[Item, Told]]:
         """Yield each request of the trace and its hints.
 
         ValueError at the end if there are more or fewer.

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -131,6 +131,13 @@ class DecodedTrace:
             found = keys[self.blocks[ends[0] : ends[-1]]].tolist()
             for start, end in itertools.pairwise(ends):
                 yield found[start - ends[0] : end - ends[0]]
+
+    def hashes_and_lengths(
+        self, keys: Sequence[BlockHash]
+    ) -> Iterator[tuple[list[BlockHash], int]]:
+        """Yield each request's blocks as items of `keys`, and its tokens."""
+        rows = self.hashes(np.array(keys, dtype=object), slice(0, self.num_requests))
+        return zip(rows, self.lengths.tolist(), strict=True)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` has these requests."""

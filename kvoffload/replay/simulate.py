@@ -10,7 +10,7 @@ import functools
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from time import perf_counter_ns
@@ -48,6 +48,7 @@ COUNTED = {
 }
 
 Hits = npt.NDArray[np.int64]
+Row = tuple[list[BlockHash], int]  # a prompt's blocks and tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Demand:
 
 
 def replay(
-    requests: Iterable[Request],
+    requests: Iterable[Request] | DecodedTrace,
     manager: OffloadingManager,
     *,
     groups: GroupChunks | None = None,
@@ -163,6 +164,7 @@ def replay(
     device: DeviceCache | None = None,
     step_tokens: int | None = None,
     hints: TraceHints | None = None,
+    keys: Sequence[BlockHash] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
     """Drive a manager with the requests of a trace; each store completes at once.
@@ -172,8 +174,8 @@ def replay(
 
     Parameters
     ----------
-    requests : iterable of Request
-        The trace; it is iterated over once, and takes 8 bytes per request.
+    requests : iterable of Request or DecodedTrace
+        The trace; an iterable is passed over once, and takes 8 bytes per request.
     manager : OffloadingManager
         Any manager, usually an empty one; a `CPUOffloadingManager` with several groups or steps.
     groups : GroupChunks, optional
@@ -182,7 +184,10 @@ def replay(
     block_tokens, step_tokens : int, optional
         As in `GroupChunks.of_blocks`. Steps drive the manager as vLLM drives its own.
     hints : TraceHints, optional
-        The hints of these requests; with hints the clock is that of the trace.
+        The hints of these requests, by default those of a decoded trace; with hints the clock is
+        that of the trace.
+    keys : sequence of BlockHash, optional
+        ``keys()`` of a decoded trace, computed once for many calls.
     device : DeviceCache, optional
         The accelerator's own cache, of the same groups, which is asked first.
     progress : callable, optional
@@ -208,15 +213,19 @@ def replay(
     groups = groups or GroupChunks.of_blocks(block_tokens, step_tokens=step_tokens)
     size = groups.block_tokens
     server = _server(groups, manager)
-    keys = BlockKeys()
+    if isinstance(requests, DecodedTrace):
+        hints = requests.hints if hints is None else hints
+        rows = requests.hashes_and_lengths(requests.keys() if keys is None else keys)
+    else:
+        found = BlockKeys()
+        rows = ((found.of(request), request.input_length) for request in requests)
     times = DurationHistogram()
     missed = array("q")
     requests_so_far = blocks = tokens = asked = hits = hit_tokens = 0
     loaded = stored = evicted = refused = 0
     liars = None if hints is None or not hints.lies.any() else (0, 0)
     told: Told | None
-    for request, told in _with_hints(requests, hints):
-        hashes, input_length = keys.of(request), request.input_length
+    for (hashes, input_length), told in _with_hints(rows, hints):
         on_device, junction = 0, 0
         if device is not None:
             on_device, junction = device.find(hashes, input_length)
@@ -493,13 +502,11 @@ class Serving:
             self._in_flight.popleft().complete()
 
 
-def _with_hints(
-    requests: Iterable[Request], hints: TraceHints | None
-) -> Iterable[tuple[Request, Told | None]]:
-    """Return each request and its hints."""
+def _with_hints(rows: Iterable[Row], hints: TraceHints | None) -> Iterable[tuple[Row, Told | None]]:
+    """Return each row and its hints."""
     if hints is None:
-        return zip(requests, itertools.repeat(None))
-    return hints.beside(requests)
+        return zip(rows, itertools.repeat(None))
+    return hints.beside(rows)
 
 
 def _server(

@@ -315,3 +315,13 @@ def test_the_percentiles_of_missed_tokens_are_those_of_the_requests():
             assert (driven.missed_p50, driven.missed_p95) == (missed[5], missed[10])
     assert simulate(trace, None, "lru", 6).missed_p50 is None
     assert simulate(trace, None, "belady", 6, groups=groups).missed_p95 is None
+
+
+def test_a_decoded_trace_is_driven_like_its_requests():
+    requests = list(Workload(300, seed=3))
+    trace = DecodedTrace.of(requests)
+    found = [
+        replay(source, CPUOffloadingManager(16, 200, "arc"), block_tokens=16)
+        for source in (requests, trace)
+    ]
+    assert found[0] == found[1]
