@@ -13,7 +13,6 @@ import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -21,10 +20,9 @@ import numpy as np
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-from .formats.mooncake import MOONCAKE
 from .formats.weka import Session
 from .request import Request
-from .writer import trace_line
+from .scratch import Spool
 
 __all__ = ["SessionOptions", "SessionRows"]
 
@@ -66,7 +64,7 @@ class SessionOptions:
 
 
 class SessionRows:
-    """The rows of sessions, kept in a file until all are known; in memory some 40 bytes each.
+    """The rows of sessions, kept in a file until all are known; in memory 40 bytes each.
 
     `stream` and `path` are those of a `scratch_file`.
     """
@@ -76,9 +74,8 @@ class SessionRows:
         self._random = random.Random(options.seed)  # noqa: S311
         self._from_markers = False
         self._times, self._markers = array("d"), array("d")  # seconds
-        self._offsets, self._nexts = array("q"), array("q")  # the stream's next row, -1: none
-        self._end = 0
-        self._stream, self._path = stream, path
+        self._nexts = array("q")  # the stream's next row, -1: none
+        self._spool = Spool(stream, path)
 
     def add(self, session: Session) -> None:
         """Add a session."""
@@ -93,28 +90,26 @@ class SessionRows:
             self._times.append(start + row.seconds)
             self._markers.append(row.marker)
             self._nexts.append(-1)
-            self._offsets.append(self._end)
-            self._end += self._stream.write(trace_line(row.request))
+            self._spool.add(row.request)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in the order of time; equal times keep the order of the sessions."""
-        self._stream.flush()
         times = np.array(self._times)
         if self._from_markers:
             times += np.array(self._markers)
         until = math.inf if self._options.until_s is None else self._options.until_s
-        parse = MOONCAKE.new_parser()
-        with Path(self._path).open("rb") as file:
-            for index in np.argsort(times, kind="stable").tolist():
-                seconds = float(times[index])
-                if seconds > until:
-                    return
-                file.seek(self._offsets[index])
-                request = parse(file.readline())
-                if self._options.block_tokens is not None and not request.hash_ids:
-                    continue
-                following = self._nexts[index]
-                expect = None if following < 0 else round(1000 * float(times[following] - seconds))
-                yield replace(
-                    request, timestamp=round(1000 * seconds), ends=following < 0, expect=expect
-                )
+        order = np.argsort(times, kind="stable")
+        order = order[times[order] <= until].tolist()
+        for index, (request, ids) in zip(order, self._spool.requests(order), strict=True):
+            if self._options.block_tokens is not None and not ids:
+                continue
+            seconds = float(times[index])
+            following = self._nexts[index]
+            expect = None if following < 0 else round(1000 * float(times[following] - seconds))
+            yield replace(
+                request,
+                timestamp=round(1000 * seconds),
+                hash_ids=ids,
+                ends=following < 0,
+                expect=expect,
+            )

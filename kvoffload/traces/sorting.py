@@ -5,14 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from .formats.mooncake import MOONCAKE
 from .request import Request
-from .scratch import scratch_file
-from .writer import trace_line
+from .scratch import Spool, scratch_file
 
 __all__ = ["counted_from_first", "sorted_by_time"]
 
@@ -23,19 +20,14 @@ def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     All are read first, into a temporary file; in memory they take some 50 bytes each, however many
     blocks they have. An OSError names the folder of that file.
     """
-    times, offsets = array("d"), array("q")
+    times = array("d")
     with scratch_file() as (stream, path):
-        end = 0
+        spool = Spool(stream, path)
         for request in requests:
             times.append(request.timestamp)
-            offsets.append(end)
-            end += stream.write(trace_line(request))
-        stream.flush()
-        parse = MOONCAKE.new_parser()
-        with Path(path).open("rb") as file:
-            for index in np.argsort(times, kind="stable").tolist():
-                file.seek(offsets[index])
-                yield parse(file.readline())
+            spool.add(request)
+        for request, ids in spool.requests(np.argsort(times, kind="stable").tolist()):
+            yield replace(request, hash_ids=ids)
 
 
 def counted_from_first(requests: Iterable[Request]) -> Iterator[Request]:

@@ -135,6 +135,20 @@ def test_blocks_of_more_tokens_are_made_of_whole_ones(tmp_path):
         read(path, block_tokens=10)
 
 
+@pytest.mark.parametrize("block_tokens", [4, 8, 12])
+def test_what_a_row_repeats_of_those_before_changes_no_id(tmp_path, block_tokens):
+    rows = [(1, 2, 3, 4, 5, 6), (1, 2, 3), (1, 2, 3, 4, 7, 8), (9, 11, 12), (1, 2, 3, 4, 5, 6, 10)]
+    models = ["m", "m", "n", "m", "m"]
+    together = [request(t, list(rows[t]), model=models[t]) for t in range(5)]
+    found = read(written(tmp_path, session("s", together)), block_tokens=block_tokens)
+    alone = [
+        one.hash_ids
+        for row in together
+        for one in read(written(tmp_path, session("s", [row])), block_tokens=block_tokens)
+    ]
+    assert [one.hash_ids for one in found] == alone
+
+
 def test_shared_prompts_are_one_for_sessions_with_the_same_counts(tmp_path):
     def of(name, system, *ids):
         rows = [request(index, list(one)) for index, one in enumerate(ids)]
@@ -169,6 +183,19 @@ def test_shared_prompts_are_one_for_sessions_with_the_same_counts(tmp_path):
         ({"requests": [request(2, [1]), request(1, [1])]}, "t must be >= 2.0, got 1.0"),
         ({"requests": [request(0, [-1])]}, "hash_ids[0] must be an integer >= 0, got -1"),
         ({"requests": [request(0, [1, 2, 1])]}, "hash_ids[2] must follow one id, got 1 twice"),
+        (
+            {"requests": [request(0, [0, 1]), request(1, [0, True])]},
+            "hash_ids[1] must be an integer",
+        ),
+        (
+            {"requests": [request(0, [0, 1]), request(1, [0.0, 1])]},
+            "hash_ids[0] must be an integer",
+        ),
+        (
+            {"requests": [request(0, [1, 2]), request(1, [1, 3, 2])]},
+            "hash_ids[2] must follow one id",
+        ),
+        ({"requests": [request(0, [1, 2]), request(1, [2])]}, "hash_ids[0] must follow one id"),
         ({"requests": [request(0, [1], stop=3)]}, "stop must be a string, got 3"),
         ({"requests": [request(0, [1], api_time=-1)]}, "api_time must be a number >= 0, got -1"),
         ({"requests": [{"type": "subagent", "t": 0, "requests": []}]}, "must have the field agent"),

@@ -12,7 +12,8 @@ than the whole gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import operator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -108,7 +109,9 @@ class _SessionReader:
         self._scope = scope
         self._before: dict[tuple[str, int], int] = {}  # the id before each id
         self._prompt: tuple[str, int] | None = None  # of shared blocks: the name, how many
-        self._first: list[tuple[str, int]] | None = None  # blocks of the first row
+        self._first: tuple[str, list[int]] | None = None  # the first row's model and blocks
+        # By model: the ids of its latest row, most of which the next repeats, and their blocks.
+        self._latest: dict[str, tuple[list[int], list[int]]] = {}
 
     def share(self, given: dict[str, Any]) -> None:
         """Treat the leading blocks of tools and system prompt as those of every session."""
@@ -161,7 +164,7 @@ class _SessionReader:
             0,
             length,
             integer(field_of(row, "out"), "out"),
-            tuple(self._blocks(row, length, model, is_nested=stream.depth > 0)),
+            self._blocks(row, length, model, is_nested=stream.depth > 0),
             stream.name,
             parent=stream.parent,
             think=think,
@@ -171,39 +174,45 @@ class _SessionReader:
 
     def _blocks(
         self, row: dict[str, Any], length: int, model: str, *, is_nested: bool
-    ) -> Iterator[int]:
-        """Yield the ids of a row's blocks."""
+    ) -> tuple[int, ...]:
+        """Return the ids of a row's blocks."""
         ids = field_of(row, "hash_ids")
         if not isinstance(ids, list):
             raise BadLineError(f"hash_ids must be a list of integers, got {describe(ids)}")
         if len(ids) != length // self._size:
             raise BadLineError(f"hash_ids must be {length // self._size} ids, got {len(ids)}")
-        before = -1
-        for index, hash_id in enumerate(ids):
+        known, digests = self._latest.get(model, ([], []))
+        same = _num_equal(ids, known) if {int}.issuperset(map(type, ids)) else 0
+        before = ids[same - 1] if same else -1
+        for index, hash_id in enumerate(itertools.islice(ids, same, None), same):
             integer(hash_id, f"hash_ids[{index}]", largest=MAX_HASH_ID)
             if self._before.setdefault((model, hash_id), before) != before:
                 raise BadLineError(f"hash_ids[{index}] must follow one id, got {hash_id} twice")
             before = hash_id
-        blocks = [(model, hash_id) for hash_id in ids[self._merged - 1 :: self._merged]]
-        shared = 0 if is_nested else self._num_shared(blocks)
-        for index, (_, hash_id) in enumerate(blocks):
-            if index < shared:
-                yield _digest("shared", self._prompt, index)
-            else:
-                yield _digest(self._scope, model, hash_id)
+        blocks = ids[self._merged - 1 :: self._merged]
+        digests = digests[: same // self._merged]
+        digests += [_digest(self._scope, model, hash_id) for hash_id in blocks[len(digests) :]]
+        self._latest[model] = ids, digests
+        shared = 0 if is_nested else self._num_shared(model, blocks)
+        prompt = (_digest("shared", self._prompt, index) for index in range(shared))
+        return *prompt, *digests[shared:]
 
-    def _num_shared(self, blocks: list[tuple[str, int]]) -> int:
+    def _num_shared(self, model: str, blocks: list[int]) -> int:
         """Return how many leading blocks are those of every session's prompt."""
         if self._prompt is None:
             return 0
         if self._first is None:
-            self._first = blocks[: self._prompt[1]]
-        same = 0
-        for block, first in zip(blocks, self._first, strict=False):
-            if block != first:
-                break
-            same += 1
-        return same
+            self._first = model, blocks[: self._prompt[1]]
+        first_model, first = self._first
+        return _num_equal(blocks, first) if model == first_model else 0
+
+
+def _num_equal(one: list[int], other: list[int]) -> int:
+    """Return how many leading items are equal."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(itertools.compress(itertools.count(), map(operator.ne, one, other)))
 
 
 def _text(value: object, name: str) -> str:
