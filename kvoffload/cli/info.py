@@ -55,7 +55,7 @@ def info(
     returns = Returns()
     with open_source(traces, reading) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(returns.counting(source.requests), progress=progress)
+            survey = Survey.of(source.requests, returns=returns, progress=progress)
         note_order(survey, source, quiet=quiet)
         if plot is not None:
             fault = _draw(source.name, returns, plot)

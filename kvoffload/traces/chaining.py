@@ -14,13 +14,14 @@ cache ends.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload._sampling import hash_ids
+
+from .id_map import Ids, flattened
 
 __all__ = ["Chaining", "ChainingCounter"]
 
@@ -35,7 +36,6 @@ HANDFUL = 5
 MOST_SHARE = 0.01
 """Largest share of unchained ids, or of requests with one, that advice accepts."""
 
-Ids = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
 _LARGEST = np.uint64(2**64 - 1)
@@ -125,10 +125,8 @@ class ChainingCounter:
     def _examine(self) -> None:
         if not self._rows:
             return
-        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
+        ids, lengths = flattened(self._rows)
         starts = np.cumsum(lengths) - lengths
-        blocks = itertools.chain.from_iterable(self._rows)
-        ids = np.fromiter(blocks, dtype=np.uint64, count=self._gathered)
         self._requests += len(self._rows)
         self._rows.clear()
         self._gathered = 0

@@ -2,109 +2,90 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from .id_map import IdMap, Ids, Numbers, flattened
 from .request import Request
 
 __all__ = ["KEPT_SECONDS", "KeptCounter", "Returns", "SessionCounter"]
 
 KEPT_SECONDS = (60, 120, 300, 600, 1200, 1800, 3600)
+BATCH = 2**18
+"""Blocks that are collected before they are counted: 2 MiB of ids, large enough to merge."""
+REQUEST_BLOCKS = 8
+"""Blocks that a collected request counts for beside its own: it takes as much memory."""
 
-Ids = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.float64]
-
-
-class _LastUses:
-    """The time of each id's last use, exact, at 16 bytes per id and up to 32 while it is merged.
-
-    Sorted arrays, each at least twice as long as the next, with a time beside each id.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[Ids, Times]] = []
-
-    def replace(self, ids: Ids, times: Times) -> Times:
-        """Return the last use of sorted, distinct ids, -inf for those without; set new ones."""
-        before = np.full(len(ids), -np.inf)
-        for run, used in self._runs:
-            positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
-            found = run[positions] == ids
-            before[found] = used[positions[found]]
-            used[positions[found]] = times[found]
-        is_new = np.isneginf(before)
-        ids, times = ids[is_new], times[is_new]
-        while self._runs and len(self._runs[-1][0]) < 2 * len(ids):
-            run, used = self._runs.pop()
-            ids, times = np.concatenate((run, ids)), np.concatenate((used, times))
-            order = np.argsort(ids, kind="stable")
-            ids, times = ids[order], times[order]
-        if len(ids):
-            self._runs.append((ids, times))
-        return before
 
 
 class KeptCounter:
     """Hits of a cache that keeps each block for some time after its last use, for several times.
 
-    A missed block is stored and used, so the last use of a block is the same for all times.
+    A missed block is stored and used, so the last use of a block is the same for all times. Without
+    bounds, a block is kept forever.
 
-    Complexity: O(log² n) per block, amortised. Memory: 16 bytes per distinct block, 32 while it is
-    merged, and one batch.
+    Complexity: O(log² n) per block, amortised. Memory: 16 bytes per distinct block, 9 if no times
+    are counted, and twice that while it is merged.
     """
 
-    def __init__(self, seconds: Sequence[float] = KEPT_SECONDS, batch: int = 2**18) -> None:
+    def __init__(self, seconds: Sequence[float] = KEPT_SECONDS) -> None:
         self.seconds = tuple(seconds)
         self.hits = [0] * len(self.seconds)  # leading blocks of requests used at most that long ago
+        self.ideal_hits = 0  # leading blocks of requests that were in an earlier request
         self.blocks = 0
-        self._batch = batch
-        self._uses = _LastUses()
-        self._rows: list[tuple[int, ...]] = []
-        self._times: list[float] = []
-        self._gathered = 0
+        self._uses = IdMap()
 
-    def add(self, request: Request) -> None:
-        """Add the blocks of a request."""
-        if request.hash_ids:
-            self._rows.append(request.hash_ids)
-            self._times.append(request.timestamp / 1000)
-            self._gathered += len(request.hash_ids)
-        if self._gathered >= self._batch:
-            self.finish()
-
-    def finish(self) -> None:
-        """Count the collected blocks."""
-        if not self._rows:
-            return
-        lengths = np.array([len(row) for row in self._rows])
-        starts = np.cumsum(lengths) - lengths
-        ids = np.concatenate([np.array(row, np.uint64) for row in self._rows])
-        now = np.repeat(np.array(self._times), lengths)
+    def add(self, ids: Ids, lengths: Numbers, times: Sequence[float]) -> None:
+        """Add the blocks of many requests, and their lengths and arrivals, seconds."""
         self.blocks += len(ids)
-        self._rows.clear()
-        self._times.clear()
-        self._gathered = 0
+        if not len(ids):
+            return
+        starts = np.cumsum(lengths) - lengths
+        now = np.repeat(np.array(times), lengths) if self.seconds else np.zeros(len(ids), np.int8)
         order = np.argsort(ids, kind="stable")
-        is_first = np.ones(len(ids), bool)
-        is_first[1:] = ids[order][1:] != ids[order][:-1]
-        is_last = np.append(is_first[1:], True)
+        ordered = ids[order]
+        changes = ordered[1:] != ordered[:-1]
+        is_first, is_last = np.append(True, changes), np.append(changes, True)
         before = np.empty(len(ids))
         before[order[1:]] = now[order[:-1]]
-        before[order[is_first]] = self._uses.replace(ids[order[is_first]], now[order[is_last]])
+        before[order[is_first]] = self._used(ordered[is_first], now[order[is_last]])
         ages = now - before
         for index, seconds in enumerate(self.seconds):
-            missed = np.where(ages > seconds, np.arange(len(ids)), len(ids))
-            first_missed = np.minimum.reduceat(missed, starts)
-            self.hits[index] += int(np.minimum(first_missed - starts, lengths).sum())
+            self.hits[index] += _leading(ages <= seconds, starts, lengths)
+        self.ideal_hits += _leading(ages <= math.inf, starts, lengths)
+
+    def _used(self, ids: Ids, times: npt.NDArray[np.generic]) -> Times:
+        """Return the last use of sorted, distinct ids, NaN for those without; set new ones."""
+        before = np.full(len(ids), np.nan)
+        for which, used, places in self._uses.found(ids):
+            before[which] = used[places]
+            used[places] = times[which]
+        is_new = np.isnan(before)
+        self._uses.add(ids[is_new], times[is_new])
+        return before
+
+    @property
+    def unique_blocks(self) -> int:
+        """Number of distinct blocks."""
+        return len(self._uses)
 
     @property
     def ratios(self) -> list[float]:
         """The hit ratio for each time."""
         return [hits / self.blocks if self.blocks else 0.0 for hits in self.hits]
+
+
+def _leading(is_hit: npt.NDArray[np.bool_], starts: Numbers, lengths: Numbers) -> int:
+    """Return how many blocks are hit before the first miss of their request."""
+    missed = np.append(np.flatnonzero(~is_hit), len(is_hit))
+    first_missed = missed[np.searchsorted(missed, starts)]
+    return int(np.minimum(first_missed - starts, lengths).sum())
 
 
 class SessionCounter:
@@ -119,12 +100,11 @@ class SessionCounter:
         self._gaps, self._added = array("d"), array("q")
         self._kept = self._before = 0  # blocks of earlier turns: those that the next repeats, all
 
-    def add(self, request: Request) -> None:
-        """Add a request."""
+    def add(self, request: Request, ids: Ids) -> None:
+        """Add a request; `ids` are its blocks, which are copied."""
         session = request.session
         if session is None:
             return
-        ids = np.array(request.hash_ids, np.uint64)
         self._turns[session] = self._turns.get(session, 0) + 1
         if session in self._last:
             time, before = self._last[session]
@@ -135,7 +115,7 @@ class SessionCounter:
             self._added.append(len(ids) - same)
             self._kept += same
             self._before += len(before)
-        self._last[session] = (request.timestamp, ids)
+        self._last[session] = (request.timestamp, ids.copy())
 
     @property
     def sessions(self) -> int:
@@ -165,17 +145,36 @@ class SessionCounter:
 
 @dataclass(slots=True)
 class Returns:
-    """Both counters, for one pass over a trace."""
+    """Both counters, for one pass over a trace.
+
+    Memory: that of the counters, and one batch, the requests collected before they are counted.
+    """
 
     sessions: SessionCounter = field(default_factory=SessionCounter)
     blocks: KeptCounter = field(default_factory=KeptCounter)
+    counts_sessions: bool = True
+    batch: int = BATCH
     has_times: bool = False  # whether a timestamp is not 0
+    _requests: list[Request] = field(default_factory=list)
+    _gathered: int = 0
 
-    def counting(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests and count them."""
-        for request in requests:
-            self.sessions.add(request)
-            self.blocks.add(request)
-            self.has_times = self.has_times or bool(request.timestamp)
-            yield request
-        self.blocks.finish()
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        self._requests.append(request)
+        self._gathered += REQUEST_BLOCKS + len(request.hash_ids)
+        if self._gathered >= self.batch:
+            self.finish()
+
+    def finish(self) -> None:
+        """Count the collected requests."""
+        ids, lengths = flattened([request.hash_ids for request in self._requests])
+        times = [request.timestamp / 1000 for request in self._requests]
+        self.has_times |= any(times)
+        self.blocks.add(ids, lengths, times)
+        if self.counts_sessions:
+            end = 0
+            for request in self._requests:
+                start, end = end, end + len(request.hash_ids)
+                self.sessions.add(request, ids[start:end])
+        self._requests.clear()
+        self._gathered = 0

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from .chaining import Chaining, ChainingCounter
 from .request import Request
+from .returns import KeptCounter, Returns
 
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
-
-Ids = npt.NDArray[np.uint64]
-
-
-class SeenIds:
-    """The set of all ids so far, exact, at 8 bytes per id and up to 16 while it is merged.
-
-    Sorted arrays, each at least twice as long as the next; a lookup is a binary search in each.
-
-    Complexity: O(log² n) per id, amortised.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[Ids] = []
-
-    def __len__(self) -> int:
-        return sum(len(run) for run in self._runs)
-
-    def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Return whether each id is in the set."""
-        found = np.zeros(len(ids), dtype=np.bool_)
-        for run in self._runs:
-            positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
-            found |= run[positions] == ids
-        return found
-
-    def add(self, ids: Ids) -> None:
-        """Add ids that are sorted, distinct and not in the set."""
-        while self._runs and len(self._runs[-1]) < 2 * len(ids):
-            ids = np.sort(np.concatenate((self._runs.pop(), ids)), kind="stable")
-        if len(ids):
-            self._runs.append(ids)
 
 
 @dataclass(slots=True)
@@ -153,52 +118,6 @@ class BlockLengths:
         return self.with_partial, self.full_only
 
 
-class IdealCounter:
-    """Count distinct blocks, and the hits of a cache without bounds, many requests at a time.
-
-    Memory: 8 bytes per distinct block, 16 while it is merged, and one batch, the blocks collected
-    before they are counted.
-    """
-
-    BATCH = 2**18  # 2 MiB of ids: large enough that merging is cheap
-
-    def __init__(self, batch: int = BATCH) -> None:
-        self.unique_blocks = 0  # counted so far
-        self.ideal_hits = 0  # leading blocks of requests that were in an earlier request
-        self._batch = batch
-        self._seen = SeenIds()
-        self._rows: list[tuple[int, ...]] = []
-        self._gathered = 0
-
-    def add(self, hash_ids: tuple[int, ...]) -> None:
-        """Add the blocks of one request."""
-        if hash_ids:
-            self._rows.append(hash_ids)
-            self._gathered += len(hash_ids)
-        if self._gathered >= self._batch:
-            self.finish()
-
-    def finish(self) -> None:
-        """Count the collected blocks."""
-        if not self._rows:
-            return
-        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
-        starts = np.cumsum(lengths) - lengths
-        blocks = itertools.chain.from_iterable(self._rows)
-        ids = np.fromiter(blocks, dtype=np.uint64, count=self._gathered)
-        self._rows.clear()
-        self._gathered = 0
-        distinct, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-        old = self._seen.contains(distinct)
-        self._seen.add(distinct[~old])
-        # A block is found if it was in an earlier batch, or in an earlier row of this one.
-        missed = ~old[inverse] & (first[inverse] >= np.repeat(starts, lengths))
-        positions = np.where(missed, np.arange(len(ids)), len(ids))
-        first_missed = np.minimum.reduceat(positions, starts)
-        self.ideal_hits += int(np.minimum(first_missed - starts, lengths).sum())
-        self.unique_blocks = len(self._seen)
-
-
 @dataclass(slots=True)
 class Survey:
     """Counts of a trace.
@@ -288,6 +207,7 @@ class Survey:
         requests: Iterable[Request],
         *,
         unique: bool = True,
+        returns: Returns | None = None,
         block_tokens: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> Survey:
@@ -298,24 +218,28 @@ class Survey:
         requests : iterable of Request
             The trace; it is iterated over once.
         unique : bool
-            Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes per distinct
+            Whether to count distinct blocks and ideal hits, which takes 9 to 18 bytes per distinct
             block; without it, memory is constant.
+        returns : Returns, optional
+            Counters of what returns, to be fed in the same pass; they count distinct blocks too.
         block_tokens : int, optional
             A block size, tokens, for `contradiction`.
         progress : callable, optional
             Called regularly with the number of requests so far.
         """
         self = cls(block_lengths=BlockLengths(block_tokens))
-        counter = IdealCounter() if unique else None
+        if returns is None and unique:
+            returns = Returns(blocks=KeptCounter(()), counts_sessions=False)
         for request in requests:
             self.add(request)
-            if counter is not None:
-                counter.add(request.hash_ids)
+            if returns is not None:
+                returns.add(request)
             if progress is not None and self.requests % PROGRESS_REQUESTS == 0:
                 progress(self.requests)
-        if counter is not None:
-            counter.finish()
-            self.unique_blocks, self.ideal_hits = counter.unique_blocks, counter.ideal_hits
+        if returns is not None:
+            returns.finish()
+            self.unique_blocks = returns.blocks.unique_blocks
+            self.ideal_hits = returns.blocks.ideal_hits
         return self
 
     def add(self, request: Request) -> None:

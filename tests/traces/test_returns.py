@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,13 +28,14 @@ def kept_hits(rows, seconds):
     return hits
 
 
-@given(rows=ROWS, batch=st.sampled_from([1, 7, 1000]))
+@given(rows=ROWS, batch=st.sampled_from([1, 30, 1000]))
 def test_kept_blocks_hit_as_counted_naively(rows, batch):
     rows = sorted(rows, key=lambda row: row[0])
-    counter = KeptCounter((1, 5, 20), batch)
+    returns = Returns(blocks=KeptCounter((1, 5, 20)), batch=batch)
     for now, ids in rows:
-        counter.add(Request(1000 * now, 0, 0, ids))
-    counter.finish()
+        returns.add(Request(1000 * now, 0, 0, ids))
+    returns.finish()
+    counter = returns.blocks
     assert counter.hits == [kept_hits(rows, seconds) for seconds in counter.seconds]
     assert counter.blocks == sum(len(ids) for _, ids in rows)
 
@@ -41,17 +43,17 @@ def test_kept_blocks_hit_as_counted_naively(rows, batch):
 @given(rows=ROWS)
 def test_blocks_that_are_kept_very_long_hit_as_in_a_cache_without_bounds(rows):
     requests = [Request(1000 * now, 0, 0, ids) for now, ids in rows]
-    counter = KeptCounter((1e12,))
-    for request in requests:
-        counter.add(request)
-    counter.finish()
-    assert counter.hits == [Survey.of(requests).ideal_hits]
+    returns = Returns(blocks=KeptCounter((1e12,)))
+    survey = Survey.of(requests, returns=returns)
+    alone = Survey.of(requests)
+    assert returns.blocks.hits == [survey.ideal_hits] == [alone.ideal_hits]
+    assert survey.unique_blocks == alone.unique_blocks
 
 
 def test_a_trace_without_requests_has_no_hits():
-    counter = KeptCounter()
-    counter.finish()
-    assert counter.ratios == [0.0] * 7
+    returns = Returns()
+    returns.finish()
+    assert returns.blocks.ratios == [0.0] * 7
 
 
 def test_what_sessions_do():
@@ -63,7 +65,7 @@ def test_what_sessions_do():
         ("a", 4, (1, 2, 3, 4)),
         ("a", 10, (1, 5)),
     ):
-        counter.add(Request(1000 * seconds, 0, 0, ids, session))
+        counter.add(Request(1000 * seconds, 0, 0, ids, session), np.array(ids, np.uint64))
     assert counter.sessions == 2
     assert counter.turns.tolist() == [3, 1]
     assert counter.gaps.tolist() == [4, 6]
@@ -74,7 +76,8 @@ def test_what_sessions_do():
 def test_both_are_counted_in_one_pass():
     returns = Returns()
     rows = [Request(0, 0, 0, (1,), "a"), Request(70_000, 0, 0, (1,), "a")]
-    assert list(returns.counting(rows)) == rows
+    survey = Survey.of(rows, returns=returns)
+    assert (survey.unique_blocks, survey.ideal_hits) == (1, 1)
     assert returns.has_times
     assert returns.blocks.hits == [0, 1, 1, 1, 1, 1, 1]
     assert returns.sessions.gaps.tolist() == [70]

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.traces import Request, Survey, Workload
-from kvoffload.traces.survey import BlockLengths, IdealCounter
+from kvoffload.traces.returns import KeptCounter, Returns
+from kvoffload.traces.survey import BlockLengths
 
 pytestmark = pytest.mark.fast
 
 rows = st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=12), max_size=30)
 
 
-@given(rows, st.integers(1, 40))
+@given(rows, st.integers(1, 150))
 def test_unique_blocks_and_ideal_hits(rows, batch):
     seen: set[int] = set()
     hits = 0
@@ -24,11 +25,9 @@ def test_unique_blocks_and_ideal_hits(rows, batch):
                 break
             hits += 1
         seen.update(row)
-    counter = IdealCounter(batch)
-    for row in rows:
-        counter.add(tuple(row))
-    counter.finish()
-    assert (counter.unique_blocks, counter.ideal_hits) == (len(seen), hits)
+    returns = Returns(blocks=KeptCounter(()), batch=batch)
+    survey = Survey.of([Request(0, 0, 0, tuple(row)) for row in rows], returns=returns)
+    assert (survey.unique_blocks, survey.ideal_hits) == (len(seen), hits)
 
 
 def partial(tokens: int, size: int) -> int:
