@@ -48,20 +48,15 @@ def decode(
     arrivals: bool,
     quiet: bool,
 ) -> tuple[DecodedTrace, BlockTokens, Survey]:
-    """Decode the trace and determine its block size, which full blocks depend on.
+    """Decode the trace in one pass and determine its block size, which full blocks depend on.
 
     The survey covers whole and partial blocks.
     """
     survey = Survey.of((), unique=False, block_tokens=block_tokens)
-    if full_blocks:
-        with progress_bar("finding the block size", None, quiet=quiet) as progress:
-            survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
-            )
-        known = BlockTokens.of(source, survey, block_tokens)
-        requests = known.full_blocks(source.requests, quiet=quiet)
-    else:
-        requests = survey.counting(source.requests)
+    requests = survey.counting(source.requests)
     with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
         decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
-    return decoded, BlockTokens.of(source, survey, block_tokens), survey
+    known = BlockTokens.of(source, survey, block_tokens)
+    if full_blocks:
+        decoded = decoded.full_blocks(known.of_full_blocks(quiet=quiet))
+    return decoded, known, survey

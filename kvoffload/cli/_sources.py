@@ -18,15 +18,13 @@ from kvoffload.traces import (
     Request,
     SessionOptions,
     Survey,
-    Trace,
     Workload,
-    write_requests,
 )
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
-from kvoffload.traces.scratch import scratch_file
+from kvoffload.traces.scratch import Spool, scratch_file
 
 from ._terminal import note
 
@@ -139,9 +137,10 @@ def open_source(paths: Sequence[str], reading: Reading) -> Iterator[Source]:
         yield Source(name, requests, trace, reading.same_ids)
         return
     with scratch_file() as (stream, copy):
-        write_requests(requests, stream)
-        stream.flush()
-        yield Source(name, Trace(copy), trace, reading.same_ids)
+        spool = Spool(stream, copy)
+        for request in requests:
+            spool.add(request)
+        yield Source(name, spool, trace, reading.same_ids)
 
 
 def open_or_generate(
@@ -255,13 +254,17 @@ class BlockTokens:
 
     def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
         """Return requests without partly filled blocks, for ``--full-blocks``."""
+        return Selection(requests, full_block_tokens=self.of_full_blocks(quiet=quiet))
+
+    def of_full_blocks(self, *, quiet: bool) -> int:
+        """Return the number of tokens, which ``--full-blocks`` needs."""
         if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"
             )
         if self.origin == "option":
             note("the trace has no lengths: --full-blocks keeps all blocks", quiet=quiet)
-        return Selection(requests, full_block_tokens=self.count)
+        return self.count
 
     def __str__(self) -> str:
         origin = " (as given; the trace has no lengths)" if self.origin == "option" else ""

@@ -108,6 +108,18 @@ class DecodedTrace:
         """Number of distinct blocks."""
         return len(self.ids)
 
+    def full_blocks(self, block_tokens: int) -> DecodedTrace:
+        """Return the trace without partly filled blocks, as `Selection` leaves them out."""
+        sizes = np.diff(self.starts)
+        full = np.where(self.lengths, np.minimum(sizes, self.lengths // block_tokens), sizes)
+        is_kept = np.arange(self.num_blocks) < np.repeat(self.starts[:-1] + full, sizes)
+        blocks = self.blocks[is_kept]
+        is_used = np.zeros(self.unique_blocks, dtype=np.bool_)
+        is_used[blocks] = True
+        indices = np.cumsum(is_used, dtype=np.uint32) - np.uint32(1)
+        starts = np.cumsum(np.append(0, full))
+        return replace(self, starts=starts, blocks=indices[blocks], ids=self.ids[is_used])
+
     def fingerprint(self) -> str:
         """Return a digest of the requests' blocks and lengths in hex, independent of the format."""
         return digest_of(self.arrays())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,11 @@ from .writer import trace_line
 __all__ = ["Spool", "scratch_file"]
 
 PREFIX = "kvoffload-"
+_WORD_BYTES = 8
 NAMELESS = "/proc/{}/fd/{}"  # where Linux lists the open files of a process
+
+
+Blocks = tuple[int, ...]
 
 
 @contextlib.contextmanager
@@ -51,30 +56,38 @@ def scratch_file() -> Iterator[tuple[BinaryIO, str]]:
 
 
 class Spool:
-    """Requests in a temporary file, to be read in another order; in memory 16 bytes each.
+    """Requests in a temporary file, to be read repeatedly and in any order.
 
-    `stream` and `path` are those of a `scratch_file`. A request is written as the eight bytes of
-    each id, and then as a line without ids.
+    `stream` and `path` are those of a `scratch_file`. A request is written as the number of its ids
+    and the ids, eight bytes each, and then as a line without ids.
     """
 
     def __init__(self, stream: BinaryIO, path: str) -> None:
         self._stream, self._path = stream, path
-        self._offsets, self._lengths = array("q"), array("q")  # bytes; blocks
         self._end = 0
 
-    def add(self, request: Request) -> None:
-        """Write a request."""
-        self._offsets.append(self._end)
-        self._lengths.append(len(request.hash_ids))
-        self._end += self._stream.write(array("Q", request.hash_ids))
+    def add(self, request: Request) -> int:
+        """Write a request; return where it begins in the file."""
+        start = self._end
+        words = array("Q", (len(request.hash_ids), *request.hash_ids))
+        self._end += self._stream.write(words)
         self._end += self._stream.write(trace_line(replace(request, hash_ids=())))
+        return start
 
-    def requests(self, order: Iterable[int]) -> Iterator[tuple[Request, tuple[int, ...]]]:
-        """Read requests in an order of their numbers, from 0; yield each and its ids apart."""
+    def __iter__(self) -> Iterator[Request]:
+        for request, ids in self.read():
+            yield replace(request, hash_ids=ids)
+
+    def read(self, starts: Iterable[int] | None = None) -> Iterator[tuple[Request, Blocks]]:
+        """Yield the requests that begin at some places, by default all, each with its ids apart.
+
+        Nothing may be added meanwhile.
+        """
         self._stream.flush()
         parse = MOONCAKE.new_parser()
         with Path(self._path).open("rb") as file:
-            for index in order:
-                file.seek(self._offsets[index])
-                ids = np.frombuffer(file.read(8 * self._lengths[index]), np.uint64)
+            for start in iter(file.tell, self._end) if starts is None else starts:
+                file.seek(start)
+                count = int.from_bytes(file.read(_WORD_BYTES), sys.byteorder)
+                ids = np.frombuffer(file.read(_WORD_BYTES * count), np.uint64)
                 yield parse(file.readline()), tuple(ids.tolist())
