@@ -22,8 +22,8 @@ class SizeRange:
     def narrow(self, smallest: int, largest: int | None) -> None:
         """Keep only the sizes that are also in another range."""
         self.smallest = max(self.smallest, smallest)
-        if largest is not None:
-            self.largest = largest if self.largest is None else min(self.largest, largest)
+        if largest is not None and (self.largest is None or largest < self.largest):
+            self.largest = largest
 
     def holds(self, size: int) -> bool:
         """Return whether a size is in the range, which may be empty."""
@@ -244,15 +244,16 @@ class Survey:
 
     def add(self, request: Request) -> None:
         """Count a request, except for distinct blocks and ideal hits."""
-        length = len(request.hash_ids)
+        length, timestamp = len(request.hash_ids), request.timestamp
         if self.requests == 0:
-            self.first = self.last = request.timestamp
-        elif request.timestamp < self._before:
+            self.first = self.last = timestamp
+        elif timestamp < self._before:
             self.backwards += 1
-            self.farthest_back = max(self.farthest_back, self._before - request.timestamp)
-        self._before = request.timestamp
-        self.first = min(self.first, request.timestamp)
-        self.last = max(self.last, request.timestamp)
+            self.farthest_back = max(self.farthest_back, self._before - timestamp)
+            self.first = min(self.first, timestamp)
+        elif timestamp > self.last:
+            self.last = timestamp
+        self._before = timestamp
         self.requests += 1
         self.blocks += length
         self.input_tokens += request.input_length

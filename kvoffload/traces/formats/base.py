@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -105,14 +106,20 @@ def bounded_name(name: str) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def integer_ids(row: dict[str, Any]) -> tuple[int, ...]:
-    """Return the field `hash_ids`, which must be a list of integers in [0, 2**64)."""
-    ids = field(row, "hash_ids")
+def integer_ids(row: dict[str, Any], name: str = "hash_ids") -> tuple[int, ...]:
+    """Return a field that must be a list of integers in [0, 2**64)."""
+    ids = field(row, name)
     if not isinstance(ids, list):
-        raise BadLineError(f"hash_ids must be a list of integers, got {describe(ids)}")
-    for position, hash_id in enumerate(ids):
-        integer(hash_id, f"hash_ids[{position}]", largest=MAX_HASH_ID)
+        raise BadLineError(f"{name} must be a list of integers, got {describe(ids)}")
+    if not are_integers(ids) or min(ids, default=0) < 0 or max(ids, default=0) > MAX_HASH_ID:
+        for position, hash_id in enumerate(ids):
+            integer(hash_id, f"{name}[{position}]", largest=MAX_HASH_ID)
     return tuple(ids)
+
+
+def are_integers(values: list[Any]) -> bool:
+    """Return whether all values are integers, and none a bool."""
+    return {int}.issuperset(map(type, values))
 
 
 def hexadecimal_id(text: str, name: str, namespace: bytes = b"") -> int:
@@ -123,7 +130,7 @@ def hexadecimal_id(text: str, name: str, namespace: bytes = b"") -> int:
     about n² / 2⁶⁴.
     """
     digits = text.lower().removeprefix("-").removeprefix("0x")
-    if not digits or not set(digits) <= _HEXADECIMAL:
+    if not _HEXADECIMAL.fullmatch(digits):
         raise BadLineError(f"{name} must be a hexadecimal number, got {describe(text)}")
     if text.startswith("-"):  # a signed 64-bit hash, as Python's hex() writes it
         digits = "-" + digits
@@ -131,4 +138,32 @@ def hexadecimal_id(text: str, name: str, namespace: bytes = b"") -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-_HEXADECIMAL = frozenset("0123456789abcdef")
+_HEXADECIMAL = re.compile("[0-9a-f]+")
+
+
+class HexadecimalIds(dict[str, int]):
+    """The ids of block hashes in one namespace; recent ones are remembered, as prompts repeat."""
+
+    REMEMBERED, MOST_CHARACTERS = 2**15, 80
+
+    def __init__(self, namespace: bytes = b"") -> None:
+        super().__init__()
+        self._namespace = namespace
+
+    def __missing__(self, text: str) -> int:
+        hash_id = hexadecimal_id(text, "hash", self._namespace)
+        if len(self) >= self.REMEMBERED:
+            self.clear()
+        if len(text) <= self.MOST_CHARACTERS:
+            self[text] = hash_id
+        return hash_id
+
+    def of(self, texts: list[str], name: str) -> tuple[int, ...]:
+        """Return the ids of hashes; `name`, such as ``"hash {}"``, is that of one at a position."""
+        try:
+            return tuple(map(self.__getitem__, texts))
+        except BadLineError:
+            return tuple(
+                hexadecimal_id(text, name.format(position), self._namespace)
+                for position, text in enumerate(texts)
+            )

@@ -14,9 +14,18 @@ from typing import Any
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
-from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
+from kvoffload.traces.request import MAX_MILLISECONDS, Request
 
-from .base import Format, Parser, bounded_name, field, integer, json_object, number
+from .base import (
+    Format,
+    Parser,
+    bounded_name,
+    field,
+    integer,
+    integer_ids,
+    json_object,
+    number,
+)
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
@@ -55,12 +64,7 @@ class DynamoParser(Parser):
         )
         size = integer(field(replay, "trace_block_size"), "trace_block_size", least=1)
         length = integer(field(replay, "input_length"), "input_length")
-        hashes = field(replay, "input_sequence_hashes")
-        if not isinstance(hashes, list):
-            rule = "input_sequence_hashes must be a list of integers"
-            raise BadLineError(f"{rule}, got {describe(hashes)}")
-        for position, value in enumerate(hashes):
-            integer(value, f"input_sequence_hashes[{position}]", largest=MAX_HASH_ID)
+        hash_ids = integer_ids(replay, "input_sequence_hashes")
         answer, service = request.get("output_tokens"), request.get("total_time_ms")
         context = _object(row.get("agent_context") or {}, "agent_context")
         ends = context.get("session_final")
@@ -70,7 +74,7 @@ class DynamoParser(Parser):
             received,
             length,
             0 if answer is None else integer(answer, "output_tokens"),
-            tuple(hashes),
+            hash_ids,
             _name(context, "session_id"),
             parent=_name(context, "parent_session_id"),
             service=None if service is None else number(service, "total_time_ms", MAX_MILLISECONDS),

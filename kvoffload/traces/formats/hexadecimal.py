@@ -6,19 +6,18 @@ known: they are 0 in every request.
 
 from __future__ import annotations
 
-import re
-
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import Format, Parser, hexadecimal_id
-
-_SEPARATORS = re.compile(r"[\s,]+")
+from .base import Format, HexadecimalIds, Parser
 
 
 class HexadecimalParser(Parser):
     """A parser of lines in this format."""
+
+    def __init__(self) -> None:
+        self._ids = HexadecimalIds()
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
@@ -26,11 +25,8 @@ class HexadecimalParser(Parser):
             text = line.decode("ascii")
         except UnicodeDecodeError:
             raise BadLineError(f"must be hexadecimal hashes, got {describe(line)}") from None
-        words = [word for word in _SEPARATORS.split(text) if word]
-        hash_ids = tuple(
-            hexadecimal_id(word, f"hash {position}") for position, word in enumerate(words)
-        )
-        return Request(0, 0, 0, hash_ids)
+        words = text.replace(",", " ").split()
+        return Request(0, 0, 0, self._ids.of(words, "hash {}"))
 
 
 HEXADECIMAL = Format(

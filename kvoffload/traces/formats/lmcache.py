@@ -19,16 +19,16 @@ from kvoffload.traces.request import Request
 from .base import (
     MAX_SECONDS,
     Format,
+    HexadecimalIds,
     Parser,
     bounded_name,
     field,
-    hexadecimal_id,
     integer,
     json_object,
     number,
 )
 
-MOST_MODELS = 5  # that a message names
+MOST_MODELS = 5  # that a message names, and whose chunks are remembered
 MOST_TENSORS = 256  # of a chunk, and dimensions of one
 MAX_LENGTH = 2**40
 _ELEMENT_BYTES = {
@@ -50,6 +50,7 @@ class LMCacheParser(Parser):
     def __init__(self) -> None:
         self._sizes: set[int] = set()  # two at most: more are not needed
         self._bytes: set[int | None] = set()  # likewise
+        self._ids: dict[bytes, HexadecimalIds] = {}
         self._models: dict[str, None] = {}  # some of them, for messages
 
     @property
@@ -75,10 +76,10 @@ class LMCacheParser(Parser):
         if not self.is_wanted:
             return Request(0, 0, 0, ())
         namespace = bounded_name(model).encode()  # it is hashed again with every chunk
-        hash_ids = tuple(
-            hexadecimal_id(value, f"chunk_hashes[{position}]", namespace)
-            for position, value in enumerate(hashes)
-        )
+        if namespace not in self._ids and len(self._ids) >= MOST_MODELS:
+            self._ids.clear()
+        ids = self._ids.setdefault(namespace, HexadecimalIds(namespace))
+        hash_ids = ids.of(hashes, "chunk_hashes[{}]")
         if self.start is None:
             self.start = seconds
         if len(self._sizes) < 2:

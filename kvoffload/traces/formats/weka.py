@@ -22,7 +22,16 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, Request
 
-from .base import MAX_SECONDS, Format, Parser, bounded_name, integer, json_object, number
+from .base import (
+    MAX_SECONDS,
+    Format,
+    Parser,
+    are_integers,
+    bounded_name,
+    integer,
+    json_object,
+    number,
+)
 from .base import field as field_of
 
 MOST_NESTED = 32  # subagents of subagents
@@ -182,7 +191,7 @@ class _SessionReader:
         if len(ids) != length // self._size:
             raise BadLineError(f"hash_ids must be {length // self._size} ids, got {len(ids)}")
         known, digests = self._latest.get(model, ([], []))
-        same = _num_equal(ids, known) if {int}.issuperset(map(type, ids)) else 0
+        same = _num_equal(ids, known) if are_integers(ids) else 0
         before = ids[same - 1] if same else -1
         for index, hash_id in enumerate(itertools.islice(ids, same, None), same):
             integer(hash_id, f"hash_ids[{index}]", largest=MAX_HASH_ID)
