@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -200,11 +201,10 @@ class _SessionReader:
             before = hash_id
         blocks = ids[self._merged - 1 :: self._merged]
         digests = digests[: same // self._merged]
-        digests += [_digest(self._scope, model, hash_id) for hash_id in blocks[len(digests) :]]
+        digests += _digests(self._scope, model, blocks[len(digests) :])
         self._latest[model] = ids, digests
         shared = 0 if is_nested else self._num_shared(model, blocks)
-        prompt = (_digest("shared", self._prompt, index) for index in range(shared))
-        return *prompt, *digests[shared:]
+        return *_digests("shared", self._prompt, range(shared)), *digests[shared:]
 
     def _num_shared(self, model: str, blocks: list[int]) -> int:
         """Return how many leading blocks are those of every session's prompt."""
@@ -231,10 +231,13 @@ def _text(value: object, name: str) -> str:
     return bounded_name(value)
 
 
-def _digest(*parts: object) -> int:
-    """Return an id of 63 bits for the parts that name a block; the same in every file."""
-    digest = blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+def _digests(scope: str | None, name: object, numbers: Iterable[int]) -> list[int]:
+    """Return ids of 63 bits for numbered blocks; the same in every file."""
+    start = repr((scope, name)).encode().removesuffix(b")")
+    return [
+        int.from_bytes(blake2b(b"%b, %d)" % (start, number), digest_size=8).digest(), "big") >> 1
+        for number in numbers
+    ]
 
 
 WEKA = Format(
