@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvoffload._interrupts import INTERRUPTED, raise_again
+from kvoffload._interrupts import INTERRUPTED
 
 __all__ = ["main"]
 
@@ -38,11 +38,8 @@ def _run(arguments: Sequence[str]) -> int:
     from kvoffload._extras import MissingExtraError, require
 
     try:
-        for module in ("click", "rich", "msgspec"):
-            require(module, "the command")
+        require("click", "the command")
         from ._app import run
-
-        raise_again()
     except MissingExtraError as error:
         sys.stderr.write(f"kvoffload: {error}\n")
         return 2

@@ -16,26 +16,11 @@ import click
 
 import kvoffload
 from kvoffload import IMPLEMENTATION, PolicyError, __version__
+from kvoffload._extras import MissingExtraError
 from kvoffload._interrupts import INTERRUPTED
 from kvoffload._printable import printable
-from kvoffload.replay import policies as making
-from kvoffload.traces import MissingExtraError, TraceError
 
-from ._options import Group, present_name
-from .advise import advise
-from .convert import convert
-from .dashboard import dashboard
-from .demo import demo
-from .fleet import fleet
-from .generate import generate
-from .info import info
-from .models import models
-from .policies import policies
-from .replay import replay
-from .sweep import sweep
-from .tier import tier
-from .top import top
-from .workload import workload
+from ._group import SUMMARIES, RootGroup, present_name
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -45,35 +30,12 @@ COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for complet
 
 
 @click.group(
-    cls=Group,
+    cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_name},
 )
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
 def root() -> None:
     """Replay request traces through the cache managers of KV-cache offloading."""
-
-
-for command in (
-    replay,
-    sweep,
-    fleet,
-    advise,
-    policies,
-    models,
-    info,
-    generate,
-    convert,
-    workload,
-    tier,
-    top,
-    dashboard,
-    demo,
-):
-    root.add_command(command)
-for group in (root, tier, dashboard):
-    for command in group.commands.values():
-        # The whole summary, on as many lines as needed: click cuts a summary that it finds itself.
-        command.short_help = (command.help or "").partition("\n")[0]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -92,8 +54,6 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(text or " ".join(error.format_message().split()), USAGE_ERROR)
     except (MissingExtraError, PolicyError) as error:  # or a user's policy is at fault
         return _fail(str(error), USAGE_ERROR)
-    except TraceError as error:
-        return _fail(str(error), DATA_ERROR)
     except OSError as error:
         if _is_of_own_policy(error):
             raise
@@ -103,6 +63,12 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"{location}{error.strerror or error}", DATA_ERROR)
     except MemoryError:
         return _fail("there is not enough memory for this", DATA_ERROR)
+    except ValueError as error:
+        from kvoffload.traces import TraceError  # a help text needs no reader
+
+        if isinstance(error, TraceError):
+            return _fail(str(error), DATA_ERROR)
+        raise
 
 
 @contextlib.contextmanager
@@ -144,10 +110,12 @@ def _invoke(arguments: Sequence[str]) -> int:
 def _whose_option(error: click.NoSuchOption) -> str | None:
     """Return an error that names the commands with this option, or None if none has it."""
     name = error.option_name
+    with click.Context(root) as context:
+        commands = [root.get_command(context, command) for command in SUMMARIES]
     have = [
         command.name
-        for command in root.commands.values()
-        if any(name in parameter.opts for parameter in command.params)
+        for command in commands
+        if command and any(name in parameter.opts for parameter in command.params)
     ]
     listed = ", ".join(map(str, have))
     return f"No such option {name!r}: it is an option of {listed}." if have else None
@@ -158,6 +126,8 @@ def _is_of_own_policy(error: OSError) -> bool:
 
     From another process, only the traceback's text is available.
     """
+    from kvoffload.replay import policies as making
+
     text = "".join(traceback.format_exception(error))
     managers = Path(kvoffload.__file__).with_name("managers")
     return f'"{managers}{os.sep}' in text or f'"{making.__file__}"' in text

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -36,17 +36,6 @@ _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | r
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
-
-
-class Group(click.Group):
-    """A command with subcommands, which prints its help as an error if it gets no arguments."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; without any, print the help and exit."""
-        if not args and not ctx.resilient_parsing:
-            click.echo(ctx.get_help(), err=True)
-            ctx.exit(click.UsageError.exit_code)
-        return super().parse_args(ctx, args)
 
 
 def check_number(text: str) -> None:
@@ -201,23 +190,6 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
         return tuple(read_one(ctx, param, part) for text in texts for part in text.split(","))
 
     return callback
-
-
-def with_value(
-    args: Sequence[str], option: str, default: str, takes: Callable[[str], bool]
-) -> list[str]:
-    """Return arguments in which an option has a value: the next one, if the option takes it."""
-    options, rest = [*args], []
-    if "--" in options:
-        rest = options[(end := options.index("--")) :]
-        del options[end:]
-    for index in reversed([n for n, text in enumerate(options) if text == option]):
-        following = options[index + 1 : index + 2]
-        if following and takes(following[0]):
-            options[index : index + 2] = [f"{option}={following[0]}"]
-        else:
-            options[index] = f"{option}={default}"
-    return [*options, *rest]
 
 
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
@@ -418,29 +390,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-_EARLIER_NAMES = {
-    "policies": "policy",
-    "capacities": "capacity",
-    "memory": "capacity",
-    "processes": "jobs",
-    "device-blocks": "device-memory",
-}
-
-
-def present_name(name: str) -> str:
-    """Return the current name of an option; print a note, once, if it has been renamed."""
-    present = _EARLIER_NAMES.get(name)
-    context = click.get_current_context(silent=True)
-    if present is None:
-        return name
-    noted = set() if context is None else context.find_root().meta.setdefault(__name__, set())
-    if name not in noted:
-        noted.add(name)
-        remark = "; a number without a unit means blocks" if name == "memory" else ""
-        click.echo(f"note: --{name} is now called --{present}{remark}", err=True)
-    return present
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from kvoffload.traces.outputs import OutputFile
+from kvoffload._output_file import OutputFile
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

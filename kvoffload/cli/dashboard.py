@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ._options import Group, check_prefix, examples
+from ._group import Group
+from ._options import check_prefix, examples
 
 
 @click.group(

@@ -63,7 +63,6 @@ from ._options import (
     usable_cores,
     value_of,
     values_of,
-    with_value,
 )
 from ._output import check_outputs
 from ._sources import Reading, note_order, open_source, order_object
@@ -71,15 +70,6 @@ from ._terminal import note, note_bad_lines, progress_bar
 
 _NS_A_MS = 10**6
 _CLOSED = "closed"
-
-
-class _FleetCommand(click.Command):
-    """A command whose ``--closed-loop`` takes the next argument only if it is ``recorded``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give the option its value."""
-        args = with_value(args, "--closed-loop", _CLOSED, lambda text: text == RECORDED)
-        return super().parse_args(ctx, args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +124,6 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 
 
 @click.command(
-    cls=_FleetCommand,
     epilog=examples(
         "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy hit-density",
         "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --disk 1TB",
@@ -245,9 +234,8 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 @click.option(
     "--closed-loop",
     type=click.Choice([_CLOSED, RECORDED]),
-    metavar="[recorded]",
-    help="Send each request of a session only after the previous one was answered; recorded: "
-    "answers take as long as recorded.",
+    help="Send each request of a session only after the previous one was answered: by the engines "
+    "(closed), or after as long as recorded (recorded).",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."

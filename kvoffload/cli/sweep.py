@@ -58,7 +58,6 @@ from ._options import (
     traces_argument,
     usable_cores,
     value_of,
-    with_value,
 )
 from ._output import STDOUT, check_outputs
 from ._sources import Reading, note_order, open_source, order_object
@@ -68,20 +67,7 @@ from ._terminal import note, note_bad_lines, progress_bar
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
 
 
-class _Sweep(click.Command):
-    """A command whose ``--csv`` takes the next argument only if it ends in ``.csv``.
-
-    A trace may therefore follow, as it could before the option took a file.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Join ``--csv`` and its file, or give it standard output."""
-        args = with_value(args, "--csv", STDOUT, lambda text: text.lower().endswith(".csv"))
-        return super().parse_args(ctx, args)
-
-
 @click.command(
-    cls=_Sweep,
     epilog=examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
         "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
@@ -122,9 +108,9 @@ class _Sweep(click.Command):
 )
 @click.option(
     "--csv",
-    metavar="[FILE.csv]",
-    help="Write one line per cell, comma-separated, to FILE.csv; without a file, print the lines "
-    "instead of the tables.",
+    metavar="FILE",
+    help="Write one line per cell, comma-separated, to FILE; - prints the lines instead of the "
+    "tables.",
 )
 @reading_options
 @json_option

@@ -13,7 +13,8 @@ from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import describe
 from kvoffload.traces import MissingExtraError
 
-from ._options import Group, examples, json_option, quiet_option
+from ._group import Group
+from ._options import examples, json_option, quiet_option
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ def test_belady_is_left_out_with_a_note(kvoffload, trace):
 
 
 def test_the_csv_has_the_times(kvoffload, trace):
-    done = kvoffload("sweep", str(trace), *SIZES, "--closed-loop", "9000", "--csv")
+    done = kvoffload("sweep", str(trace), *SIZES, "--closed-loop", "9000", "--csv", "-")
     rows = list(csv.DictReader(io.StringIO(done.out)))
     assert all(float(row["ttft_p95"]) > 0 for row in rows)
     assert all(0 < float(row["busy"]) <= 1 for row in rows)

@@ -17,7 +17,13 @@ from kvoffload.traces.writer import trace_line
 from .conftest import COMMAND, open_for
 
 pytest.importorskip("click", reason="the command needs the cli extra")
+import click
+
 from kvoffload.cli._app import root
+from kvoffload.cli._group import SUMMARIES
+
+COMMANDS = {name: root.get_command(click.Context(root), name) for name in SUMMARIES}
+GROUPS = [name for name, command in COMMANDS.items() if isinstance(command, click.Group)]
 
 
 def test_version_names_the_implementation(kvoffload):
@@ -29,7 +35,7 @@ def test_version_names_the_implementation(kvoffload):
 
 @pytest.mark.parametrize(
     "command",
-    [[], *([name] for name in root.commands)],
+    [[], *([name] for name in COMMANDS)],
     ids=" ".join,
 )
 def test_help(kvoffload, command):
@@ -41,13 +47,27 @@ def test_help(kvoffload, command):
         assert ("Examples:" in done.out) == bool(command)
 
 
-@pytest.mark.parametrize(
-    "group", [(), *((name,) for name in root.commands if hasattr(root.commands[name], "commands"))]
-)
+@pytest.mark.parametrize("group", [(), *((name,) for name in GROUPS)])
 def test_a_group_without_a_subcommand_prints_its_help_as_an_error(kvoffload, group):
     done = kvoffload(*group)
     assert (done.code, done.out) == (2, "")
     assert done.err == kvoffload(*group, "--help").out
+
+
+def test_the_list_of_commands_has_the_first_lines_of_their_help():
+    for name, command in COMMANDS.items():
+        assert command.name == name
+        assert SUMMARIES[name] == command.short_help == command.help.partition("\n")[0]
+
+
+def test_the_list_of_commands_imports_none_of_them():
+    code = (
+        "import sys; from kvoffload.cli import main; main(['--help']); main(['--version']); "
+        "print(sorted({'rich', 'msgspec', 'kvoffload.traces', 'kvoffload.replay', "
+        "'kvoffload.advise', 'kvoffload.cli.sweep'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
 
 
 @pytest.mark.thorough
@@ -58,7 +78,7 @@ def test_no_summary_of_a_command_is_cut(kvoffload, columns):
         assert max(map(len, done.out.splitlines())) <= columns
         listed = " ".join(done.out.partition("\nCommands:")[2].split())
         assert "..." not in listed
-        commands = root.commands[group[0]].commands if group else root.commands
+        commands = COMMANDS[group[0]].commands if group else COMMANDS
         for command in commands.values():
             assert command.help.partition("\n")[0] in listed
 

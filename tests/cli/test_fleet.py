@@ -68,7 +68,7 @@ def test_one_engine_hits_what_a_sweep_and_a_closed_loop_hit(fleet, kvoffload, tr
     memory = ("--capacity", "25%", "--policy", "lru,arc,hit-density", "--device-memory", "6")
     for more in ((), ("--closed-loop", "1000")):
         alone = kvoffload("sweep", trace, "--quiet", "--jobs", "1", *memory, *more, "--json")
-        loop = (*TIMED, "--closed-loop") if more else ()
+        loop = (*TIMED, "--closed-loop", "closed") if more else ()
         every = results(
             fleet("--engines", "1", "--router", "events,cost", *memory, *loop, "--json")
         )
@@ -184,7 +184,8 @@ def test_a_loop_needs_sessions_and_a_rate_times(kvoffload, tmp_path):
     path = tmp_path / "still.jsonl"
     write_trace([Request(0, 16, 1, (1,)), Request(0, 16, 1, (1,))], path)
     message = "--closed-loop: the trace must have sessions of several requests, got 2"
-    assert message in kvoffload("fleet", path, "--quiet", "--capacity", "1", "--closed-loop").error
+    loop = ("--capacity", "1", "--closed-loop", "closed")
+    assert message in kvoffload("fleet", path, "--quiet", *loop).error
     done = kvoffload("fleet", path, "--quiet", "--capacity", "1", *TIMED)
     assert "must have times of arrival with a rate, got 0 in all requests" in done.error
 

@@ -100,7 +100,7 @@ def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_p
         kvoffload(
             *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
             *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
-            *("--closed-loop", "--json", "--quiet"),
+            *("--closed-loop", "closed", "--json", "--quiet"),
         ).out
     )["results"][0]
     (same,) = [

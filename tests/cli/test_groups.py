@@ -136,7 +136,7 @@ def test_sweep_agrees_with_replay_in_any_number_of_processes(kvoffload, trace):
     names = ("policy", "capacity", "asked", "hits", "stored", "hit_ratio", "token_hit_ratio")
     swept = sorted(tuple(row[name] for name in names) for row in one["results"])
     assert swept == sorted(tuple(row[name] for name in names) for row in replayed["results"])
-    done = kvoffload("sweep", trace, *ONE, *arguments, "--csv")
+    done = kvoffload("sweep", trace, *ONE, *arguments, "--csv", "-")
     rows = list(csv.DictReader(done.out.splitlines()))
     assert [int(row["loaded"]) for row in rows] == [row["loaded"] for row in one["results"]]
     table = kvoffload("sweep", trace, *ONE, *arguments).out

@@ -37,8 +37,8 @@ TOKENIZE = "kvoffload convert trace.jsonl --format openai --tokenizer x"
 # what needs an extra: code, or a command; the subject of the line; the module; the extra
 CASES = [
     ("kvoffload --version", "the command", "click", "cli"),
-    ("kvoffload --version", "the command", "rich", "cli"),
-    ("kvoffload --version", "the command", "msgspec", "cli"),
+    ("kvoffload policies", "the command", "rich", "cli"),
+    ("kvoffload policies", "the command", "msgspec", "cli"),
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
     ("kvoffload sweep trace.jsonl --capacity 1 --dask x", "--dask", "distributed", "dask"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),

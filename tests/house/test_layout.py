@@ -28,7 +28,7 @@ LAYERS = [
     {"policies"},
     {"backends"},
     {"managers"},
-    {"__init__", "_former", "_printable"},
+    {"__init__", "_former", "_output_file", "_printable"},
     {"tiers", "watch"},
     {"testing"},
     {"traces"},
