@@ -80,7 +80,6 @@ def fleet_report_html(subject: FleetSubject) -> str:
         lines=lines,
         bar=BAR,
         vllm=subject.vllm_text(),
-        configs=subject.router_configs(),
     )
 
 

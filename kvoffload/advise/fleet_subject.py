@@ -16,7 +16,6 @@ from .fleet_wording import NOT_MODELLED, fleet_findings, fleet_headline
 from .fleets import FleetAdvice, FleetTier
 from .knee import Knee
 from .model_shape import ModelShape
-from .router_configs import RouterConfig, router_configs
 from .units import bytes_text, count_text, percent_text
 from .wording import Finding, assumed_workers_text, context, rates_text, workers_text
 
@@ -43,7 +42,7 @@ class FleetSubject:
     advice: FleetAdvice
     model: ModelShape | None  # None if bytes per token were given
     dtype: str  # element type of the model's KV cache
-    command: str  # a command that gives the same advice
+    command: str  # as it was typed
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     files: int | None = None  # number of files of the trace; None if it is generated
     id_spaces: int = 1  # sets of files that share their block ids
@@ -172,12 +171,3 @@ class FleetSubject:
         setup, case = self.advice.setup, self.advice.case
         groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
         return vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
-
-    def router_configs(self) -> list[RouterConfig]:
-        """Return configurations of stacks that use the router that is enough."""
-        spec, setup = self.advice.case.fleet.spec, self.advice.setup
-        if not self.is_recommended:
-            return []
-        return router_configs(
-            spec.name, spec.options, block_tokens=setup.block_tokens, engines=setup.engines
-        )

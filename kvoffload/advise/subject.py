@@ -38,7 +38,7 @@ class Subject:
     advice: Advice
     model: ModelShape | None  # None if bytes per token were given
     dtype: str  # element type of the model's KV cache
-    command: str  # a command that gives the same advice
+    command: str  # as it was typed
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None

@@ -100,7 +100,7 @@ def _invoke(arguments: Sequence[str]) -> int:
     if COMPLETION in os.environ:
         root.main(list(arguments), prog_name="kvoffload")
     try:
-        with root.make_context("kvoffload", list(arguments)) as context:
+        with root.make_context("kvoffload", list(arguments), obj=list(arguments)) as context:
             root.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code

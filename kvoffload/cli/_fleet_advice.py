@@ -59,7 +59,6 @@ def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
         "headline": subject.headline(),
         "findings": [asdict(finding) for finding in subject.findings()],
         "configuration": {"vllm": arguments} if subject.offloads else None,
-        "router_configs": [asdict(config) for config in subject.router_configs()],
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
         "not_modelled": subject.not_modelled,
@@ -110,12 +109,6 @@ def print_fleet_advice(subject: FleetSubject) -> None:
     if vllm is not None:
         click.echo("\nvLLM, each engine, --kv-transfer-config:\n")
         click.echo(textwrap.indent(vllm, "    "))
-    for config in subject.router_configs():
-        click.echo()
-        heading = f"{config.stack} ({config.release}): {config.router}"
-        print_prose(f"{heading}. {config.note}" if config.note else heading)
-        click.echo()
-        click.echo(textwrap.indent(config.text, "    "))
 
 
 def _print_heat(subject: FleetSubject, heat: Heat, title: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
@@ -13,7 +13,6 @@ import click
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.fleet_wording import NOT_MODELLED
 from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, p95_error, saving
-from kvoffload.advise.router_configs import RouterConfig, router_configs
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import DecodedTrace, HintOptions, TraceHints
 from kvoffload.replay.fleet import EngineCounts, Fleet, FleetResult
@@ -50,7 +49,6 @@ class FleetGrid:
     order: dict[str, object]
     hints: HintOptions | None
     told: TraceHints | None
-    with_configs: bool  # of the routers
     prices: Prices | None
 
     def rows(self) -> Iterator[tuple[FleetCell, FleetResult]]:
@@ -146,14 +144,6 @@ def print_fleets(grid: FleetGrid) -> None:
         print_prose(_choice_text(grid, choice))
         click.echo()
     print_prose(NOT_MODELLED)
-    for router, configs in _configs(grid).items():
-        click.echo()
-        if not configs:
-            print_prose(f"{router}: no stack provides it")
-        for config in configs:
-            heading = f"{router} in {config.stack} ({config.release}): {config.router}"
-            print_prose(f"{heading}. {config.note}" if config.note else heading)
-            click.echo(f"\n{config.text}\n")
 
 
 def _choices(grid: FleetGrid) -> list[FleetChoice]:
@@ -197,26 +187,6 @@ def _choice_object(grid: FleetGrid, choice: FleetChoice) -> dict[str, object]:
         "router": choice.fleet.router,
         "saving": saving(choice.result),
         **{name: None if one is None else saving(one) for name, one in others.items()},
-    }
-
-
-def _configs(grid: FleetGrid) -> dict[str, list[RouterConfig]]:
-    """Return each router's configurations by stack, for the most engines compared."""
-    if not grid.with_configs:
-        return {}
-    most: dict[str, Fleet] = {}
-    for cell in grid.cells:
-        known = most.setdefault(cell.fleet.router, cell.fleet)
-        if cell.fleet.engines > known.engines:
-            most[cell.fleet.router] = cell.fleet
-    return {
-        router: router_configs(
-            fleet.spec.name,
-            fleet.spec.options,
-            block_tokens=fleet.block_tokens,
-            engines=fleet.engines,
-        )
-        for router, fleet in most.items()
     }
 
 
@@ -344,11 +314,6 @@ def print_fleets_json(grid: FleetGrid) -> None:
                 for (engines, capacity), every in totals_of(grid.cells).items()
             ],
             "enough": [_choice_object(grid, choice) for choice in _choices(grid)],
-            "router_configs": [
-                {"for": router, **asdict(config)}
-                for router, configs in _configs(grid).items()
-                for config in configs
-            ],
             "results": [fleet_object(*row) for row in grid.rows()],
         }
     )

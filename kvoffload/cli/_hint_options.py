@@ -108,16 +108,3 @@ def hints_text(options: HintOptions, hints: TraceHints) -> str:
     if options.liars:
         who += f", but {percent_text(options.liars)} always say 1 s"
     return f"hints of {who}: {', '.join(said)}"
-
-
-def hint_words(options: HintOptions | None) -> list[str]:
-    """Return the options as words of a command, without defaults."""
-    if options is None:
-        return []
-    defaults = HintOptions(told=options.told)
-    words = ["--hints", options.told]
-    for name in _NAMES:
-        value = getattr(options, name)
-        if value != getattr(defaults, name):
-            words += [f"--hints-{name}", f"{value!r}"]
-    return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
+from kvoffload._printable import printable
 from kvoffload.errors import describe, unknown_name
 from kvoffload.policies import registry
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
@@ -152,6 +154,11 @@ def check_prefix(prefix: str) -> None:
 def examples(*commands: str) -> str:
     """Return the end of a help text: example commands, unwrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def typed_command() -> str:
+    """Return the command as it was typed, quoted for a shell; control characters are escaped."""
+    return printable(shlex.join(["kvoffload", *click.get_current_context().obj]))
 
 
 def is_default(parameter: str) -> bool:

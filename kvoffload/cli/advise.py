@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
-from kvoffload._printable import printable
 from kvoffload.advise import (
     Accelerator,
     Advice,
     Disk,
-    Engine,
     ModelShape,
     RecordedTrace,
     Setup,
@@ -50,7 +46,6 @@ from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Survey
-from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
 from ._decoding import Decoding
@@ -65,7 +60,6 @@ from ._fleet_options import (
 )
 from ._hint_options import (
     hint_options,
-    hint_words,
     hints_object,
     hints_text,
     told_by_trace,
@@ -90,6 +84,7 @@ from ._options import (
     reading_options,
     step_tokens_option,
     traces_argument,
+    typed_command,
     usable_cores,
     value_of,
     values_of,
@@ -349,18 +344,6 @@ def advise(
         if disk is not None:
             size_of_disk = _bytes_of(disk, "--disk", setup.chunks, recorded.trace.unique_blocks)
             behind = Disk(size_of_disk, disk_policies or POLICIES)
-        command = _Command(
-            traces,
-            setup,
-            size,
-            engine if accelerator or not model else replace(engine, accelerator=None),
-            behind,
-            report,
-            reading,
-            unchained_ids,
-            hints,
-            fleet,
-        )
         decoding = Decoding(
             traces, reading, block_tokens, hints, full_blocks=full, arrivals=engines is not None
         )
@@ -378,12 +361,11 @@ def advise(
                 knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
-                command = replace(command, setup=setup)
             context |= {
                 "trace": source.name,
                 "model": model,
                 "dtype": size.cache.dtype,
-                "command": command.text(),
+                "command": typed_command(),
             }
             setup = replace(setup, engine=engine)
             subject: Subject | FleetSubject
@@ -395,7 +377,6 @@ def advise(
                     recorded, setup, fleet, typical, effort, disk=behind, grows=grows
                 )
                 setup = replace(setup, memory=advice.setup.memory)
-                context["command"] = replace(command, setup=setup).text()
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
             subject = _since(subject, *earlier)
@@ -566,15 +547,6 @@ class _FleetOptions:
             found += [FleetTier("private", disk.size, policy) for policy in policies]
         return tuple(dict.fromkeys(found))
 
-    def words(self) -> list[str]:
-        """Return them for a command line."""
-        words = ["--engines", str(self.engines)]
-        words += ["--router", ",".join(self.routers)] if self.routers else []
-        words += ["--shared", ",".join(one.text for one in self.shared)] if self.shared else []
-        if self.price is not None:
-            words += ["--price", f"host={self.price.host:g},tier={self.price.tier:g}"]
-        return words
-
 
 def _subject(
     recorded: RecordedTrace,
@@ -702,103 +674,6 @@ class _TokenSize:
                 "how many bytes its blocks have"
             )
         return max(1, source.block_bytes // block_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """The command that writes the same page, with every default written out."""
-
-    traces: Sequence[str]
-    setup: Setup
-    size: _TokenSize
-    engine: Engine
-    disk: Disk | None
-    report: str | None
-    reading: Reading
-    unchained_ids: bool
-    hints: HintOptions | None
-    fleet: _FleetOptions | None = None
-
-    def text(self) -> str:
-        """Return it quoted for a shell."""
-        are_like_options = any(name.startswith("-") and name != STDIN for name in self.traces)
-        words = ["kvoffload", "advise", *([] if are_like_options else self.traces)]
-        words += self._sizes()
-        words += self._engine()
-        words += [] if self.fleet is None else self.fleet.words()
-        reading = self.reading
-        for option, value in (
-            ("--disk", self.disk and _exact(self.disk.size)),
-            ("--disk-policy", ",".join(self._disk_policies())),
-            ("--format", reading.format),
-            ("--model-name", reading.model_name),
-            ("--limit", reading.limit and str(reading.limit)),
-            ("--report", self.report),
-        ):
-            words += [option, value] if value else []
-        words += ["--skip-bad"] if reading.skip_bad else []
-        words += ["--same-ids"] if reading.same_ids else []
-        words += ["--unchained-ids"] if self.unchained_ids else []
-        words += hint_words(self.hints)
-        words += ["--", *self.traces] if are_like_options else []
-        return " ".join(map(_shell_word, words))
-
-    def _disk_policies(self) -> tuple[str, ...]:
-        if self.fleet is not None:
-            return self.fleet.tier_policies
-        return () if self.disk is None else self.disk.policies
-
-    def _sizes(self) -> list[str]:
-        setup, size = self.setup, self.size
-        given = [setup.memory, *(other for other in setup.others if other != setup.memory)]
-        words = ["--capacity", ",".join(map(_exact, given))]
-        if setup.policies != POLICIES:
-            words += ["--policy", ",".join(setup.policies)]
-        cache = size.cache
-        if cache.model is None:
-            words += ["--kv-bytes-per-token", str(setup.token_bytes)]
-        else:
-            words += ["--model", cache.model.name]
-            words += ["--kv-cache-dtype", cache.dtype] if cache.dtype != "bfloat16" else []
-            workers = cache.tensor_parallel
-            words += ["--tensor-parallel", str(workers)] if workers else []
-            words += ["--retention", str(cache.retention)] if cache.retention else []
-        if setup.device_memory:
-            words += ["--device-memory", _exact(setup.device_memory)]
-        words += ["--block-tokens", str(setup.block_tokens)]
-        if setup.step_tokens not in (None, STEP_TOKENS):
-            words += ["--step-tokens", str(setup.step_tokens)]
-        return words
-
-    def _engine(self) -> list[str]:
-        engine = self.engine
-        words = ["--accelerator", engine.accelerator.name] if engine.accelerator else []
-        if engine.prefill_given:
-            words += ["--prefill-tokens-per-second", f"{engine.prefill_rate:g}"]
-        if engine.link_given:
-            words += ["--link-bandwidth", _exact(int(engine.link_bandwidth))]
-        return words
-
-
-def _shell_word(word: str) -> str:
-    """Return a word quoted for a shell; bytes that cannot be shown are escaped."""
-    if printable(word) == word:
-        return shlex.quote(word)
-    return "$'" + "".join(map(_escaped, os.fsencode(word))) + "'"
-
-
-def _escaped(byte: int) -> str:
-    character = chr(byte)
-    if character in "\\'":
-        return f"\\{character}"
-    return character if " " <= character <= "~" else f"\\{byte:03o}"
-
-
-def _exact(size: int) -> str:
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
-        if size % 2**power == 0:
-            return f"{size >> power}{unit}"
-    return f"{size}B"
 
 
 def _bytes_of(

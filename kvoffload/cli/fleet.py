@@ -251,11 +251,6 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 )
 @click.option("--csv", metavar="FILE.csv", help="Write one line per fleet, comma-separated.")
 @price_option
-@click.option(
-    "--router-config",
-    is_flag=True,
-    help="Print the configuration of each router for llm-d, SGLang, production-stack and Dynamo.",
-)
 @reading_options
 @json_option
 def fleet(
@@ -291,7 +286,6 @@ def fleet(
     plot: str | None,
     csv: str | None,
     price: Prices | None,
-    router_config: bool,
     reading: Reading,
     as_json: bool,
     quiet: bool,
@@ -389,7 +383,6 @@ def fleet(
         order_object(survey),
         hints,
         decoded.hints,
-        router_config,
         price,
     )
     _warn_of_load(grid, quiet=quiet)

@@ -125,8 +125,6 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
                 assert percent_text(result.saved) in text
     assert f"<b>{percent_text(advice.result.saved)}</b>" in text
     assert "cpu_bytes_to_use" in text
-    for config in subject.router_configs():
-        assert config.release in text
 
 
 def test_a_fleet_without_a_recommendation_has_no_configuration():

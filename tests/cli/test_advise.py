@@ -9,6 +9,7 @@ import shlex
 
 import pytest
 
+from kvoffload._printable import printable
 from kvoffload.advise import model_shape
 from kvoffload.policies import registry
 from kvoffload.traces import Request, Workload, write_trace
@@ -269,16 +270,8 @@ def test_a_trace_without_lengths_needs_a_block_size(kvoffload, tmp_path):
     assert "too short: 2 requests" in done.out
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("trace.jsonl", marks=pytest.mark.nightly),
-        "it's\n\x1b[31m\udcff.jsonl",
-        pytest.param("-a b.jsonl", marks=pytest.mark.nightly),
-    ],
-)
-def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
-    """It has every option that changes the advice, and names quoted for a shell."""
+@pytest.mark.parametrize("name", ["it's a trace.jsonl", "-a\n\x1b[31m\udcff.jsonl"])
+def test_the_command_on_the_page_is_what_was_typed(tmp_path, name):
     pytest.importorskip("jinja2", reason="the report needs the report extra")
     lines = [trace_line(request) for request in Workload(400, seed=5)]
     (tmp_path / name).write_bytes(b"".join([*lines[:100], b"bad\n", *lines[100:]]))
@@ -288,26 +281,13 @@ def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
     first = run_shell(f'cd "$folder"; kvoffload advise {shlex.join(arguments)}', folder=tmp_path)
     assert (first.code, first.err) == (0, "")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    (tmp_path / "page.html").unlink()
     command = html.unescape(re.search(r"Made by .*?<code>(.*?)</code>", page)[1])
-    assert command.isprintable()
-    again = run_shell(f'cd "$folder"; {command}', folder=tmp_path)
-    assert again.code == 0
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert again.out == first.out
-
-
-def test_the_command_on_the_page_names_the_model(tmp_path, kvoffload, trace):
-    pytest.importorskip("jinja2", reason="the report needs the report extra")
-    path = tmp_path / "page.html"
-    arguments = ["--capacity", "7GiB", "--model", "Qwen3-8B", "--kv-cache-dtype", "fp8"]
-    arguments += ["--tensor-parallel", "2", "--jobs", "1", "--report", path]
-    assert kvoffload("advise", trace, *arguments).code == 0
-    page = path.read_text(encoding="utf-8")
-    command = html.unescape(re.search(r"Made by .*?<code>(.*?)</code>", page)[1])
-    path.unlink()
-    assert kvoffload(*shlex.split(command)[1:]).code == 0
-    assert path.read_text(encoding="utf-8") == page
+    assert command == printable(f"kvoffload advise {shlex.join(arguments)}")
+    if name.isprintable():
+        (tmp_path / "page.html").unlink()
+        again = run_shell(f'cd "$folder"; {command}', folder=tmp_path)
+        assert (again.code, again.out) == (0, first.out)
+        assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
 
 
 def test_json_has_no_number_that_json_does_not_know(kvoffload, tmp_path):

@@ -102,20 +102,6 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
         assert total["pooled"]["lru"] <= total["belady"] <= total["infinite"]
 
 
-def test_routers_are_written_as_stacks_are_told(fleet):
-    memory = ("--engines", "2", "--capacity", "8", "--policy", "lru", "--router-config")
-    routers = ("--router", "prefix?threshold=.3,events?host=60,earliest")
-    done = fleet(*memory, *routers)
-    assert done.code == 0, done.err
-    assert "prefix?threshold=0.3 in SGLang router (sglang-router " in done.out
-    assert "--cache-threshold 0.3" in done.out
-    assert "kind: EndpointPickerConfig" in done.out
-    assert "earliest: no stack provides it" in done.out
-    configs = json.loads(fleet(*memory, *routers, "--json").out)["router_configs"]
-    assert {one["for"] for one in configs} == {"prefix?threshold=0.3", "events?host=60.0"}
-    assert all(one["text"] in done.out for one in configs)
-
-
 def test_what_is_enough_is_named(fleet):
     memory = ("--engines", "1,2", "--capacity", "8,16,32", "--policy", "lru,hit-density")
     done = fleet(*memory, *TIMED, "--router", "round-robin,session", "--price", "host=5,tier=.1")

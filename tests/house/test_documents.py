@@ -33,7 +33,7 @@ DOCUMENTS = sorted(
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MINUTES_IN_PYTHON = {"advise.md", "from-trace-to-configuration.md"}
 """Documents whose commands compare all policies at many capacities."""
-LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "cython", "c", "bibtex"}
+LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "cython", "c", "bibtex", "yaml"}
 
 if not (ROOT / "docs").is_dir():
     pytest.skip("the documents are not beside the tests", allow_module_level=True)
@@ -107,6 +107,15 @@ def test_code_blocks_name_a_language_that_is_run_or_is_no_program() -> None:
         assert len(fences) % 2 == 0, path
         languages = {info for _, info in fences[::2] if not info.startswith("{")}
         assert languages <= LANGUAGES, path  # neither run nor known as text
+
+
+def test_yaml_on_the_pages_is_valid_and_refers_to_plugins_that_it_lists() -> None:
+    yaml = pytest.importorskip("yaml")
+    page = (ROOT / "docs" / "how-to" / "router-configs.md").read_text(encoding="utf-8")
+    picker, chart = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S))
+    listed = {plugin["type"] for plugin in picker["plugins"]}
+    assert set(re.findall(r"pluginRef: ([\w-]+)", page)) <= listed
+    assert chart == {"routerSpec": {"routingLogic": "session", "sessionKey": "x-session-id"}}
 
 
 def test_quick_start_is_one_block_of_two_lines() -> None:
