@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 
 import click
 
-from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import Advice, Cell
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
 from kvoffload.advise.economy import balance
@@ -25,15 +24,10 @@ NAMES = ("prefix cache", "recommended")
 
 
 def as_object(subject: Subject) -> dict[str, object]:
-    """Return the advice as the object that ``--json`` prints."""
+    """Return the advice as ``--json`` prints it, without what it prints of every result."""
     advice, setup, facts = subject.advice, subject.advice.setup, subject.advice.facts
     policy = advice.policy
     return {
-        "trace": subject.trace,
-        "files": subject.files,
-        "id_spaces": subject.id_spaces,
-        "implementation": IMPLEMENTATION,
-        "version": __version__,
         **{name: count for name, count in asdict(facts).items() if name != "asked_tokens"},
         "asked": facts.asked_tokens // setup.chunks.hit_unit,
         "full_blocks": setup.full_blocks,

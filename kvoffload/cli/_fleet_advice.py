@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.fleet_subject import FleetSubject, Heat
 from kvoffload.advise.fleet_wording import each_text, p95_text, tier_text
@@ -22,17 +21,12 @@ from ._terminal import Column, print_prose, print_tables
 
 
 def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
-    """Return the advice as the object that ``--json`` prints."""
+    """Return the advice as ``--json`` prints it, without what it prints of every result."""
     advice, setup = subject.advice, subject.advice.setup
     groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
     arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, groups)
     engine = setup.engine
     return {
-        "trace": subject.trace,
-        "files": subject.files,
-        "id_spaces": subject.id_spaces,
-        "implementation": IMPLEMENTATION,
-        "version": __version__,
         "requests": advice.requests,
         "input_tokens": advice.input_tokens,
         "blocks": advice.blocks,

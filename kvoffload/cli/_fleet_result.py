@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
-from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.fleet_wording import NOT_MODELLED
 from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, p95_error, saving
 from kvoffload.advise.units import percent_text
@@ -23,7 +20,7 @@ from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text
 from ._replay_result import liar_columns, liars_object
 from ._sources import BlockTokens, Source
-from ._terminal import Column, print_json, print_prose, print_tables
+from ._terminal import Column, print_prose, print_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class FleetGrid:
     block_bytes: int | None
     block_tokens: BlockTokens
     cells: list[FleetCell]  # by engines, capacity, tier, policy, router
-    results: dict[Fleet | Pooled, FleetResult | int]
+    counts: dict[Fleet | Pooled, FleetResult | int]
     model: str | None
     order: dict[str, object]
     hints: HintOptions | None
@@ -54,13 +51,54 @@ class FleetGrid:
     def rows(self) -> Iterator[tuple[FleetCell, FleetResult]]:
         """Yield each fleet with its result, in order."""
         for cell in self.cells:
-            found = self.results[cell.fleet]
+            found = self.counts[cell.fleet]
             if isinstance(found, FleetResult):
                 yield cell, found
 
+    def draw(self, path: str) -> None:
+        """Draw the tokens hit into a file."""
+        from ._plot import draw_fleets
+
+        draw_fleets(self, path)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return each fleet with its result as an object."""
+        return [fleet_object(*row) for row in self.rows()]
+
+    def as_object(self) -> dict[str, object]:
+        """Return the object that ``--json`` prints."""
+        first, trace = self.cells[0].fleet, self.trace
+        return {
+            **self.source.head(),
+            "unique_blocks": trace.unique_blocks,
+            "block_bytes": self.block_bytes,
+            "block_tokens": self.block_tokens.count,
+            "block_tokens_from": self.block_tokens.origin,
+            **self.order,
+            "hints": hints_object(self.hints, self.told),
+            "loop": first.loop,
+            "prefill_tokens_per_second": first.rate,
+            "link_bandwidth": first.link,
+            "tier_bandwidth": first.tier_link,
+            "decode_ms": first.decode_ns / 1e6,
+            "slots": first.slots,
+            "seed": first.seed,
+            "not_modelled": NOT_MODELLED,
+            "totals": [
+                _total(self, engines, capacity, every)
+                for (engines, capacity), every in totals_of(self.cells).items()
+            ],
+            "enough": [_choice_object(self, choice) for choice in _choices(self)],
+            "results": self.results(),
+        }
+
+    def print(self) -> None:
+        """Print the tables and what is enough."""
+        print_fleets(self)
+
     def ratio(self, pooled: Pooled) -> float:
         """Return the share of the blocks that one cache hits."""
-        found = self.results[pooled]
+        found = self.counts[pooled]
         is_count = isinstance(found, int) and self.trace.num_blocks
         return found / self.trace.num_blocks if is_count else 0.0  # type: ignore[operator]
 
@@ -285,60 +323,8 @@ def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
     }
 
 
-def print_fleets_json(grid: FleetGrid) -> None:
-    """Print one JSON object."""
-    first, trace = grid.cells[0].fleet, grid.trace
-    print_json(
-        {
-            "trace": grid.source.name,
-            "files": grid.source.files,
-            "id_spaces": grid.source.id_spaces,
-            "implementation": IMPLEMENTATION,
-            "version": __version__,
-            "unique_blocks": trace.unique_blocks,
-            "block_bytes": grid.block_bytes,
-            "block_tokens": grid.block_tokens.count,
-            "block_tokens_from": grid.block_tokens.origin,
-            **grid.order,
-            "hints": hints_object(grid.hints, grid.told),
-            "loop": first.loop,
-            "prefill_tokens_per_second": first.rate,
-            "link_bandwidth": first.link,
-            "tier_bandwidth": first.tier_link,
-            "decode_ms": first.decode_ns / 1e6,
-            "slots": first.slots,
-            "seed": first.seed,
-            "not_modelled": NOT_MODELLED,
-            "totals": [
-                _total(grid, engines, capacity, every)
-                for (engines, capacity), every in totals_of(grid.cells).items()
-            ],
-            "enough": [_choice_object(grid, choice) for choice in _choices(grid)],
-            "results": [fleet_object(*row) for row in grid.rows()],
-        }
-    )
-
-
 def _total(grid: FleetGrid, engines: int, capacity: str, every: list[Pooled]) -> dict[str, object]:
     """Return the blocks that all memory hits as one cache."""
-    hits = {one.policy: grid.results[one] for one in every}
+    hits = {one.policy: grid.counts[one] for one in every}
     ceilings = {name: hits.pop(name) for name in (BELADY, INFINITE)}
     return {"engines": engines, "capacity": capacity, "pooled": hits, **ceilings}
-
-
-def fleets_csv(grid: FleetGrid) -> str:
-    """Return a heading and one line per fleet; unknown values are empty."""
-    text = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for row in grid.rows():
-        values: dict[str, object] = {}
-        for name, value in fleet_object(*row).items():
-            if isinstance(value, dict):
-                values |= {f"{name}_{part}": one for part, one in value.items()}
-            elif name != "per_engine":
-                values[name] = value
-        if writer is None:
-            writer = csv.DictWriter(text, list(values), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(values)
-    return text.getvalue()

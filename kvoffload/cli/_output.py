@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import click
 
@@ -15,11 +15,12 @@ from kvoffload.traces import Request, write_requests
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.oracle_general import ORACLE_GENERAL, is_named_oracle_general
-from kvoffload.traces.outputs import check_output, own_descriptor
+from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 from kvoffload.traces.writer import packed_output
 
 from ._sources import named_files
 from ._streams import check_standard_output, standard_output
+from ._terminal import csv_text, print_json
 
 STDOUT = "-"
 TRACE = "TRACE"
@@ -79,6 +80,53 @@ def write_output(
         return
     with packed_output(output) as stream:
         write(requests, stream)
+
+
+class Result(Protocol):
+    """What a command computed, in every form in which it can be asked for."""
+
+    def draw(self, path: str) -> None: ...
+
+    def results(self) -> Sequence[Mapping[str, object]]: ...
+
+    def as_object(self) -> Mapping[str, object]: ...
+
+    def print(self) -> None: ...
+
+
+def check_csv(csv: str | None, *, as_json: bool) -> str | None:
+    """Return the file of ``--csv``, None for standard output, which --json excludes."""
+    if csv == STDOUT and as_json:
+        raise click.UsageError("--csv and --json exclude each other, got both")
+    return None if csv == STDOUT else csv
+
+
+def show(
+    result: Result,
+    *,
+    plot: str | None,
+    csv: str | None,
+    as_json: bool,
+    faults: Sequence[OSError] = (),
+) -> None:
+    """Draw, write and print a result; then raise the first of `faults` and of its own."""
+    faults = [*faults]
+    try:
+        if plot is not None:
+            result.draw(plot)
+        if csv not in (None, STDOUT):
+            with open_output(csv) as file:
+                file.write(csv_text(result.results()).encode())
+    except OSError as error:
+        faults.append(error)
+    if as_json:
+        print_json(result.as_object())
+    elif csv == STDOUT:
+        click.echo(csv_text(result.results()), nl=False)
+    else:
+        result.print()
+    if faults:
+        raise faults[0]
 
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
 from kvoffload.traces import (
@@ -108,6 +109,16 @@ class Source:
     def block_bytes(self) -> int | None:
         """Bytes per block, if the trace states them."""
         return None if self.trace is None else self.trace.block_bytes
+
+    def head(self) -> dict[str, object]:
+        """Return the first fields of every result that ``--json`` prints."""
+        return {
+            "trace": self.name,
+            "files": self.files,
+            "id_spaces": self.id_spaces,
+            "implementation": IMPLEMENTATION,
+            "version": __version__,
+        }
 
     @property
     def bad_lines(self) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import click
 
-from kvoffload import IMPLEMENTATION
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.replay import GroupChunks, HintOptions, ReplayResult, TraceHints
@@ -24,7 +21,7 @@ from ._loop_options import duration_text, loop_object, loop_text, times_object
 from ._model_options import groups_object
 from ._replay_result import liars_object, steps_text
 from ._sources import BlockTokens, Source
-from ._terminal import Column, print_json, print_prose, print_tables
+from ._terminal import Column, flat, print_prose, print_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,6 @@ class Grid:
     """A finished sweep."""
 
     source: Source
-    version: str  # of the package
     unique_blocks: int  # of the trace
     block_bytes: int | None  # if known
     block_tokens: BlockTokens
@@ -69,6 +65,41 @@ class Grid:
     def row(self, policy: str) -> list[tuple[Cell, ReplayResult]]:
         """Return a policy's cells and their counts, in the order of the capacities."""
         return [(cell, self.counts[cell]) for cell in self.cells if cell.policy == policy]
+
+    def draw(self, path: str) -> None:
+        """Draw the hit ratios into a file."""
+        from ._plot import draw
+
+        draw(self, path)
+
+    def results(self) -> list[dict[str, object]]:
+        """Return each cell as one flat object."""
+        return [
+            _object(self, given, cell, counts)
+            for policy in self.policies
+            for given, (cell, counts) in zip(self.sizes, self.row(policy), strict=True)
+        ]
+
+    def as_object(self) -> dict[str, object]:
+        """Return the object that ``--json`` prints."""
+        return {
+            **self.source.head(),
+            "unique_blocks": self.unique_blocks,
+            "block_bytes": self.block_bytes,
+            "block_tokens": self.block_tokens.count,
+            "block_tokens_from": self.block_tokens.origin,
+            "no_token_hit_ratio": self.no_tokens,
+            **self.order,
+            "step_tokens": self.step_tokens,
+            "hints": hints_object(self.hints, self.told),
+            "closed_loop": loop_object(self.loop),
+            **groups_object(self.groups),
+            "results": self.results(),
+        }
+
+    def print(self) -> None:
+        """Print the tables."""
+        print_grid(self)
 
 
 def print_grid(grid: Grid) -> None:
@@ -171,51 +202,5 @@ def _object(grid: Grid, given: str, cell: Cell, counts: ReplayResult) -> dict[st
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
     if counts.loop is not None:
-        for name, value in times_object(counts.loop).items():
-            if isinstance(value, dict):
-                values.update({f"{name}_{part}": seconds for part, seconds in value.items()})
-            else:
-                values[name] = value
+        values |= flat(times_object(counts.loop))
     return values
-
-
-def _objects(grid: Grid) -> list[dict[str, object]]:
-    return [
-        _object(grid, given, cell, counts)
-        for policy in grid.policies
-        for given, (cell, counts) in zip(grid.sizes, grid.row(policy), strict=True)
-    ]
-
-
-def print_grid_json(grid: Grid) -> None:
-    """Print one JSON object."""
-    print_json(
-        {
-            "trace": grid.source.name,
-            "files": grid.source.files,
-            "id_spaces": grid.source.id_spaces,
-            "implementation": IMPLEMENTATION,
-            "version": grid.version,
-            "unique_blocks": grid.unique_blocks,
-            "block_bytes": grid.block_bytes,
-            "block_tokens": grid.block_tokens.count,
-            "block_tokens_from": grid.block_tokens.origin,
-            "no_token_hit_ratio": grid.no_tokens,
-            **grid.order,
-            "step_tokens": grid.step_tokens,
-            "hints": hints_object(grid.hints, grid.told),
-            "closed_loop": loop_object(grid.loop),
-            **groups_object(grid.groups),
-            "results": _objects(grid),
-        }
-    )
-
-
-def csv_text(grid: Grid) -> str:
-    """Return a heading and one line per cell; unknown values are empty."""
-    objects = _objects(grid)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(objects[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(objects)
-    return text.getvalue()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import itertools
 import json
 import math
@@ -10,7 +12,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +54,30 @@ def note_bad_lines(count: int, *, quiet: bool) -> None:
     """Print how many bad lines were skipped, if any."""
     if count:
         note(f"{count:,} bad line{'s' * (count > 1)} skipped", quiet=quiet)
+
+
+def flat(values: Mapping[str, object]) -> dict[str, object]:
+    """Return an object without objects: the part of a value is named ``value_part``."""
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{name}_{part}": one for part, one in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def csv_text(objects: Iterable[Mapping[str, object]]) -> str:
+    """Return a heading and one line per object without its lists; unknown values are empty."""
+    rows = [
+        {name: value for name, value in flat(one).items() if not isinstance(value, list)}
+        for one in objects
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,11 +379,11 @@ def advise(
                 setup = replace(setup, memory=advice.setup.memory)
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
-            subject = _since(subject, *earlier)
+            subject = _since(subject, source, *earlier)
         fault = None if report is None else _write(subject, report)
         if as_json:
-            said = {"hints": hints_object(hints, told)}
-            print_json({**_object(subject), **said, **order_object(survey)})
+            said = {"hints": hints_object(hints, told), **order_object(survey)}
+            print_json({**source.head(), **_object(subject), **said})
         elif isinstance(subject, FleetSubject):
             print_fleet_advice(subject)
         else:
@@ -425,13 +425,14 @@ def _check_none(options: dict[str, object]) -> None:
 
 
 def _since(
-    subject: Subject | FleetSubject, path: str, earlier: dict[str, Any]
+    subject: Subject | FleetSubject, source: Source, path: str, earlier: dict[str, Any]
 ) -> Subject | FleetSubject:
     """Compare the advice with an earlier one."""
     try:
-        return replace(subject, since=compared_advice(path, earlier, _object(subject)))
+        found = compared_advice(path, earlier, {**source.head(), **_object(subject)})
     except ValueError as error:
         raise click.UsageError(f"--compare {error}") from None
+    return replace(subject, since=found)
 
 
 def _object(subject: Subject | FleetSubject) -> dict[str, object]:

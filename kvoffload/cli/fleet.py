@@ -19,7 +19,6 @@ from kvoffload.replay.fleet import Fleet, FleetResult, Tier
 from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES, Loop
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.processes import Elsewhere
-from kvoffload.traces.outputs import open_output
 
 from ._decoding import Decoding, decode
 from ._fleet_options import (
@@ -33,9 +32,6 @@ from ._fleet_options import (
 from ._fleet_result import (
     FleetCell,
     FleetGrid,
-    fleets_csv,
-    print_fleets,
-    print_fleets_json,
     totals_of,
 )
 from ._hint_options import hint_options
@@ -64,7 +60,7 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._output import check_outputs
+from ._output import check_csv, check_outputs, show
 from ._sources import Reading, note_order, open_source, order_object
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -249,7 +245,12 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
     callback=value_of(read_picture),
     help="Draw the tokens hit over the memory of all engines: .png, .svg or .pdf.",
 )
-@click.option("--csv", metavar="FILE.csv", help="Write one line per fleet, comma-separated.")
+@click.option(
+    "--csv",
+    metavar="FILE",
+    help="Write one line per fleet, comma-separated, to FILE; - prints the lines instead of the "
+    "tables.",
+)
 @price_option
 @reading_options
 @json_option
@@ -299,7 +300,7 @@ def fleet(
     """
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
     cache.check(block_bytes)
-    check_outputs(traces, {"--plot": plot, "--csv": csv})
+    check_outputs(traces, {"--plot": plot, "--csv": check_csv(csv, as_json=as_json)})
     check_dask(dask, traces)
     if plot is not None:
         require("matplotlib", "--plot", "plot")
@@ -386,17 +387,7 @@ def fleet(
         price,
     )
     _warn_of_load(grid, quiet=quiet)
-    if plot is not None:
-        from ._plot import draw_fleets
-
-        draw_fleets(grid, plot)
-    if csv is not None:
-        with open_output(csv) as file:
-            file.write(fleets_csv(grid).encode())
-    if as_json:
-        print_fleets_json(grid)
-    else:
-        print_fleets(grid)
+    show(grid, plot=plot, csv=csv, as_json=as_json)
 
 
 def _check(trace: DecodedTrace, fleet: Fleet) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import click
 
-from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import ModelShape
 from kvoffload.replay import DecodedTrace, DeviceCache, HintOptions
 from kvoffload.replay import replay as replay_trace
@@ -212,11 +211,7 @@ def replay(
         if as_json:
             print_json(
                 {
-                    "trace": source.name,
-                    "files": source.files,
-                    "id_spaces": source.id_spaces,
-                    "implementation": IMPLEMENTATION,
-                    "version": __version__,
+                    **source.head(),
                     "block_tokens": block_tokens,
                     "block_tokens_from": known.origin,
                     "unique_blocks": survey.unique_blocks,

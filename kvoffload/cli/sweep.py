@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import click
 
-from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
@@ -18,7 +17,6 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.results_file import ResultsFile
-from kvoffload.traces.outputs import open_output
 
 from ._decoding import Decoding, decode
 from ._hint_options import hint_options
@@ -59,9 +57,9 @@ from ._options import (
     usable_cores,
     value_of,
 )
-from ._output import STDOUT, check_outputs
+from ._output import check_csv, check_outputs, show
 from ._sources import Reading, note_order, open_source, order_object
-from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
+from ._sweep_result import Grid
 from ._terminal import note, note_bad_lines, progress_bar
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
@@ -146,14 +144,10 @@ def sweep(
     such files, or a pattern; several are merged by time. - means standard input. The trace is
     decoded once and held in memory, 12 bytes per block.
     """
-    if csv == STDOUT and as_json:
-        raise click.UsageError("--csv and --json exclude each other, got both")
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
-    csv_file = None if csv == STDOUT else csv
-    check_outputs(
-        traces, {"--plot": plot, "--results": results, "--csv": csv_file}, append=("--results",)
-    )
+    files = {"--plot": plot, "--results": results, "--csv": check_csv(csv, as_json=as_json)}
+    check_outputs(traces, files, append=("--results",))
     check_dask(dask, traces)
     if results is not None:
         _check_results(results)
@@ -203,7 +197,6 @@ def sweep(
         counts = _counts(work, file, jobs or usable_cores(), elsewhere, faults, quiet=quiet)
     grid = Grid(
         source,
-        __version__,
         decoded.unique_blocks,
         block_bytes,
         known,
@@ -218,18 +211,7 @@ def sweep(
         decoded.hints,
         loop,
     )
-    if plot is not None:
-        _draw(grid, plot, faults)
-    if csv_file is not None:
-        _write_csv(grid, csv_file, faults)
-    if as_json:
-        print_grid_json(grid)
-    elif csv == STDOUT:
-        click.echo(csv_text(grid), nl=False)
-    else:
-        print_grid(grid)
-    if faults:
-        raise faults[0]
+    show(grid, plot=plot, csv=csv, as_json=as_json, faults=faults)
 
 
 def _check_results(results: str) -> None:
@@ -238,23 +220,6 @@ def _check_results(results: str) -> None:
         ResultsFile.check(results)
     except ValueError as error:
         raise click.UsageError(f"--results {error}") from None
-
-
-def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:
-    from ._plot import draw
-
-    try:
-        draw(grid, plot)
-    except OSError as error:
-        faults.append(error)
-
-
-def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
-    try:
-        with open_output(name) as file:
-            file.write(csv_text(grid).encode())
-    except OSError as error:
-        faults.append(error)
 
 
 def _counts(

@@ -112,7 +112,9 @@ def test_code_blocks_name_a_language_that_is_run_or_is_no_program() -> None:
 def test_yaml_on_the_pages_is_valid_and_refers_to_plugins_that_it_lists() -> None:
     yaml = pytest.importorskip("yaml")
     page = (ROOT / "docs" / "how-to" / "router-configs.md").read_text(encoding="utf-8")
-    picker, chart = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S))
+    picker, chart = map(
+        yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    )
     listed = {plugin["type"] for plugin in picker["plugins"]}
     assert set(re.findall(r"pluginRef: ([\w-]+)", page)) <= listed
     assert chart == {"routerSpec": {"routingLogic": "session", "sessionKey": "x-session-id"}}
