@@ -1,10 +1,12 @@
-"""The picture of a sweep: hit ratio over capacity, each line with its name at its end."""
+"""Pictures: hit ratios over a logarithmic scale, each line with its name at its end."""
 
 from __future__ import annotations
 
 import io
 import textwrap
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,93 +39,53 @@ MARGIN_INCHES = 0.12  # around the drawing
 TITLE_CHARACTERS = 76  # of a line of the title
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line, with its name at its end; without a name if it is the only one."""
+
+    name: str | None
+    x: Sequence[float]
+    y: Sequence[float]
+    style: dict[str, Any]
+
+
 def draw(grid: Grid, path: str) -> None:
     """Draw a sweep into a file, in the format that its name ends in; an OSError names the file."""
-    form = path.rpartition(".")[2].lower()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a character of a name may be in no font
-        picture = _picture(grid, form)
-    with open_output(path) as file:
-        file.write(picture)
+    lines, index = [], 0
+    for policy in grid.policies:
+        row = sorted(grid.row(policy), key=lambda pair: pair[0].capacity)
+        if policy in CEILINGS:
+            line = ":" if policy == "infinite" else "--"
+            style: dict[str, Any] = {"color": CEILING_COLOUR, "linestyle": line, "zorder": 1}
+        else:
+            style = {**look(index), "markersize": 4.5, "zorder": 3}
+            index += 1
+        x = [cell.capacity for cell, _ in row]
+        lines.append(_Line(policy, x, [counts.hit_ratio for _, counts in row], style))
 
+    def set_x(axes: Any) -> None:
+        axes.set_xlabel(f"capacity, {grid.kept_in}")
+        _set_sizes(axes, sorted(set(grid.sizes.values())), grid.block_bytes)
 
-def _picture(grid: Grid, form: str) -> bytes:
-    """Return the picture; it grows around axes of fixed size, so that no label is cut off."""
-    with mpl.rc_context(_SETTINGS):
-        figure = Figure(figsize=FIGURE_INCHES)
-        axes = figure.add_axes(AXES)
-        ends = []
-        index = 0
-        for policy in grid.policies:
-            row = sorted(grid.row(policy), key=lambda pair: pair[0].capacity)
-            x = [cell.capacity for cell, _ in row]
-            y = [counts.hit_ratio for _, counts in row]
-            if policy in CEILINGS:
-                style: dict[str, Any] = {
-                    "color": CEILING_COLOUR,
-                    "linestyle": ":" if policy == "infinite" else "--",
-                    "zorder": 1,
-                }
-            else:
-                style = {**look(index), "markersize": 4.5, "zorder": 3}
-                index += 1
-            axes.plot(x, y, linewidth=1.4, **style)
-            ends.append((policy, y[-1], style))
-        _set_axes(axes, grid)
-        _label_ends(axes, ends)
-        axes.annotate(
-            _title(grid),
-            (0, 1),
-            xytext=(0, 10 if grid.block_bytes is None else 42),  # above the second scale
-            xycoords="axes fraction",
-            textcoords="offset points",
-            va="bottom",
-            annotation_clip=False,
-            parse_math=False,
-        )
-        picture = io.BytesIO()
-        _save(figure, picture, form)
-        return picture.getvalue()
-
-
-def _save(figure: Figure, picture: io.BytesIO, form: str) -> None:
-    figure.savefig(
-        picture,
-        format=form,
-        dpi=160,
-        bbox_inches="tight",
-        pad_inches=MARGIN_INCHES,
-        metadata={_DATE[form]: None} if form in _DATE else None,
-    )
+    _draw(path, lines, _title(grid), set_x, above=10 if grid.block_bytes is None else 42)
 
 
 def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
     """Draw the hit ratio over the time for which blocks are kept; an OSError names the file."""
-    form = path.rpartition(".")[2].lower()
-    picture = io.BytesIO()
-    with warnings.catch_warnings(), mpl.rc_context(_SETTINGS):
-        warnings.simplefilter("ignore")
-        figure = Figure(figsize=FIGURE_INCHES)
-        axes = figure.add_axes(AXES)
-        minutes = [seconds / 60 for seconds in kept.seconds]
-        style: dict[str, Any] = {**look(0), "linewidth": 1.4, "markersize": 4.5}
-        axes.plot(minutes, kept.ratios, **style)
-        axes.set_xscale("log")
+    minutes = [seconds / 60 for seconds in kept.seconds]
+
+    def set_x(axes: Any) -> None:
+        axes.set_xlabel("minutes for which a block is kept after its last use")
         axes.set_xticks(minutes, [f"{value:g}" for value in minutes])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("minutes for which a block is kept after its last use")
-        _set_ratios(axes, max(kept.ratios))
-        title = "\n".join(textwrap.wrap(printable(Path(name).name), TITLE_CHARACTERS))
-        axes.set_title(title, loc="left", fontsize=FONT_POINTS, parse_math=False)
-        _save(figure, picture, form)
-    with open_output(path) as file:
-        file.write(picture.getvalue())
+
+    line = _Line(None, minutes, kept.ratios, {**look(0), "markersize": 4.5})
+    _draw(path, [line], [printable(Path(name).name)], set_x)
 
 
 def draw_fleets(grid: FleetGrid, path: str) -> None:
     """Draw the tokens that fleets hit over the memory of all their engines, a line per router."""
-    form = path.rpartition(".")[2].lower()
-    lines: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     several = {
         name: len({getattr(cell.fleet, name) for cell in grid.cells}) > 1
         for name in ("router", "policy", "tier")
@@ -133,31 +95,67 @@ def draw_fleets(grid: FleetGrid, path: str) -> None:
         words += [cell.fleet.policy if several["policy"] else ""]
         words += [(cell.tier or "no tier") if several["tier"] else ""]
         point = cell.fleet.engines * cell.fleet.host_blocks, found.token_hit_ratio
-        lines.setdefault(" ".join(filter(None, words)), []).append(point)
+        points.setdefault(" ".join(filter(None, words)), []).append(point)
+    lines = []
+    for index, (name, some) in enumerate(points.items()):
+        x, y = zip(*sorted(some), strict=True)
+        lines.append(_Line(name, x, y, {**look(index), "markersize": 4.5}))
+
+    def set_x(axes: Any) -> None:
+        axes.set_xlabel("host memory of all engines, blocks")
+        _set_sizes(axes, sorted({x for line in lines for x in line.x}))
+
+    engines = ", ".join(f"{one}" for one in sorted({c.fleet.engines for c in grid.cells}))
+    title = f"{printable(Path(grid.source.name).name)}; engines: {engines}"
+    _draw(path, lines, [title], set_x, share="share of prompt tokens hit")
+
+
+def _draw(
+    path: str,
+    lines: Sequence[_Line],
+    title: Sequence[str],
+    set_x: Callable[[Any], None],
+    *,
+    share: str = "hit ratio",
+    above: int = 10,
+) -> None:
+    """Draw lines over a logarithmic axis that `set_x` labels, under a title `above` the axes.
+
+    The picture grows around axes of fixed size, so that no label is cut off.
+    """
+    form = path.rpartition(".")[2].lower()
     picture = io.BytesIO()
     with warnings.catch_warnings(), mpl.rc_context(_SETTINGS):
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # a character of a name may be in no font
         figure = Figure(figsize=FIGURE_INCHES)
         axes = figure.add_axes(AXES)
-        ends = []
-        for index, (name, points) in enumerate(lines.items()):
-            x, y = zip(*sorted(points), strict=True)
-            style: dict[str, Any] = {**look(index), "markersize": 4.5}
-            axes.plot(x, y, linewidth=1.4, **style)
-            ends.append((name, y[-1], style))
-        sizes = sorted({point[0] for points in lines.values() for point in points})
+        for line in lines:
+            axes.plot(line.x, line.y, linewidth=1.4, **line.style)
         axes.set_xscale("log")
-        axes.set_xlim(*_ends(sizes))
-        axes.set_xlabel("host memory of all engines, blocks")
-        _set_ratios(axes, max(point[1] for points in lines.values() for point in points))
-        axes.set_ylabel("share of prompt tokens hit")
-        _set_ticks(axes.xaxis, sizes, lambda value: f"{value:,.0f}")
-        _label_ends(axes, ends)
-        engines = ", ".join(f"{one}" for one in sorted({c.fleet.engines for c in grid.cells}))
-        title = f"{printable(Path(grid.source.name).name)}; engines: {engines}"
-        title = "\n".join(textwrap.wrap(title, TITLE_CHARACTERS))
-        axes.set_title(title, loc="left", fontsize=FONT_POINTS, parse_math=False)
-        _save(figure, picture, form)
+        set_x(axes)
+        _set_ratios(axes, max(max(line.y) for line in lines), share)
+        named = [(line.name, line.y[-1], line.style) for line in lines if line.name is not None]
+        if named:
+            _label_ends(axes, named)
+        wrapped = [part for text in title for part in textwrap.wrap(text, TITLE_CHARACTERS)]
+        axes.annotate(
+            "\n".join(wrapped),
+            (0, 1),
+            xytext=(0, above),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="bottom",
+            annotation_clip=False,
+            parse_math=False,
+        )
+        figure.savefig(
+            picture,
+            format=form,
+            dpi=160,
+            bbox_inches="tight",
+            pad_inches=MARGIN_INCHES,
+            metadata={_DATE[form]: None} if form in _DATE else None,
+        )
     with open_output(path) as file:
         file.write(picture.getvalue())
 
@@ -173,7 +171,7 @@ def look(index: int) -> dict[str, str]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
 
 
-def _title(grid: Grid) -> str:
+def _title(grid: Grid) -> list[str]:
     cell, counts = grid.row(grid.policies[0])[0]
     facts = f"{counts.requests:,} requests, {counts.blocks:,} blocks, {grid.unique_blocks:,} unique"
     lines = [printable(Path(grid.source.name).name), facts]
@@ -183,31 +181,27 @@ def _title(grid: Grid) -> str:
     if cell.pending:
         notes.append(f"stores in flight for {cell.pending:,} requests")
     lines += [grid.model] if grid.model else []
-    lines += ["; ".join(notes)] if notes else []
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, TITLE_CHARACTERS))
+    return [*lines, *(["; ".join(notes)] if notes else [])]
 
 
-def _set_axes(axes: Any, grid: Grid) -> None:
-    sizes = sorted(set(grid.sizes.values()))
-    axes.set_xscale("log")
+def _set_sizes(axes: Any, sizes: list[float], block_bytes: int | None = None) -> None:
+    """Label sizes in blocks; if `block_bytes` is known, also in bytes on a second scale."""
     axes.set_xlim(*_ends(sizes))
-    axes.set_xlabel(f"capacity, {grid.kept_in}")
-    _set_ratios(axes, max(counts.hit_ratio for counts in grid.counts.values()))
     _set_ticks(axes.xaxis, sizes, lambda value: f"{value:,.0f}")
-    if grid.block_bytes is not None:
-        size = grid.block_bytes
+    if block_bytes is not None:
         above = axes.secondary_xaxis(
-            "top", functions=(lambda blocks: blocks * size, lambda total: total / size)
+            "top", functions=(lambda blocks: blocks * block_bytes, lambda size: size / block_bytes)
         )
         above.set_xlabel("capacity, bytes")
-        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], bytes_text, powers_of_two=True)
+        sizes = [blocks * block_bytes for blocks in sizes]
+        _set_ticks(above.xaxis, sizes, bytes_text, powers_of_two=True)
 
 
-def _set_ratios(axes: Any, greatest: float) -> None:
-    """Let the height be hit ratios from 0 to the greatest."""
+def _set_ratios(axes: Any, greatest: float, share: str) -> None:
+    """Let the height be shares from 0 to the greatest."""
     ratios = ratio_ticks(greatest, most=8)
     axes.set_ylim(0, ratios[-1] * 1.02)
-    axes.set_ylabel("hit ratio")
+    axes.set_ylabel(share)
     axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -215,7 +209,7 @@ def _set_ratios(axes: Any, greatest: float) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = False) -> None:
+def _set_ticks(axis: Any, sizes: list[float], text: Any, *, powers_of_two: bool = False) -> None:
     """Label 1, 2 and 5 of each decade, or powers of two; the ends where these are too few.
 
     Over more than three decades, label only 1: there is no room for more.
@@ -231,7 +225,7 @@ def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = 
         axis.set_minor_locator(NullLocator())
 
 
-def _ends(sizes: list[int]) -> tuple[float, float]:
+def _ends(sizes: list[float]) -> tuple[float, float]:
     """Return the ends of the scale; for a single capacity, its half and double."""
     more = 1.15 if len(sizes) > 1 else 2
     return sizes[0] / more, sizes[-1] * more
