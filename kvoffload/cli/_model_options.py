@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import click
 
@@ -16,7 +19,7 @@ from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 from kvoffload.replay.offline import BELADY, INFINITE
 
-from ._options import CommandFunction, check_number, value_of
+from ._options import check_number, value_of
 from ._terminal import note
 
 
@@ -48,8 +51,17 @@ def read_interval(text: str) -> Interval:
     return Interval(int(text))
 
 
-def model_options(function: CommandFunction) -> CommandFunction:
-    """Add the options that name a model and say how its cache is kept."""
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a model and say how its cache is kept.
+
+    The command is called with `cache`, which has the ``--step-tokens`` of the command, too.
+    """
+
+    @functools.wraps(function)
+    def command(**options: Any) -> Any:
+        given = {field.name: options.pop(field.name, None) for field in fields(CacheOptions)}
+        return function(cache=CacheOptions(**given), **options)
+
     for option in (
         click.option(
             "--retention",
@@ -78,8 +90,8 @@ def model_options(function: CommandFunction) -> CommandFunction:
             "for vllm serve; kvoffload models lists the known names.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class CacheOptions:
     """The options of `model_options`, as given."""
 
     model: ModelShape | None
-    given_dtype: str | None
+    kv_cache_dtype: str | None
     tensor_parallel: int | None
     retention: Interval | None  # where windows and states can be resumed
     step_tokens: int | None = None  # no effect if all layers are one full group
@@ -95,7 +107,7 @@ class CacheOptions:
     @property
     def dtype(self) -> str:
         """Element type of the cache."""
-        return self.given_dtype or "bfloat16"
+        return self.kv_cache_dtype or "bfloat16"
 
     def check(self, block_bytes: int | None = None) -> None:
         """Refuse options that would have no effect, or a division that the model does not allow."""
@@ -103,7 +115,7 @@ class CacheOptions:
             raise click.UsageError("at most one of --model and --block-bytes must be given")
         if self.model is None:
             options = {
-                "kv-cache-dtype": self.given_dtype,
+                "kv-cache-dtype": self.kv_cache_dtype,
                 "tensor-parallel": self.tensor_parallel,
                 "retention": self.retention,
             }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,6 @@ from kvoffload.advise import (
     Accelerator,
     Advice,
     Disk,
-    ModelShape,
     RecordedTrace,
     Setup,
     accelerator_names,
@@ -65,7 +65,7 @@ from ._hint_options import (
     told_by_trace,
 )
 from ._machines import check_dask, on_machines
-from ._model_options import CacheOptions, Interval, model_options, unique_chunks
+from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
     Capacity,
@@ -243,13 +243,9 @@ def advise(
     *,
     capacities: tuple[Capacity | None, ...],
     policies: tuple[str, ...],
-    model: ModelShape | None,
+    cache: CacheOptions,
     kv_bytes_per_token: int | None,
-    kv_cache_dtype: str | None,
-    tensor_parallel: int | None,
-    retention: Interval | None,
     block_tokens: int | None,
-    step_tokens: int,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
     prefill_tokens_per_second: float | None,
@@ -289,14 +285,14 @@ def advise(
     the best is recommended. If requests record how long their clients waited, each request of a
     session follows the answer to the previous one.
     """
+    model = cache.model
     engine = engine_of(
         model,
         accelerator or (accelerator_of(DEFAULT_ACCELERATOR) if model else None),
-        workers=tensor_parallel,
+        workers=cache.tensor_parallel,
         prefill_rate=prefill_tokens_per_second,
         link_bandwidth=link_bandwidth,
     )
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
     size.check()
     fleet = None
@@ -338,7 +334,6 @@ def advise(
             cache=size.cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
-            step_tokens=step_tokens,
         )
         behind = None
         if disk is not None:
@@ -449,6 +444,12 @@ class _Effort:
     elsewhere: Elsewhere | None
     quiet: bool
 
+    @contextlib.contextmanager
+    def on(self, description: str, total: int, unit: str) -> Iterator[dict[str, Any]]:
+        """Provide the arguments of a function that computes, with a bar of its progress."""
+        with progress_bar(description, total, quiet=self.quiet, unit=unit) as progress:
+            yield {"jobs": self.jobs, "elsewhere": self.elsewhere, "progress": progress}
+
 
 def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) -> Knee:
     """Find the memory of one cache of all engines, behind as large a cache on accelerators.
@@ -457,10 +458,8 @@ def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) 
     """
     setup = replace(setup, device_memory=engines * setup.device_memory)
     total = knee_replays(recorded, setup)
-    with progress_bar("finding the knee", total, quiet=effort.quiet, unit="replays") as progress:
-        return find_knee(
-            recorded, setup, jobs=effort.jobs, elsewhere=effort.elsewhere, progress=progress
-        )
+    with effort.on("finding the knee", total, "replays") as how:
+        return find_knee(recorded, setup, **how)
 
 
 def _fleet_advice(
@@ -515,11 +514,9 @@ def _fleet_advice(
 
 
 def _replayed(recorded: RecordedTrace, question: FleetSetup, effort: _Effort) -> FleetAdvice:
-    total, quiet = len(question.fleets(recorded.trace.unique_blocks)), effort.quiet
-    with progress_bar("replaying", total, quiet=quiet, unit="fleets") as progress:
-        return advise_fleet(
-            recorded, question, jobs=effort.jobs, elsewhere=effort.elsewhere, progress=progress
-        )
+    total = len(question.fleets(recorded.trace.unique_blocks))
+    with effort.on("replaying", total, "fleets") as how:
+        return advise_fleet(recorded, question, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,23 +585,16 @@ def _by_device_memory(
         setups = [whole, setup, *parts]
     total = sum(one.replays for one in setups)
     found: list[Advice] = []
-    with progress_bar("replaying", total, quiet=effort.quiet, unit="replays") as progress:
+    with effort.on("replaying", total, "replays") as how:
+        show = how["progress"]
         for one in setups:
             before = sum(other.setup.replays for other in found)
 
-            def report_progress(done: int, before: int = before) -> None:
-                if progress is not None:
-                    progress(before + done)
+            def progress(done: int, before: int = before) -> None:
+                if show is not None:
+                    show(before + done)
 
-            found.append(
-                advise_on(
-                    recorded,
-                    one,
-                    jobs=effort.jobs,
-                    elsewhere=effort.elsewhere,
-                    progress=report_progress,
-                )
-            )
+            found.append(advise_on(recorded, one, **how | {"progress": progress}))
     return found[0], found[1] if len(found) > 1 else None, tuple(found[2:])
 
 
@@ -615,17 +605,8 @@ def _retentions(
     total = len(compared(advice.setup.chunks))
     if not total:
         return ()
-    quiet = effort.quiet
-    with progress_bar("comparing intervals", total, quiet=quiet, unit="intervals") as progress:
-        return tuple(
-            retentions(
-                recorded,
-                advice,
-                jobs=effort.jobs,
-                elsewhere=effort.elsewhere,
-                progress=progress,
-            )
-        )
+    with effort.on("comparing intervals", total, "intervals") as how:
+        return tuple(retentions(recorded, advice, **how))
 
 
 def _write(subject: Subject | FleetSubject, report: str) -> OSError | None:
@@ -696,7 +677,6 @@ def _setup(
     cache: CacheOptions,
     full_blocks: bool,
     policies: tuple[str, ...],
-    step_tokens: int,
 ) -> Setup:
     """Return the setup, with all sizes in bytes."""
     if not policies:
@@ -715,7 +695,7 @@ def _setup(
         policies=tuple(dict.fromkeys(policies)),
         others=tuple(memories[1:]),
         groups=groups,
-        step_tokens=step_tokens,
+        step_tokens=cache.step_tokens,
     )
     least, most = min(setup.memories()), max(setup.memories())
     if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvoffload._extras import require
-from kvoffload.advise import ModelShape, engine_of
+from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
@@ -37,7 +37,7 @@ from ._fleet_result import (
 from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import check_dask, on_machines
-from ._model_options import CacheOptions, Interval, model_options
+from ._model_options import CacheOptions, model_options
 from ._options import (
     Capacity,
     block_bytes_option,
@@ -267,10 +267,7 @@ def fleet(
     tier_policy: str,
     total: bool,
     block_bytes: int | None,
-    model: ModelShape | None,
-    kv_cache_dtype: str | None,
-    tensor_parallel: int | None,
-    retention: Interval | None,
+    cache: CacheOptions,
     block_tokens: int | None,
     full_blocks: bool,
     accelerator: Accelerator | None,
@@ -298,13 +295,12 @@ def fleet(
     shared by all. Sizes are per engine unless --total is given. When a request arrives, the router
     picks an engine from what it knows at that time.
     """
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
     cache.check(block_bytes)
     check_outputs(traces, {"--plot": plot, "--csv": check_csv(csv, as_json=as_json)})
     check_dask(dask, traces)
     if plot is not None:
         require("matplotlib", "--plot", "plot")
-    engine = engine_of(model, accelerator, workers=tensor_parallel)
+    engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
     with open_source(traces, reading) as source:
         decoded, known, survey = decode(

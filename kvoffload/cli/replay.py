@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import click
 
-from kvoffload.advise import ModelShape
 from kvoffload.replay import DecodedTrace, DeviceCache, HintOptions
 from kvoffload.replay import replay as replay_trace
 from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
@@ -27,7 +26,6 @@ from ._loop_options import (
 )
 from ._model_options import (
     CacheOptions,
-    Interval,
     groups_object,
     model_options,
     note_no_ceiling,
@@ -88,14 +86,10 @@ def replay(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
-    model: ModelShape | None,
-    kv_cache_dtype: str | None,
-    tensor_parallel: int | None,
-    retention: Interval | None,
+    cache: CacheOptions,
     device_memory: Capacity | None,
     block_tokens: int | None,
     full_blocks: bool,
-    step_tokens: int | None,
     hints: HintOptions | None,
     loop: ClosedLoop | None,
     seed: int | None,
@@ -112,7 +106,6 @@ def replay(
     Times cover only the manager's calls, all calls of a request together; percentiles are within
     1/64 of the exact values.
     """
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
     check_outputs(traces)
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading) as source:
@@ -134,13 +127,13 @@ def replay(
             told = None if collector is None else collector.hints()
         known = BlockTokens.of(source, survey, block_tokens)
         block_tokens = known.count
-        check_steps(step_tokens, block_tokens)
+        check_steps(cache.step_tokens, block_tokens)
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         groups = cache.groups(block_tokens)
         unasked = is_default("policies")
         policies = without_unknown_ceilings(policies, groups, quiet=quiet or unasked)
-        check_loop(loop, groups, block_tokens, step_tokens=step_tokens)
+        check_loop(loop, groups, block_tokens, step_tokens=cache.step_tokens)
         if loop is not None:
             policies = without_belady(policies, quiet=quiet or unasked)
         if full_blocks:
@@ -216,7 +209,7 @@ def replay(
                     "block_tokens_from": known.origin,
                     "unique_blocks": survey.unique_blocks,
                     "device_blocks": device_blocks,
-                    "step_tokens": step_tokens,
+                    "step_tokens": cache.step_tokens,
                     "hints": hints_object(hints, told),
                     "closed_loop": loop_object(loop),
                     **groups_object(groups),
@@ -232,7 +225,7 @@ def replay(
                 known,
                 survey.unique_blocks,
                 device_blocks,
-                step_tokens=step_tokens,
+                step_tokens=cache.step_tokens,
                 hints=None if hints is None or told is None else hints_text(hints, told),
                 loop=None if loop is None else loop_text(loop),
                 model=cache.text(block_tokens),

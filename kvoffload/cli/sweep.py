@@ -8,7 +8,6 @@ from dataclasses import replace
 import click
 
 from kvoffload._extras import require
-from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
 from kvoffload.replay import HintOptions, ReplayResult
 from kvoffload.replay.closed_loop import ClosedLoop
@@ -29,7 +28,6 @@ from ._loop_options import (
 from ._machines import check_dask, on_machines
 from ._model_options import (
     CacheOptions,
-    Interval,
     model_options,
     note_no_ceiling,
     unique_chunks,
@@ -118,15 +116,11 @@ def sweep(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
-    model: ModelShape | None,
-    kv_cache_dtype: str | None,
-    tensor_parallel: int | None,
-    retention: Interval | None,
+    cache: CacheOptions,
     block_tokens: int | None,
     full_blocks: bool,
     device_memory: Capacity | None,
     pending: int,
-    step_tokens: int | None,
     hints: HintOptions | None,
     loop: ClosedLoop | None,
     jobs: int | None,
@@ -144,7 +138,6 @@ def sweep(
     such files, or a pattern; several are merged by time. - means standard input. The trace is
     decoded once and held in memory, 12 bytes per block.
     """
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
     files = {"--plot": plot, "--results": results, "--csv": check_csv(csv, as_json=as_json)}
     check_outputs(traces, files, append=("--results",))
@@ -167,7 +160,7 @@ def sweep(
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
-    check_steps(step_tokens, known.count)
+    check_steps(cache.step_tokens, known.count)
     groups = cache.groups(known.count)
     block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
@@ -177,7 +170,9 @@ def sweep(
     device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
     note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
     policies = without_unknown_ceilings(policies, groups, quiet=quiet)
-    check_loop(loop, groups, known.count, step_tokens=step_tokens, pending=pending, results=results)
+    check_loop(
+        loop, groups, known.count, step_tokens=cache.step_tokens, pending=pending, results=results
+    )
     if loop is not None:
         check_arrivals(loop, decoded)
         policies = without_belady(policies, quiet=quiet)
@@ -206,7 +201,7 @@ def sweep(
         cache.text(known.count),
         groups,
         order_object(survey),
-        step_tokens,
+        cache.step_tokens,
         hints,
         decoded.hints,
         loop,
