@@ -8,8 +8,9 @@ import threading
 import time
 import urllib.error
 import urllib.parse
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import urllib.request
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -20,7 +21,6 @@ from rich.text import Text
 from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
 
-from ._exchange import Exchange
 from ._options import examples, json_option
 from ._terminal import note, print_json
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TIMEOUT = 10.0
 """Seconds allowed for the whole answer of a URL."""
 MOST_BYTES = 2**24
+_LATE = "no whole answer within {:g} s"
 MOST_OF_FAULT = 200
 """Longest message about a URL, in characters."""
 WIDEST_BAR = 100
@@ -125,53 +126,48 @@ class _Fleet:
     """The URLs, scraped side by side, and their scrapes that have not ended."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = urls
+        self._urls = list(dict.fromkeys(urls))
         self._open: dict[str, _Look] = {}
 
     def look(self) -> tuple[list[Engine], list[str]]:
-        """Scrape all URLs; return the watches, and a message for each URL without one."""
-        from kvoffload.watch.scraped import read_engines
+        """Scrape all URLs; return the watches, and a message for each URL without one.
 
+        A scrape that is late, such as one that waits for a name server, is not repeated while it
+        lasts.
+        """
         engines: list[Engine] = []
         faults = []
-        # A scrape that cannot be ended, such as one that waits for a name server, is not repeated.
-        self._open = {url: each for url, each in self._open.items() if each.is_alive()}
-        looks = {
-            url: self._open[url] if url in self._open else _Look(url, read_engines)
-            for url in dict.fromkeys(self._urls)
-        }
+        late = {url: look for url, look in self._open.items() if look.is_alive()}
+        self._open = {url: late.get(url) or _Look(url) for url in self._urls}
         deadline = time.monotonic() + TIMEOUT
-        for url, look in looks.items():
-            if url not in self._open:
+        for url, look in self._open.items():
+            if url not in late:
                 look.join(max(0.0, deadline - time.monotonic()))
-            fault = look.fault if look.done else f"no whole answer within {TIMEOUT:g} s"
-            if fault is None:
-                engines += look.engines
+            if look.is_alive():
+                faults.append(f"{url}: {_LATE.format(TIMEOUT)}")
+            elif look.fault is not None:
+                faults.append(f"{url}: {_cut(look.fault)}")
             else:
-                faults.append(f"{url}: {_cut(fault)}")
-            if not look.done:
-                look.exchange.end()
-                self._open[url] = look
+                engines += look.engines
         return engines, faults
 
 
 class _Look(threading.Thread):
     """A scrape of one URL, at the same time as the others."""
 
-    def __init__(self, url: str, read: Callable[[str, str], list[Engine]]) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
         self.url = url
         self.engines: list[Engine] = []
         self.fault: str | None = None
-        self.done = False
-        self.exchange = Exchange(url, TIMEOUT, MOST_BYTES)
-        self._read = read
         self.start()
 
     def run(self) -> None:
         """Scrape and read; a failure goes into `fault`."""
+        from kvoffload.watch.scraped import read_engines
+
         try:
-            found = self._read(self.url, self.exchange.read().decode("utf-8", "replace"))
+            self.engines = read_engines(self.url, _scraped(self.url).decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
             error.close()
             self.fault = f"HTTP status {error.code}"
@@ -180,11 +176,39 @@ class _Look(threading.Thread):
         except (ValueError, KeyError, IndexError) as error:
             self.fault = str(error)
         else:
-            if found:
-                self.engines = found
-            else:
-                self.fault = "no metrics of a watch"
-        self.done = True
+            self.fault = None if self.engines else "no metrics of a watch"
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """A handler of redirects that does not read their bodies, which may have no end."""
+
+    def http_error_302(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+    ) -> Any:
+        """Follow a redirect."""
+        fp.close()
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+def _scraped(url: str) -> bytes:
+    """Return the answer of a URL; ValueError if it is too long."""
+    deadline = time.monotonic() + TIMEOUT
+    body = bytearray()
+    with urllib.request.build_opener(_Redirects).open(url, timeout=TIMEOUT) as answer:
+        while part := answer.read1(2**16):
+            body += part
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES:,} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError(_LATE.format(TIMEOUT))
+    return bytes(body)
 
 
 def _cut(text: str) -> str:

@@ -25,7 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 
 from kvoffload import IMPLEMENTATION, CPUOffloadingManager  # noqa: E402
 from kvoffload.cli import main, top  # noqa: E402
-from kvoffload.cli._exchange import Exchange  # noqa: E402
 from kvoffload.watch import Watch, scraped  # noqa: E402
 from kvoffload.watch.prometheus import WatchCollector  # noqa: E402
 from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  # noqa: E402
@@ -274,8 +273,8 @@ HOSTILE = {
 
 
 @pytest.fixture
-def hostile() -> Iterator[tuple[dict[str, str], dict[str, threading.Event]]]:
-    """Serve each, and say by an event that a client is gone."""
+def hostile() -> Iterator[tuple[dict[str, str], dict[str, threading.Event], threading.Event]]:
+    """Serve each until the last event, and say by an event that a client is gone."""
     stop = threading.Event()
     gone = {name: threading.Event() for name in HOSTILE}
 
@@ -303,37 +302,37 @@ def hostile() -> Iterator[tuple[dict[str, str], dict[str, threading.Event]]]:
             urls[name] = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/metrics"
             threads.append(threading.Thread(target=serve, args=(name, listener)))
             threads[-1].start()
-        yield urls, gone
+        yield urls, gone, stop
         stop.set()
         for thread in threads:
             thread.join()
 
 
-def test_slow_urls_are_looked_at_side_by_side_and_closed_at_the_deadline(monkeypatch, hostile):
-    """None of their reads would ever time out; no thread and no socket outlives the look."""
+def test_slow_urls_are_looked_at_side_by_side_and_not_again(monkeypatch, hostile):
+    """None of their reads would ever time out; each ends once its server does."""
     monkeypatch.setattr(top, "TIMEOUT", 2.0)
-    urls, gone = hostile
-    open_together = []
-    end = Exchange.end
-
-    def count_and_end(exchange):
-        open_together.append(sum(isinstance(each, top._Look) for each in threading.enumerate()))
-        end(exchange)
-
-    monkeypatch.setattr(Exchange, "end", count_and_end)
-    engines, faults = top._Fleet(list(urls.values())).look()
-    assert engines == []
+    urls, gone, stop = hostile
+    fleet = top._Fleet(list(urls.values()))
     # Newer Pythons give up a server that says to continue, or sends trailers, without an end.
     fault = r"(no whole answer within 2 s|.*timed out|got more than \d+ (interim resp|trail).*)"
+    start = time.monotonic()
+    engines, faults = fleet.look()
+    assert time.monotonic() - start < 2 * len(urls), "one is not looked at before the other"
+    assert engines == []
     for (name, url), found in zip(urls.items(), faults, strict=True):
         assert re.fullmatch(f"{url}: {fault}", found), name
-    assert max(open_together) > 1, "one is not looked at before the other"
+    late = [each for each in threading.enumerate() if isinstance(each, top._Look)]
+    assert len(late) > 1
+    fleet.look()
+    again = [each for each in threading.enumerate() if isinstance(each, top._Look)]
+    assert {each for each in late if each.is_alive()} <= set(again)
+    assert len({each.url for each in again}) == len(again)
+    stop.set()
     for name, event in gone.items():
         assert event.wait(300), name
-    deadline = time.monotonic() + 300
-    while any(isinstance(each, top._Look) for each in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    for each in again:
+        each.join(300)
+        assert not each.is_alive()
 
 
 def test_a_look_that_cannot_be_ended_is_not_repeated(monkeypatch):
