@@ -126,15 +126,11 @@ def print_fleets(grid: FleetGrid) -> None:
     """Print the setup, a row per fleet, the totals and the limits of the model."""
     first = grid.cells[0].fleet
     trace = grid.trace
-    ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
-    facts = [grid.source.name, *ids, f"{trace.num_requests:,} requests"]
+    facts = [*grid.source.names, f"{trace.num_requests:,} requests"]
     facts += [f"{trace.num_blocks:,} blocks", f"{trace.unique_blocks:,} unique"]
     facts.append(str(grid.block_tokens))
-    title = ["; ".join(facts)]
-    if grid.hints is not None and grid.told is not None:
-        title.append(hints_text(grid.hints, grid.told))
-    title += [grid.model] if grid.model else []
-    title.append(_engine_text(first))
+    remarks = [hints_text(grid.hints, grid.told), grid.model, _engine_text(first)]
+    title = ["; ".join(facts), *filter(None, remarks)]
     has_tier = any(cell.fleet.tier is not None for cell in grid.cells)
     has_device = any(cell.fleet.device_blocks for cell in grid.cells)
     rows = list(grid.rows())

@@ -96,8 +96,10 @@ def hints_object(options: HintOptions | None, hints: TraceHints | None) -> dict[
     }
 
 
-def hints_text(options: HintOptions, hints: TraceHints) -> str:
-    """Return the hints in words."""
+def hints_text(options: HintOptions | None, hints: TraceHints | None) -> str | None:
+    """Return the hints in words; None without hints."""
+    if options is None or hints is None:
+        return None
     said = []
     if options.told != "ends":
         within = f" (within a factor of {options.noise:g})" if options.noise > 1 else ""

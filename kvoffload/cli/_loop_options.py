@@ -146,8 +146,10 @@ def times_object(times: LoopTimes) -> dict[str, object]:
     }
 
 
-def loop_text(loop: ClosedLoop) -> str:
-    """Return a closed loop in words."""
+def loop_text(loop: ClosedLoop | None) -> str | None:
+    """Return a closed loop in words; None without one."""
+    if loop is None:
+        return None
     if loop.rate is None:
         return "closed loop: sessions wait as long as recorded"
     answer = f"{loop.decode_ns / _NS_A_MS:g} ms per token of an answer"

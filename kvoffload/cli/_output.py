@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -11,6 +12,7 @@ from typing import BinaryIO, Protocol
 
 import click
 
+from kvoffload._extras import require
 from kvoffload.traces import Request, write_requests
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
@@ -92,6 +94,15 @@ class Result(Protocol):
     def as_object(self) -> Mapping[str, object]: ...
 
     def print(self) -> None: ...
+
+
+def check_plot(plot: str | None, *, quiet: bool) -> None:
+    """Check that ``--plot`` can be drawn; its library is quiet if the command is."""
+    if plot is None:
+        return
+    if quiet:  # its first run logs that it looks for fonts
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    require("matplotlib", "--plot", "plot")
 
 
 def check_csv(csv: str | None, *, as_json: bool) -> str | None:

@@ -203,9 +203,7 @@ def print_cells(
     groups: GroupChunks,
 ) -> None:
     """Print the cells as one table, or as several if the terminal is too narrow for one."""
-    facts = [source.name]
-    if source.ids_text is not None:
-        facts.append(source.ids_text)
+    facts = source.names
     if block_tokens.count is not None:
         facts.append(str(block_tokens))
     if unique_blocks is not None:

@@ -96,6 +96,11 @@ class Source:
         return f"{whose} {apart} (--same-ids: one numbering)"
 
     @property
+    def names(self) -> list[str]:
+        """The name, and the treatment of the block ids of several files, if there are some."""
+        return [self.name] if self.ids_text is None else [self.name, self.ids_text]
+
+    @property
     def format(self) -> str | None:
         """Format of the trace, None if it is generated."""
         return None if self.trace is None else self.trace.format

@@ -105,8 +105,7 @@ class Grid:
 def print_grid(grid: Grid) -> None:
     """Print hit ratios, shares of tokens and blocks stored; a row per policy."""
     cell, counts = grid.row(grid.policies[0])[0]
-    ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
-    facts = [grid.source.name, *ids, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
+    facts = [*grid.source.names, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
     facts.append(f"{grid.unique_blocks:,} unique")
     if cell.device_blocks:
         found = f"{cell.device_blocks:,} slots on device"
@@ -118,12 +117,8 @@ def print_grid(grid: Grid) -> None:
         facts.append(f"stores in flight for {cell.pending:,} requests")
     if grid.step_tokens is not None:
         facts.append(steps_text(grid.step_tokens))
-    title = ["; ".join(facts)]
-    if grid.hints is not None and grid.told is not None:
-        title.append(hints_text(grid.hints, grid.told))
-    if grid.loop is not None:
-        title.append(loop_text(grid.loop))
-    title += [*([grid.model] if grid.model else []), *group_remarks(grid.groups)]
+    remarks = [hints_text(grid.hints, grid.told), loop_text(grid.loop), grid.model]
+    title = ["; ".join(facts), *filter(None, remarks), *group_remarks(grid.groups)]
     title += ["", "hit ratio" if grid.groups.is_plain else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()

@@ -347,7 +347,7 @@ def advise(
             "files": source.files,
             "id_spaces": source.id_spaces,
             "ids_text": source.ids_text,
-            "hints_text": None if hints is None or told is None else hints_text(hints, told),
+            "hints_text": hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
         with on_machines(dask, decoding, quiet=quiet) as elsewhere:

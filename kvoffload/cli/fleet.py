@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from kvoffload._extras import require
 from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
@@ -60,7 +59,7 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._output import check_csv, check_outputs, show
+from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading, note_order, open_source, order_object
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -298,8 +297,7 @@ def fleet(
     cache.check(block_bytes)
     check_outputs(traces, {"--plot": plot, "--csv": check_csv(csv, as_json=as_json)})
     check_dask(dask, traces)
-    if plot is not None:
-        require("matplotlib", "--plot", "plot")
+    check_plot(plot, quiet=quiet)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
     with open_source(traces, reading) as source:

@@ -226,8 +226,8 @@ def replay(
                 survey.unique_blocks,
                 device_blocks,
                 step_tokens=cache.step_tokens,
-                hints=None if hints is None or told is None else hints_text(hints, told),
-                loop=None if loop is None else loop_text(loop),
+                hints=hints_text(hints, told),
+                loop=loop_text(loop),
                 model=cache.text(block_tokens),
                 groups=groups,
             )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import click
 
-from kvoffload._extras import require
 from kvoffload.policies import registry
 from kvoffload.replay import HintOptions, ReplayResult
 from kvoffload.replay.closed_loop import ClosedLoop
@@ -55,7 +53,7 @@ from ._options import (
     usable_cores,
     value_of,
 )
-from ._output import check_csv, check_outputs, show
+from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading, note_order, open_source, order_object
 from ._sweep_result import Grid
 from ._terminal import note, note_bad_lines, progress_bar
@@ -144,10 +142,7 @@ def sweep(
     check_dask(dask, traces)
     if results is not None:
         _check_results(results)
-    if plot is not None:
-        if quiet:  # its first run logs that it looks for fonts
-            logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        require("matplotlib", "--plot", "plot")
+    check_plot(plot, quiet=quiet)
     with open_source(traces, reading) as source:
         decoded, known, survey = decode(
             source,

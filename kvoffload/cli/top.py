@@ -234,6 +234,15 @@ def screen(view: View, since: str, faults: Sequence[str], width: int) -> Rendera
     return Group(*parts)
 
 
+def _table(first: str, *others: str) -> Table:
+    """Return a table without lines, whose columns but the first are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def _headline(view: View, since: str) -> Text:
     text = Text("hit ratio ")
     text.append(percent_text(view.hit_ratio), style="bold")
@@ -247,11 +256,7 @@ def _headline(view: View, since: str) -> Text:
 def _curve(view: View, width: int) -> Table:
     """Draw the points: bars as long as the hit ratio, lighter in the error interval."""
     room = max(10, min(WIDEST_BAR, width - 50))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("policy")
-    table.add_column("memory", justify="right")
-    table.add_column("hit ratio", justify="right")
-    table.add_column("±", justify="right")
+    table = _table("policy", "memory", "hit ratio", "±")
     table.add_column("")
     live = view.policy
     for each in sorted(
@@ -286,18 +291,14 @@ def _in_words(names: Sequence[str], words: dict[str, str]) -> str:
 
 
 def _misses(view: View) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("why blocks were missed")
-    table.add_column("", justify="right")
+    table = _table("why blocks were missed", "")
     for cause, share in view.causes.items():
         table.add_row(Text(printable(CAUSES.get(cause, cause))), percent_text(share))
     return table
 
 
 def _waste(view: View) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("stores")
-    table.add_column("", justify="right")
+    table = _table("stores", "")
     hits = view.asked - view.missed
     table.add_row("blocks stored per hit", f"{view.stored / hits:.2f}" if hits > 0 else "-")
     table.add_row("evicted without a hit", percent_text(view.waste))
@@ -315,10 +316,7 @@ def _waste(view: View) -> Table:
 
 
 def _hints(view: View) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("hints of")
-    for heading in ("ends", "returns in", "came back", "factor"):
-        table.add_column(heading, justify="right")
+    table = _table("hints of", "ends", "returns in", "came back", "factor")
     for each in view.hints:
         table.add_row(
             Text(printable(each.source)) if each.source else Text("(no name)", "dim"),
