@@ -44,8 +44,6 @@ class FleetSubject:
     dtype: str  # element type of the model's KV cache
     command: str  # as it was typed
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
-    files: int | None = None  # number of files of the trace; None if it is generated
-    id_spaces: int = 1  # sets of files that share their block ids
     ids_text: str | None = None  # how the block ids of several files were treated
     hints_text: str | None = None  # what clients say of their sessions, in words
     knee: Knee | None = None  # None if the memory was given

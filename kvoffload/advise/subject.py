@@ -42,8 +42,6 @@ class Subject:
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None
-    files: int | None = None  # number of files of the trace; None if it is generated
-    id_spaces: int = 1  # sets of files that share their block ids
     ids_text: str | None = None  # how the block ids of several files were treated
     retentions: tuple[RetentionCell, ...] = ()  # empty if the model has no windows or states
     shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only

@@ -122,14 +122,17 @@ def show(
 ) -> None:
     """Draw, write and print a result; then raise the first of `faults` and of its own."""
     faults = [*faults]
-    try:
-        if plot is not None:
-            result.draw(plot)
-        if csv not in (None, STDOUT):
-            with open_output(csv) as file:
-                file.write(csv_text(result.results()).encode())
-    except OSError as error:
-        faults.append(error)
+
+    def write_csv(path: str) -> None:
+        with open_output(path) as file:
+            file.write(csv_text(result.results()).encode())
+
+    for path, write in ((plot, result.draw), (csv, write_csv)):
+        if path is not None and path != STDOUT:
+            try:
+                write(path)
+            except OSError as error:
+                faults.append(error)
     if as_json:
         print_json(result.as_object())
     elif csv == STDOUT:

@@ -343,9 +343,11 @@ def advise(
             traces, reading, block_tokens, hints, full_blocks=full, arrivals=engines is not None
         )
         context: dict[str, Any] = {
+            "trace": source.name,
+            "model": model,
+            "dtype": size.cache.dtype,
+            "command": typed_command(),
             "block_tokens_from": known.origin or "lengths",
-            "files": source.files,
-            "id_spaces": source.id_spaces,
             "ids_text": source.ids_text,
             "hints_text": hints_text(hints, told),
         }
@@ -356,12 +358,6 @@ def advise(
                 knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
-            context |= {
-                "trace": source.name,
-                "model": model,
-                "dtype": size.cache.dtype,
-                "command": typed_command(),
-            }
             setup = replace(setup, engine=engine)
             subject: Subject | FleetSubject
             if fleet is None:
@@ -371,7 +367,6 @@ def advise(
                 advice = _fleet_advice(
                     recorded, setup, fleet, typical, effort, disk=behind, grows=grows
                 )
-                setup = replace(setup, memory=advice.setup.memory)
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
             subject = _since(subject, source, *earlier)

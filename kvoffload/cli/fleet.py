@@ -15,7 +15,7 @@ from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
 from kvoffload.replay import DecodedTrace, HintOptions
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.fleet import Fleet, FleetResult, Tier
-from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES, Loop
+from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.processes import Elsewhere
 
@@ -64,7 +64,6 @@ from ._sources import Reading, note_order, open_source, order_object
 from ._terminal import note, note_bad_lines, progress_bar
 
 _NS_A_MS = 10**6
-_CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
 )
 @click.option(
     "--closed-loop",
-    type=click.Choice([_CLOSED, RECORDED]),
+    type=click.Choice(["closed", RECORDED]),
     help="Send each request of a session only after the previous one was answered: by the engines "
     "(closed), or after as long as recorded (recorded).",
 )
@@ -328,9 +327,6 @@ def fleet(
             "--prefill-tokens-per-second needs --model or --block-bytes, for the times of reads, "
             f"got {rate} without"
         )
-    loop: Loop = "open"
-    if closed_loop is not None:
-        loop = "recorded" if closed_loop == RECORDED else "closed"
     common: dict[str, Any] = {
         "rate": rate,
         "link": link_bandwidth or int(engine.link_bandwidth) or LINK_BANDWIDTH,
@@ -339,7 +335,7 @@ def fleet(
         "block_tokens": known.count,
         "decode_ns": round(decode_ms * _NS_A_MS),
         "slots": slots,
-        "loop": loop,
+        "loop": closed_loop or "open",
         "seed": seed,
     }
 
