@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import pkgutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvoffload.replay.processes import DifferentMachineError, Elsewhere, check_c
 from kvoffload.traces.lines import STDIN
 
 from ._decoding import Decoding
-from ._terminal import note
+from ._terminal import note, progress_bar
 
 CONNECT_SECONDS = 10
 FIRST_NOTE_SECONDS = 5
@@ -37,8 +38,39 @@ def check_dask(address: str | None, traces: Sequence[str]) -> None:
     require("distributed", "--dask", "dask")
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The processes or machines that compute, and whether progress is shown."""
+
+    jobs: int
+    elsewhere: Elsewhere | None
+    quiet: bool
+
+    @contextlib.contextmanager
+    def on(self, description: str, total: int, unit: str) -> Iterator[dict[str, Any]]:
+        """Provide the arguments of a function that computes, with a bar of its progress."""
+        with progress_bar(description, total, quiet=self.quiet, unit=unit) as progress:
+            yield {"jobs": self.jobs, "elsewhere": self.elsewhere, "progress": progress}
+
+
 @contextlib.contextmanager
-def on_machines(
+def efforts(
+    jobs: int | None, address: str | None, decoding: Decoding, *, quiet: bool
+) -> Iterator[Effort]:
+    """Provide what computes: `jobs` processes, by default one per core, or a Dask cluster."""
+    with _on_machines(address, decoding, quiet=quiet) as elsewhere:
+        yield Effort(jobs or _usable_cores(), elsewhere, quiet)
+
+
+def _usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _on_machines(
     address: str | None, decoding: Decoding, *, quiet: bool
 ) -> Iterator[Elsewhere | None]:
     """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named.

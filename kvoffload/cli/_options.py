@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 import sys
@@ -390,13 +389,6 @@ dask_option = click.option(
     help="Scheduler of a Dask cluster that computes instead (tcp://host:8786); its workers need "
     "the same kvoffload, and the trace at the same path.",
 )
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

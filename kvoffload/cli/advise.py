@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +43,6 @@ from kvoffload.replay import GroupChunks, HintOptions, Selection
 from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
-from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Survey
 
 from ._advice_result import as_object, print_advice
@@ -64,7 +62,7 @@ from ._hint_options import (
     hints_text,
     told_by_trace,
 )
-from ._machines import check_dask, on_machines
+from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
@@ -85,7 +83,6 @@ from ._options import (
     step_tokens_option,
     traces_argument,
     typed_command,
-    usable_cores,
     value_of,
     values_of,
 )
@@ -352,8 +349,7 @@ def advise(
             "hints_text": hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
-        with on_machines(dask, decoding, quiet=quiet) as elsewhere:
-            effort = _Effort(jobs or usable_cores(), elsewhere, quiet)
+        with efforts(jobs, dask, decoding, quiet=quiet) as effort:
             if None in capacities:
                 knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
@@ -431,22 +427,7 @@ def _object(subject: Subject | FleetSubject) -> dict[str, object]:
     return as_object(subject)
 
 
-@dataclass(frozen=True, slots=True)
-class _Effort:
-    """The processes or machines that compute, and whether progress is shown."""
-
-    jobs: int
-    elsewhere: Elsewhere | None
-    quiet: bool
-
-    @contextlib.contextmanager
-    def on(self, description: str, total: int, unit: str) -> Iterator[dict[str, Any]]:
-        """Provide the arguments of a function that computes, with a bar of its progress."""
-        with progress_bar(description, total, quiet=self.quiet, unit=unit) as progress:
-            yield {"jobs": self.jobs, "elsewhere": self.elsewhere, "progress": progress}
-
-
-def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: _Effort) -> Knee:
+def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: Effort) -> Knee:
     """Find the memory of one cache of all engines, behind as large a cache on accelerators.
 
     A cache that is only assumed is left out: it may serve all reuse, and running requests share it.
@@ -462,7 +443,7 @@ def _fleet_advice(
     setup: Setup,
     options: _FleetOptions,
     typical: int,
-    effort: _Effort,
+    effort: Effort,
     *,
     disk: Disk | None,
     grows: bool,
@@ -508,7 +489,7 @@ def _fleet_advice(
     return advice
 
 
-def _replayed(recorded: RecordedTrace, question: FleetSetup, effort: _Effort) -> FleetAdvice:
+def _replayed(recorded: RecordedTrace, question: FleetSetup, effort: Effort) -> FleetAdvice:
     total = len(question.fleets(recorded.trace.unique_blocks))
     with effort.on("replaying", total, "fleets") as how:
         return advise_fleet(recorded, question, **how)
@@ -545,7 +526,7 @@ def _subject(
     recorded: RecordedTrace,
     setup: Setup,
     typical: int,
-    effort: _Effort,
+    effort: Effort,
     *,
     behind: Disk | None,
     **context: Any,
@@ -563,7 +544,7 @@ def _subject(
 
 
 def _by_device_memory(
-    recorded: RecordedTrace, setup: Setup, typical: int, effort: _Effort
+    recorded: RecordedTrace, setup: Setup, typical: int, effort: Effort
 ) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
     """Return the advice; if a cache is assumed, also those without one and with parts of it.
 
@@ -594,7 +575,7 @@ def _by_device_memory(
 
 
 def _retentions(
-    recorded: RecordedTrace, advice: Advice, effort: _Effort
+    recorded: RecordedTrace, advice: Advice, effort: Effort
 ) -> tuple[RetentionCell, ...]:
     """Return the retention intervals compared; none if they make no difference."""
     total = len(compared(advice.setup.chunks))

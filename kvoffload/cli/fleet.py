@@ -17,7 +17,6 @@ from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.fleet import Fleet, FleetResult, Tier
 from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES
 from kvoffload.replay.fleet.grid import Pooled, run_fleets
-from kvoffload.replay.processes import Elsewhere
 
 from ._decoding import Decoding, decode
 from ._fleet_options import (
@@ -35,7 +34,7 @@ from ._fleet_result import (
 )
 from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
-from ._machines import check_dask, on_machines
+from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options
 from ._options import (
     Capacity,
@@ -55,7 +54,6 @@ from ._options import (
     read_size,
     reading_options,
     traces_argument,
-    usable_cores,
     value_of,
     values_of,
 )
@@ -361,8 +359,8 @@ def fleet(
     _check(decoded, cells[0].fleet)
     note_limits(decoded, {cell.fleet: cell.capacity for cell in cells}, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    with on_machines(dask, decoding, quiet=quiet) as elsewhere:
-        results = _replayed(decoded, cells, jobs or usable_cores(), elsewhere, quiet=quiet)
+    with efforts(jobs, dask, decoding, quiet=quiet) as effort:
+        results = _replayed(decoded, cells, effort)
     grid = FleetGrid(
         source,
         decoded,
@@ -391,20 +389,16 @@ def _check(trace: DecodedTrace, fleet: Fleet) -> None:
 
 
 def _replayed(
-    trace: DecodedTrace,
-    cells: list[FleetCell],
-    jobs: int,
-    elsewhere: Elsewhere | None,
-    *,
-    quiet: bool,
+    trace: DecodedTrace, cells: list[FleetCell], effort: Effort
 ) -> dict[Fleet | Pooled, FleetResult | int]:
     """Replay all fleets, and the same memory as one cache."""
     work: list[Fleet | Pooled] = [cell.fleet for cell in cells]
     work += [one for every in totals_of(cells).values() for one in every]
     work = list(dict.fromkeys(work))
     results: dict[Fleet | Pooled, FleetResult | int] = {}
-    with progress_bar("replaying", len(work), quiet=quiet, unit="fleets") as progress:
-        for done, (job, found) in enumerate(run_fleets(jobs, trace, work, elsewhere), start=1):
+    with progress_bar("replaying", len(work), quiet=effort.quiet, unit="fleets") as progress:
+        every = run_fleets(effort.jobs, trace, work, effort.elsewhere)
+        for done, (job, found) in enumerate(every, start=1):
             results[job] = found
             if progress is not None:
                 progress(done)

@@ -12,7 +12,6 @@ from kvoffload.replay.closed_loop import ClosedLoop
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
-from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.results_file import ResultsFile
 
 from ._decoding import Decoding, decode
@@ -23,7 +22,7 @@ from ._loop_options import (
     loop_options,
     without_belady,
 )
-from ._machines import check_dask, on_machines
+from ._machines import Effort, check_dask, efforts
 from ._model_options import (
     CacheOptions,
     model_options,
@@ -50,7 +49,6 @@ from ._options import (
     reading_options,
     step_tokens_option,
     traces_argument,
-    usable_cores,
     value_of,
 )
 from ._output import check_csv, check_outputs, check_plot, show
@@ -183,8 +181,8 @@ def sweep(
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is still printed
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, loop is not None)
-    with on_machines(dask, decoding, quiet=quiet) as elsewhere:
-        counts = _counts(work, file, jobs or usable_cores(), elsewhere, faults, quiet=quiet)
+    with efforts(jobs, dask, decoding, quiet=quiet) as effort:
+        counts = _counts(work, file, effort, faults)
     grid = Grid(
         source,
         decoded.unique_blocks,
@@ -213,27 +211,21 @@ def _check_results(results: str) -> None:
 
 
 def _counts(
-    work: GridWork,
-    file: ResultsFile | None,
-    jobs: int,
-    elsewhere: Elsewhere | None,
-    faults: list[OSError],
-    *,
-    quiet: bool,
+    work: GridWork, file: ResultsFile | None, effort: Effort, faults: list[OSError]
 ) -> dict[Cell, ReplayResult]:
     """Return the result of every cell; compute and append those that the file lacks.
 
     Results of a user's class are not kept: the class may have changed by the next run.
     """
-    cells = work.cells
+    cells, quiet = work.cells, effort.quiet
     counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
     if len(wanted) < len(cells) and file is not None:
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        missing = replace(work, cells=wanted)
+        grid = run_grid(effort.jobs, replace(work, cells=wanted), effort.elsewhere)
         try:
-            for done, (cell, (found,)) in enumerate(run_grid(jobs, missing, elsewhere), start=1):
+            for done, (cell, (found,)) in enumerate(grid, start=1):
                 counts[cell] = found
                 if file is not None and not faults and not is_own(cell.policy):
                     _add(file, cell, found, faults)
