@@ -482,11 +482,12 @@ class RecordedTrace:
     def of(
         cls,
         requests: Iterable[Request],
+        progress: Callable[[int], object] | None = None,
         *,
         hints: HintOptions | None = None,
         arrivals: bool = False,
     ) -> RecordedTrace:
-        """Record a trace in one pass; `hints` and `arrivals` are as in `DecodedTrace.of`."""
+        """Record a trace in one pass; the other arguments are as in `DecodedTrace.of`."""
         times = array("d")
         tokens, has_think = 0, False
 
@@ -498,7 +499,7 @@ class RecordedTrace:
                 has_think = has_think or request.think is not None
                 yield request
 
-        trace = DecodedTrace.of(noted(), hints=hints, arrivals=arrivals)
+        trace = DecodedTrace.of(noted(), progress, hints=hints, arrivals=arrivals)
         return cls(trace, np.frombuffer(times, dtype=np.float64), tokens, has_think=has_think)
 
 

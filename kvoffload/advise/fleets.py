@@ -16,7 +16,7 @@ import numpy as np
 
 from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult, Tier, parse_router
 from kvoffload.replay.fleet.fleet import DECODE_NS, Loop
-from kvoffload.replay.fleet.grid import run_fleets
+from kvoffload.replay.grid import GridWork, run_grid
 from kvoffload.replay.offline import infinite_hits
 from kvoffload.replay.processes import Elsewhere
 
@@ -459,9 +459,8 @@ def advise_fleet(
     fleets = setup.fleets(trace.unique_blocks)
     fleets[0].check_trace(trace)
     found: dict[Fleet, FleetResult] = {}
-    for job, result in run_fleets(jobs, trace, fleets, elsewhere):
-        if isinstance(job, Fleet) and isinstance(result, FleetResult):
-            found[job] = result
+    for fleet, (result,) in run_grid(jobs, GridWork(trace, fleets), elsewhere):
+        found[fleet] = result
         if progress is not None:
             progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}

@@ -298,6 +298,11 @@ def _first_token(advice: Advice, found: Details) -> str:
     )
     for one in policies[1:]:
         text += f"; {within(one)} with {one.policy}, vLLM's default"
+    computed = " instead of ".join(
+        f"{one.missed_p50:,} (median) and {one.missed_p95:,} (95th percentile)"
+        for one in (first, without)
+    )
+    text += f". {computed} of its tokens are computed"
     return f"{text}. Queueing is not included; kvoffload advise --engines adds it."
 
 

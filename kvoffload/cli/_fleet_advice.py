@@ -16,7 +16,7 @@ from kvoffload.advise.units import bytes_text, latency_text, percent_text
 from kvoffload.replay.groups import GroupChunks
 
 from ._fleet_result import FleetCell, fleet_object, ttft_object
-from ._replay_result import liar_columns, liars_object
+from ._replay_result import liar_columns, liars_object, missed_columns
 from ._terminal import Column, print_prose, print_tables
 
 
@@ -75,6 +75,8 @@ def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
         "tier": None if case.tier is None else tier_text(case.tier),
         "tier_memory": None if case.tier is None else case.tier.memory,
         "token_hit_ratio": result.token_hit_ratio,
+        "missed_p50": result.missed_p50,
+        "missed_p95": result.missed_p95,
         **liars_object(result),
         "saved": result.saved,
         "ttft": ttft_object(result),
@@ -133,7 +135,7 @@ def _print_routers(subject: FleetSubject) -> None:
     known = {name: result for name, result in found.items() if result is not None}
     results = list(known.values())
     columns = [Column("tokens\nhit", [percent_text(one.token_hit_ratio) for one in results])]
-    columns += liar_columns(results)
+    columns += [*missed_columns(results), *liar_columns(results)]
     if advice.setup.rate is not None:
         columns += [
             Column("first token\np50", [latency_text(one.ttft_p50 or 0) for one in results]),

@@ -11,14 +11,14 @@ import click
 from kvoffload.advise.fleet_wording import NOT_MODELLED
 from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, p95_error, saving
 from kvoffload.advise.units import percent_text
-from kvoffload.replay import DecodedTrace, HintOptions, TraceHints
+from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult, TraceHints
 from kvoffload.replay.fleet import EngineCounts, Fleet, FleetResult
-from kvoffload.replay.fleet.grid import Pooled
+from kvoffload.replay.grid import Cell
 from kvoffload.replay.offline import BELADY, INFINITE
 
 from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text
-from ._replay_result import liar_columns, liars_object
+from ._replay_result import liar_columns, liars_object, missed_columns
 from ._sources import BlockTokens, Source
 from ._terminal import Column, print_prose, print_tables
 
@@ -41,7 +41,7 @@ class FleetGrid:
     block_bytes: int | None
     block_tokens: BlockTokens
     cells: list[FleetCell]  # by engines, capacity, tier, policy, router
-    counts: dict[Fleet | Pooled, FleetResult | int]
+    counts: dict[Fleet | Cell, FleetResult | ReplayResult]
     model: str | None
     order: dict[str, object]
     hints: HintOptions | None
@@ -96,16 +96,21 @@ class FleetGrid:
         """Print the tables and what is enough."""
         print_fleets(self)
 
-    def ratio(self, pooled: Pooled) -> float:
-        """Return the share of the blocks that one cache hits."""
+    def hits(self, pooled: Cell) -> int:
+        """Return the blocks that one cache, and the accelerators' as one in front, hit."""
         found = self.counts[pooled]
-        is_count = isinstance(found, int) and self.trace.num_blocks
-        return found / self.trace.num_blocks if is_count else 0.0  # type: ignore[operator]
+        if isinstance(found, FleetResult):
+            raise TypeError("pooled must be a Cell, got a fleet")
+        return found.blocks - (found.asked_blocks or 0) + (found.hit_blocks or 0)
+
+    def ratio(self, pooled: Cell) -> float:
+        """Return the share of the blocks that one cache hits."""
+        return self.hits(pooled) / (self.trace.num_blocks or 1)
 
 
-def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Pooled]]:
+def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Cell]]:
     """Return one cache of the same total memory, and its ceilings, by engines and capacity."""
-    totals: dict[tuple[int, str], list[Pooled]] = {}
+    totals: dict[tuple[int, str], list[Cell]] = {}
     for cell in cells:
         fleet = cell.fleet
         host, device = (
@@ -113,9 +118,9 @@ def totals_of(cells: list[FleetCell]) -> dict[tuple[int, str], list[Pooled]]:
         )
         pooled = totals.setdefault((fleet.engines, cell.capacity), [])
         for one in (
-            Pooled(fleet.policy, host, device),
-            Pooled(BELADY, host + device),
-            Pooled(INFINITE, 1),
+            Cell(fleet.policy, host, device),
+            Cell(BELADY, host + device),
+            Cell(INFINITE, 1),
         ):
             if one not in pooled:
                 pooled.append(one)
@@ -160,6 +165,7 @@ def print_fleets(grid: FleetGrid) -> None:
     ]
     liars = liar_columns([found for _, found in rows])
     groups += [liars] if liars else []
+    groups.append(missed_columns([found for _, found in rows]))
     if first.rate is not None:
         groups += [
             [column("prefill\nsaved", lambda _, found: percent_text(found.saved))],
@@ -296,6 +302,8 @@ def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
         "tokens": found.tokens,
         "hit_tokens": found.hit_tokens,
         "missed_tokens": found.missed_tokens,
+        "missed_p50": found.missed_p50,
+        "missed_p95": found.missed_p95,
         "token_hit_ratio": found.token_hit_ratio,
         **liars_object(found),
         "saved": found.saved,
@@ -319,8 +327,8 @@ def fleet_object(cell: FleetCell, found: FleetResult) -> dict[str, Any]:
     }
 
 
-def _total(grid: FleetGrid, engines: int, capacity: str, every: list[Pooled]) -> dict[str, object]:
+def _total(grid: FleetGrid, engines: int, capacity: str, every: list[Cell]) -> dict[str, object]:
     """Return the blocks that all memory hits as one cache."""
-    hits = {one.policy: grid.counts[one] for one in every}
+    hits = {one.policy: grid.hits(one) for one in every}
     ceilings = {name: hits.pop(name) for name in (BELADY, INFINITE)}
     return {"engines": engines, "capacity": capacity, "pooled": hits, **ceilings}

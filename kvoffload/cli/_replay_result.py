@@ -144,6 +144,31 @@ def liar_columns(results: Sequence[Apart]) -> list[Column]:
     ]
 
 
+class Missing(Protocol):
+    """The percentiles of the tokens that requests miss, None if they are not known."""
+
+    @property
+    def missed_p50(self) -> int | None: ...
+
+    @property
+    def missed_p95(self) -> int | None: ...
+
+
+def missed_columns(results: Sequence[Missing]) -> list[Column]:
+    """Return the tokens that a request misses, at the median and at 95 %; none if not known."""
+    if all(one.missed_p50 is None for one in results):
+        return []
+    return [
+        Column("tokens missed\np50", [tokens_text(one.missed_p50) for one in results]),
+        Column("\np95", [tokens_text(one.missed_p95) for one in results]),
+    ]
+
+
+def tokens_text(count: int | None) -> str:
+    """Return a number of tokens; a dash if it is not known."""
+    return "-" if count is None else f"{count:,}"
+
+
 def liars_object(result: HitRatios) -> dict[str, float | None]:
     """Return the hit ratios of honest and lying sessions, if some lie."""
     if result.liar_asked is None:
@@ -169,6 +194,8 @@ def as_object(cell: Cell) -> dict[str, object]:
         "hits": row["hits"],
         "hit_ratio": result.hit_ratio,
         "token_hit_ratio": result.token_hit_ratio,
+        "missed_p50": result.missed_p50,
+        "missed_p95": result.missed_p95,
         **liars_object(result),
         "stored": result.stored_slots,
         "evicted": result.evicted_slots,
@@ -233,4 +260,6 @@ def print_cells(
     tables = [found, kept, *([LOOP] if any(cell.result.loop for cell in cells) else []), time]
     columns = [[field.of(cells) for field in fields] for fields in tables]
     columns[0] += liar_columns([cell.result for cell in cells])
+    if cells[0].result.tokens:
+        columns[0] += missed_columns([cell.result for cell in cells])
     print_tables(title, [field.of(cells) for field in which], columns)

@@ -268,10 +268,6 @@ class BlockTokens:
             return cls(count, "trace")
         return cls(count, "lengths" if survey.input_tokens else "option")
 
-    def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
-        """Return requests without partly filled blocks, for ``--full-blocks``."""
-        return Selection(requests, full_block_tokens=self.of_full_blocks(quiet=quiet))
-
     def of_full_blocks(self, *, quiet: bool) -> int:
         """Return the number of tokens, which ``--full-blocks`` needs."""
         if self.count is None:

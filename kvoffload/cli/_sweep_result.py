@@ -19,7 +19,7 @@ from kvoffload.replay.policies import implementation_of
 from ._hint_options import hints_object, hints_text
 from ._loop_options import duration_text, loop_object, loop_text, times_object
 from ._model_options import groups_object
-from ._replay_result import liars_object, steps_text
+from ._replay_result import liars_object, steps_text, tokens_text
 from ._sources import BlockTokens, Source
 from ._terminal import Column, flat, print_prose, print_tables
 
@@ -132,6 +132,14 @@ def print_grid(grid: Grid) -> None:
     if grid.groups.is_plain or cell.device_blocks:  # else all tokens are asked for
         _print_shares_of_tokens(grid)
         click.echo()
+    if grid.no_tokens is None:
+        for heading, name in (("median", "missed_p50"), ("95th percentile", "missed_p95")):
+            _print_matrix(
+                [f"tokens missed by a request, {heading}"],
+                grid,
+                _tokens_of(operator.attrgetter(name)),
+            )
+            click.echo()
     _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored_slots:,}")
     if grid.loop is not None and grid.loop.rate is not None:
         for heading, name in (
@@ -152,6 +160,13 @@ def _percent_of(
 def _seconds_of(time: Callable[[ReplayResult], float]) -> Callable[[ReplayResult], str]:
     """Return the text of a time of a closed loop."""
     return lambda found: duration_text(time(found))
+
+
+def _tokens_of(
+    count: Callable[[ReplayResult], int | None],
+) -> Callable[[ReplayResult], str]:
+    """Return the text of a number of tokens."""
+    return lambda found: tokens_text(count(found))
 
 
 def _print_shares_of_tokens(grid: Grid) -> None:

@@ -39,7 +39,7 @@ from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
-from kvoffload.replay import GroupChunks, HintOptions, Selection
+from kvoffload.replay import GroupChunks, HintOptions
 from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -303,9 +303,13 @@ def advise(
     if report is not None:
         require_report()
     with open_source(traces, reading) as source:
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+        survey = Survey.of((), unique=False, block_tokens=block_tokens)
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress, told_by_trace():
+            recorded = RecordedTrace.of(
+                survey.counting(source.requests),
+                progress,
+                hints=hints,
+                arrivals=engines is not None,
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
         if not unchained_ids:
@@ -315,12 +319,8 @@ def advise(
         if known.count is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_tokens(survey)}")
         full = survey.block_lengths.fits(known.count)
-        with told_by_trace():
-            recorded = RecordedTrace.of(
-                Selection(source.requests, full_block_tokens=known.count if full else None),
-                hints=hints,
-                arrivals=engines is not None,
-            )
+        if full:
+            recorded = replace(recorded, trace=recorded.trace.full_blocks(known.count))
         told = recorded.trace.hints
         setup = _setup(
             [_SOME if capacity is None else capacity for capacity in capacities],

@@ -12,11 +12,11 @@ from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
-from kvoffload.replay import DecodedTrace, HintOptions
+from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.fleet import Fleet, FleetResult, Tier
 from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES
-from kvoffload.replay.fleet.grid import Pooled, run_fleets
+from kvoffload.replay.grid import Cell, GridWork, run_grid
 
 from ._decoding import Decoding, decode
 from ._fleet_options import (
@@ -390,15 +390,15 @@ def _check(trace: DecodedTrace, fleet: Fleet) -> None:
 
 def _replayed(
     trace: DecodedTrace, cells: list[FleetCell], effort: Effort
-) -> dict[Fleet | Pooled, FleetResult | int]:
+) -> dict[Fleet | Cell, FleetResult | ReplayResult]:
     """Replay all fleets, and the same memory as one cache."""
-    work: list[Fleet | Pooled] = [cell.fleet for cell in cells]
+    work: list[Fleet | Cell] = [cell.fleet for cell in cells]
     work += [one for every in totals_of(cells).values() for one in every]
     work = list(dict.fromkeys(work))
-    results: dict[Fleet | Pooled, FleetResult | int] = {}
+    results: dict[Fleet | Cell, FleetResult | ReplayResult] = {}
     with progress_bar("replaying", len(work), quiet=effort.quiet, unit="fleets") as progress:
-        every = run_fleets(effort.jobs, trace, work, effort.elsewhere)
-        for done, (job, found) in enumerate(every, start=1):
+        every = run_grid(effort.jobs, GridWork(trace, work), effort.elsewhere)
+        for done, (job, (found,)) in enumerate(every, start=1):
             results[job] = found
             if progress is not None:
                 progress(done)

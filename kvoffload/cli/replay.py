@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import click
 
-from kvoffload.replay import DecodedTrace, DeviceCache, HintOptions
+from kvoffload.replay import DeviceCache, HintOptions
 from kvoffload.replay import replay as replay_trace
 from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
-from kvoffload.replay.hints import HintCollector
 from kvoffload.replay.offline import CEILINGS, INFINITE
 from kvoffload.replay.simulate import Demand
-from kvoffload.traces import Survey
 
-from ._hint_options import hint_options, hints_object, hints_text, told_by_trace
+from ._decoding import decode
+from ._hint_options import hint_options, hints_object, hints_text
 from ._loop_options import (
     check_arrivals,
     check_loop,
@@ -52,7 +50,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import BlockTokens, Reading, note_order, open_or_generate, order_object
+from ._sources import Reading, note_order, open_or_generate, order_object
 from ._streams import standard_input_waits
 from ._terminal import note, note_bad_lines, print_json, progress_bar
 
@@ -109,23 +107,18 @@ def replay(
     cache.check(block_bytes)
     check_outputs(traces)
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading) as source:
-        sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
-        needs_unique = any(asked.percent is not None for asked in sizes_asked)
-        collector = None if hints is None else HintCollector(hints)
-        requests = source.requests
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(
-                requests if collector is None else collector.collecting(requests),
-                unique=needs_unique,
-                block_tokens=block_tokens,
-                progress=progress,
-            )
+        decoded, known, survey = decode(
+            source,
+            block_tokens,
+            reading.limit,
+            hints,
+            full_blocks=full_blocks,
+            arrivals=loop is not None,
+            quiet=quiet,
+        )
+        told = decoded.hints
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
-        order = order_object(survey)
-        with told_by_trace():
-            told = None if collector is None else collector.hints()
-        known = BlockTokens.of(source, survey, block_tokens)
         block_tokens = known.count
         check_steps(cache.step_tokens, block_tokens)
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
@@ -136,65 +129,52 @@ def replay(
         check_loop(loop, groups, block_tokens, step_tokens=cache.step_tokens)
         if loop is not None:
             policies = without_belady(policies, quiet=quiet or unasked)
-        if full_blocks:
-            requests = known.full_blocks(requests, quiet=quiet)
-            if needs_unique:
-                survey = Survey.of(requests)
-        elif block_tokens is None:
+        if block_tokens is None:
             note(
                 "no block size fits all requests: token ratios need --block-tokens",
                 quiet=quiet,
             )
-        unique = unique_chunks(groups, survey.unique_blocks)
+        unique = unique_chunks(groups, decoded.unique_blocks)
         unit = groups.slot_name
         sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
         note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-
-        @functools.cache
-        def demand() -> Demand:  # decoded when the first ceiling is asked for
-            decoded = replace(DecodedTrace.of(requests), hints=told)
-            return Demand.of(decoded, groups, device_blocks)
-
-        looping, largest = None, 0
         if loop is not None:
-            decoded = DecodedTrace.of(requests, arrivals=True)
             check_arrivals(loop, decoded)
-            largest = decoded.unique_blocks
-            looping = functools.partial(
-                replay_closed,
-                replace(decoded, hints=told),
-                decoded.keys(),
-                loop=loop,
-                groups=groups,
-                device_blocks=device_blocks,
-            )
+        demand = functools.cache(lambda: Demand.of(decoded, groups, device_blocks))
+        keys = decoded.keys()
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
-                if policy in CEILINGS and looping is None:
+                if policy in CEILINGS and loop is None:
                     result = demand().simulate(policy, num_blocks)
                     cells.append(Cell(policy, asked.text, num_blocks, result))
                     continue
                 if policy == INFINITE:
-                    manager = manager_of("lru", largest, unit)
+                    manager = manager_of("lru", decoded.unique_blocks, unit)
                 else:
                     manager = manager_of(policy, num_blocks, unit, block_tokens)
                 description = f"{policy}, {num_blocks:,} {unit}s"
-                with progress_bar(description, survey.requests, quiet=quiet) as progress:
-                    if looping is not None:
-                        result = looping(manager=manager, progress=progress)
-                        cells.append(Cell(policy, asked.text, num_blocks, result))
-                        continue
-                    device = DeviceCache(device_blocks, groups)
-                    result = replay_trace(
-                        requests,
-                        manager,
-                        groups=groups,
-                        device=device,
-                        hints=told,
-                        progress=progress,
-                    )
+                with progress_bar(description, decoded.num_requests, quiet=quiet) as progress:
+                    if loop is None:
+                        result = replay_trace(
+                            decoded,
+                            manager,
+                            groups=groups,
+                            device=DeviceCache(device_blocks, groups),
+                            keys=keys,
+                            progress=progress,
+                        )
+                    else:
+                        result = replay_closed(
+                            decoded,
+                            keys,
+                            manager,
+                            loop,
+                            groups=groups,
+                            device_blocks=device_blocks,
+                            progress=progress,
+                        )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
         if not traces and standard_input_waits():
             note(
@@ -207,14 +187,14 @@ def replay(
                     **source.head(),
                     "block_tokens": block_tokens,
                     "block_tokens_from": known.origin,
-                    "unique_blocks": survey.unique_blocks,
+                    "unique_blocks": decoded.unique_blocks,
                     "device_blocks": device_blocks,
                     "step_tokens": cache.step_tokens,
                     "hints": hints_object(hints, told),
                     "closed_loop": loop_object(loop),
                     **groups_object(groups),
                     "bad_lines": source.bad_lines,
-                    **order,
+                    **order_object(survey),
                     "results": [as_object(cell) for cell in cells],
                 }
             )
@@ -223,7 +203,7 @@ def replay(
                 source,
                 cells,
                 known,
-                survey.unique_blocks,
+                decoded.unique_blocks,
                 device_blocks,
                 step_tokens=cache.step_tokens,
                 hints=hints_text(hints, told),

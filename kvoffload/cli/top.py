@@ -201,7 +201,18 @@ def _scraped(url: str) -> bytes:
     """Return the answer of a URL; ValueError if it is too long."""
     deadline = time.monotonic() + TIMEOUT
     body = bytearray()
-    with urllib.request.build_opener(_Redirects).open(url, timeout=TIMEOUT) as answer:
+    opener = urllib.request.OpenerDirector()  # nothing but HTTP, whatever a redirect says
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+        _Redirects,
+    ):
+        opener.add_handler(handler())
+    with opener.open(url, timeout=TIMEOUT) as answer:
         while part := answer.read1(2**16):
             body += part
             if len(body) > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Many replays of one trace, divided among processes.
+"""Many replays of one trace, by caches and by fleets, divided among processes.
 
 The trace is decoded once into files that all processes map. Each process computes the keys once,
 and the hits of the accelerator's own cache once per size of that cache.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .closed_loop import ClosedLoop, replay_closed
+from .fleet.fleet import Fleet, replay_rows
+from .fleet.rows import FleetRows
 from .groups import GroupChunks
 from .offline import BELADY, INFINITE
 from .policies import new_manager
 from .processes import Elsewhere, spread
 from .requests import DecodedTrace
-from .results import ReplayResult
 from .simulate import Demand
 
 __all__ = ["Cell", "GridWork", "run_grid"]
@@ -34,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class GridWork:
-    """The work of a grid.
+    """The work of a grid: caches, and fleets of one block size.
 
     Each cell is computed once, and the longest cells start first, in whatever order they are given.
     The counts of a policy are divided into `parts` whose requests differ by at most one; those of a
@@ -43,7 +45,7 @@ class GridWork:
     """
 
     trace: DecodedTrace
-    cells: Sequence[Cell]
+    cells: Sequence[Any]  # Cell, or Fleet
     parts: int = 1
     groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
     loop: ClosedLoop | None = None
@@ -51,14 +53,14 @@ class GridWork:
 
 def run_grid(
     jobs: int, work: GridWork, elsewhere: Elsewhere | None = None
-) -> Iterator[tuple[Cell, list[ReplayResult]]]:
-    """Compute the cells of a grid; yield each with its counts, one per part, when it is done.
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Compute the cells of a grid; yield each with its results when it is done.
 
+    These are a `ReplayResult` per part of a `Cell`, and one `FleetResult` of a `Fleet`.
     `jobs` processes share them; 1 computes in this one. ChildProcessError if one is killed. With
     `elsewhere` other machines compute them.
     """
-    # Belady takes longest; the cells that start last should be short.
-    ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
+    ordered = sorted(dict.fromkeys(work.cells), key=_shortness)
     if work.loop is None:
         make = functools.partial(_computing, parts=work.parts, groups=work.groups)
     else:
@@ -66,14 +68,23 @@ def run_grid(
     yield from spread(work.trace, ordered, make, jobs, elsewhere)
 
 
-def _computing(
-    trace: DecodedTrace, parts: int, groups: GroupChunks
-) -> Callable[[Cell], list[ReplayResult]]:
+def _shortness(cell: Cell | Fleet) -> tuple[Any, ...]:
+    """Return a rank, the lower the longer a cell takes; those that start last should be short."""
+    if isinstance(cell, Cell):
+        return 0 if cell.policy == BELADY else 4, cell
+    return 1 if cell.spec.sees is not None else 2 if cell.tier is not None else 3, 0
+
+
+def _computing(trace: DecodedTrace, parts: int, groups: GroupChunks) -> Callable[[Any], list[Any]]:
     """Return a function that computes a cell of a trace."""
     keys = trace.keys()
     behind = functools.cache(lambda size: Demand.of(trace, groups, size))
+    numbered = functools.cache(lambda size: FleetRows(trace, keys, size))
 
-    def compute(cell: Cell) -> list[ReplayResult]:
+    def compute(cell: Cell | Fleet) -> list[Any]:
+        if isinstance(cell, Fleet):
+            cell.check_trace(trace)
+            return [replay_rows(trace, numbered(cell.block_tokens), cell)]
         demand: Demand = behind(cell.device_blocks)
         return demand.in_parts(cell.policy, cell.capacity, keys, cell.pending, parts)
 
@@ -82,11 +93,11 @@ def _computing(
 
 def _looping(
     trace: DecodedTrace, groups: GroupChunks, loop: ClosedLoop
-) -> Callable[[Cell], list[ReplayResult]]:
+) -> Callable[[Any], list[Any]]:
     """Return a function that computes a cell of a trace as a closed loop."""
     keys = trace.keys()
 
-    def compute(cell: Cell) -> list[ReplayResult]:
+    def compute(cell: Cell) -> list[Any]:
         policy, capacity = cell.policy, cell.capacity
         if policy == INFINITE:
             policy, capacity = "lru", trace.unique_blocks

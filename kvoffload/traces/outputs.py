@@ -16,10 +16,9 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from kvoffload._output_file import OutputFile
 
 __all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
 
@@ -36,30 +35,6 @@ _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _CLOSED_IN_CHILDREN
 _THROUGH = os.O_WRONLY | getattr(os, "O_NOCTTY", 0) | _CLOSED_IN_CHILDREN
-
-
-class OutputFile(io.FileIO):
-    """A file, open for writing, whose errors name it as `shown`.
-
-    After an error, or when `dropping` is set, further data is dropped, so that a buffer that still
-    holds data can be closed without another error.
-    """
-
-    def __init__(self, descriptor: int, shown: str, *, closefd: bool = True) -> None:
-        super().__init__(descriptor, "wb", closefd=closefd)
-        self.shown = shown
-        self.dropping = False
-
-    def write(self, data: Buffer, /) -> int:
-        """Write as much as the system takes at once; return the number of bytes."""
-        if self.dropping:
-            return memoryview(data).nbytes
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.dropping = True
-            error.filename = self.shown
-            raise
 
 
 @contextlib.contextmanager

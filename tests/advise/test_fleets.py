@@ -28,6 +28,8 @@ def result(saved, p95=1.0, of_parts=None):
         tier_hits=0,
         hit_tokens=round(100 * saved),
         missed_tokens=0,
+        missed_p50=0,
+        missed_p95=0,
         host_stored=0,
         tier_stored=0,
         saved=saved,

@@ -204,15 +204,15 @@ def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
     assert time == f"ms: time in the manager per request, {library.IMPLEMENTATION} implementation"
     assert title.startswith(f"{trace}; blocks of 512 tokens; ")
     assert len(rows) == 4
-    words = "policy blocks given requests blocks hits hit ratio tokens hit stored evicted refused"
-    assert head.split() == [*words.split(), "ms", "ms", "ms", "blocks/s"]
-    assert above.split() == ["capacity", "p50", "p99", "max"]
+    words = "policy blocks given requests blocks hits hit ratio tokens hit p50 p95 stored evicted"
+    assert head.split() == [*words.split(), "refused", "ms", "ms", "ms", "blocks/s"]
+    assert above.split() == ["capacity", "tokens", "missed", "p50", "p99", "max"]
     assert set(rule) == {"─"}
     counts = expected(WORKLOAD, "arc", 200)
     row = rows[3].replace(" %", "%").split()
     assert row[:6] == ["arc", "200", "200", "300", f"{counts['blocks']:,}", f"{counts['hits']:,}"]
     assert row[6:8] == [f"{counts[name] * 100:.1f}%" for name in ("hit_ratio", "token_hit_ratio")]
-    assert row[8:11] == [f"{counts[name]:,}" for name in ("stored", "evicted", "refused")]
+    assert row[10:13] == [f"{counts[name]:,}" for name in ("stored", "evicted", "refused")]
 
 
 @pytest.mark.thorough
@@ -233,8 +233,9 @@ def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
 
 def test_the_lines_above_a_table_fit_the_width_where_a_word_does(kvoffload):
     done = kvoffload("replay", "--limit", "60", "--capacity", "7", COLUMNS="40")
-    assert done.out.splitlines()[:4] == [
-        "generated, seed 0; blocks of 512 tokens",
+    assert done.out.splitlines()[:5] == [
+        "generated, seed 0; blocks of 512 tokens;",
+        "232 unique blocks",
         "ms: time in the manager per request,",
         f"{library.IMPLEMENTATION} implementation",
         "",

@@ -12,7 +12,6 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.replay import ClosedLoop, DecodedTrace, HintOptions, processes
 from kvoffload.replay.fleet import Fleet
-from kvoffload.replay.fleet.grid import Pooled, run_fleets
 from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.processes import Elsewhere
@@ -66,8 +65,9 @@ def test_a_grid_is_that_of_this_machine(machines) -> None:
 
 
 def test_fleets_are_those_of_this_machine(machines) -> None:
-    work = [Fleet(engines=count, host_blocks=20) for count in (1, 2)] + [Pooled("lru", 40)]
-    assert dict(run_fleets(1, read(), work, machines(read))) == dict(run_fleets(1, read(), work))
+    work = [Fleet(engines=count, host_blocks=20) for count in (1, 2)] + [Cell("lru", 40)]
+    grid = GridWork(read(), work)
+    assert dict(run_grid(1, grid, machines(read))) == dict(run_grid(1, grid))
 
 
 @pytest.mark.parametrize(
