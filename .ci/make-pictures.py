@@ -34,7 +34,7 @@ from selenium import webdriver
 
 from kvoffload import CPUOffloadingManager
 from kvoffload._sampling import REPEATABLE, secrets_from
-from kvoffload.replay import DecodedTrace, Selection, replay
+from kvoffload.replay import Configuration, DecodedTrace, Selection, replay
 from kvoffload.traces import Trace, write_trace
 
 ROOT = Path(__file__).parents[1]
@@ -212,7 +212,7 @@ def densities(trace: Path, path: Path) -> None:
     decoded = DecodedTrace.of(Trace(trace))
     with secrets_from(REPEATABLE):
         manager = CPUOffloadingManager(16, decoded.unique_blocks // 50, "hit-density")
-    replay(Trace(trace), manager)
+    replay(decoded, Configuration(host=decoded.unique_blocks // 50), manager=manager)
     ages = [value - 1 for value in range(2, 8)]
     ages += [(4 + part << octave) - 1 for octave in range(1, 9) for part in range(4)]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "densities", "font.size": 9}):

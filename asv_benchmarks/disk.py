@@ -20,7 +20,15 @@ from pathlib import Path
 from ratios import trace_path
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.replay import DecodedTrace, Selection, TierCounts, device_hits, simulate_tiers
+from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
+    GroupChunks,
+    Result,
+    Selection,
+    Tier,
+    replay,
+)
 from kvoffload.tiers import MemoryTier, Namespace, Region, TieredStore
 from kvoffload.traces import Trace
 
@@ -46,29 +54,28 @@ def decoded(name: str) -> DecodedTrace:
     return DecodedTrace.of(trace if tokens is None else Selection(trace, full_block_tokens=tokens))
 
 
-def recomputed(trace: DecodedTrace, counts: TierCounts) -> float:
+def recomputed(trace: DecodedTrace, result: Result) -> float:
     """Return the blocks that a request recomputes, including the cost of reads from the disk."""
-    missed = counts.asked - counts.host_hits - counts.disk_hits
-    return (missed + READ_COST * counts.disk_hits) / trace.num_requests
+    missed = result.asked - result.hits
+    return (missed + READ_COST * result.tier_hits) / trace.num_requests
 
 
 def simulated(
     trace: DecodedTrace, host: str, disk: str, capacity: int, disk_capacity: int, pending: int
 ) -> str:
     """Return a cell of the table."""
-    counts = simulate_tiers(
+    result = replay(
         trace,
-        trace.keys(),
-        policy=host,
-        capacity=capacity,
-        disk_policy=disk,
-        disk_capacity=disk_capacity,
-        device_hits=device_hits(trace, 0),
-        pending=pending,
-        step_blocks=STEP_BLOCKS,
+        Configuration(
+            policy=host,
+            host=capacity,
+            tier=Tier("private", disk_capacity, disk),
+            groups=GroupChunks.of_blocks(1, step_tokens=STEP_BLOCKS),
+            pending=pending,
+        ),
     )
-    written = counts.disk_stored / trace.num_requests
-    return f"{recomputed(trace, counts):6.2f} ({written:5.2f} written)"
+    written = result.tier_stored / trace.num_requests
+    return f"{recomputed(trace, result):6.2f} ({written:5.2f} written)"
 
 
 def served(

@@ -2,8 +2,8 @@
 
 The last line is the most memory that was in use.
 
-One engine is replayed by `simulate`, with the memory of one and with that of all; then each router
-with that memory divided, LRU, at 10,000 tokens of prompts per second and engine. All in one
+One engine serves the requests in turn, with the memory of one and with that of all; then each
+router with that memory divided, LRU, at 10,000 tokens of prompts per second and engine. All in one
 process, in turn; the median of several rounds and its ratio to the first. Usage::
 
     python asv_benchmarks/fleets.py [--rounds N] [--percent SHARE] [--engines N] TRACE
@@ -19,8 +19,9 @@ from collections.abc import Callable
 
 from ratios import trace_path
 
-from kvoffload.replay import DecodedTrace, device_hits, simulate
-from kvoffload.replay.fleet import ROUTERS, Fleet, replay_fleet
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks
+from kvoffload.replay.loop import Replays
+from kvoffload.replay.routers import ROUTERS
 from kvoffload.traces import Survey, Trace
 
 RATE = 10_000  # tokens per second
@@ -41,24 +42,21 @@ def main() -> None:
     size = survey.block_tokens
     if size is None:
         parser.error("TRACE must have blocks of one size")
-    keys, nothing = trace.keys(), device_hits(trace, 0)
+    replays, groups = Replays(trace), GroupChunks.of_blocks(size, block_bytes=size * TOKEN_BYTES)
+    replays.keys()
     each = int(trace.unique_blocks * chosen.percent / 100) // chosen.engines
 
     def alone(blocks: int) -> Callable[[], object]:
-        return lambda: simulate(trace, keys, "lru", blocks, device_hits=nothing)
+        one = Configuration(host=blocks, groups=groups)
+        return lambda: replays.of(one)
 
     def behind(router: str) -> Callable[[], object]:
-        fleet = Fleet(
-            engines=chosen.engines,
-            router=router,
-            host_blocks=each,
-            rate=RATE,
-            block_tokens=size,
-            block_bytes=size * TOKEN_BYTES,
+        fleet = Configuration(
+            engines=chosen.engines, router=router, host=each, rate=RATE, groups=groups
         )
-        return lambda: replay_fleet(trace, keys, fleet)
+        return lambda: replays.of(fleet)
 
-    works = {"simulate, one": alone(each), "simulate, all": alone(each * chosen.engines)}
+    works = {"one engine": alone(each), "one, all memory": alone(each * chosen.engines)}
     works |= {router: behind(router) for router in ROUTERS}
     spent: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(chosen.rounds):
@@ -66,7 +64,7 @@ def main() -> None:
             start = time.process_time()
             work()
             spent[name].append(time.process_time() - start)
-    one = statistics.median(spent["simulate, one"])
+    one = statistics.median(spent["one engine"])
     for name, seconds in spent.items():
         median = statistics.median(seconds)
         print(f"{name:15} {median:6.2f} s {median / one:6.2f} x")

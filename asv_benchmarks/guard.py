@@ -15,7 +15,8 @@ import statistics
 
 from ratios import trace_path
 
-from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.replay import Configuration, DecodedTrace
+from kvoffload.replay.loop import Replays
 from kvoffload.traces import Trace
 
 NAMES = ("mooncake_conversation", "weka_cc_a", "lmcache_agents_64c")
@@ -27,22 +28,14 @@ MOST_LOSS = 0.005
 def hit_ratios(name: str, pending: int, device: float) -> list[list[float]]:
     """Return the block hit ratios of each policy, per capacity."""
     trace = DecodedTrace.of(Trace(trace_path(name)))
-    keys = trace.keys()
-    in_device = device_hits(trace, int(trace.unique_blocks * device / 100))
-    return [
-        [
-            simulate(
-                trace,
-                keys,
-                policy,
-                int(trace.unique_blocks * percent / 100),
-                device_hits=in_device,
-                pending=pending,
-            ).hit_ratio
-            for policy in POLICIES
-        ]
-        for percent in PERCENTS
-    ]
+    replays = Replays(trace)
+
+    def hit_ratio(policy: str, percent: float) -> float:
+        host, on_device = (int(trace.unique_blocks * part / 100) for part in (percent, device))
+        one = Configuration(policy=policy, host=host, device=on_device, pending=pending)
+        return replays.of(one).hit_ratio
+
+    return [[hit_ratio(policy, percent) for policy in POLICIES] for percent in PERCENTS]
 
 
 def main() -> None:

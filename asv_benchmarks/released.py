@@ -11,7 +11,7 @@ there a lookup is one call per key, and a request's context is made outside the 
 All sides hold the same blocks and get the same requests. Prints the median of the sdist's manager,
 and its ratio to that of each other. ``--replay TRACE`` serves a trace instead, with a cache of 5 %
 of its distinct blocks: by the calls of the sdist's manager, by the same calls of kvoffload's, and
-by `kvoffload.replay.simulate`.
+by `kvoffload.replay` without a manager.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 import kvoffload
-from kvoffload.replay import DecodedTrace, simulate
+from kvoffload.replay import Configuration, DecodedTrace
+from kvoffload.replay.loop import Replays
 from kvoffload.traces import Trace
 
 MANAGERS = "/vllm/v1/kv_offload/"
@@ -235,7 +236,8 @@ def serve(manager: Any, prompts: list[list[bytes]]) -> None:
 def compare_replays(released: Build, path: Path, rounds: int) -> Table:
     """Return the CPU time of a trace with the released manager, and its ratio to ours."""
     trace = DecodedTrace.of(Trace(path))
-    keys = trace.keys()
+    replays = Replays(trace)
+    keys = replays.keys()
     prompts = [[keys[block] for block in row] for row in trace.rows()]
     capacity = trace.unique_blocks // 20
     builds = {"released": released, "the same calls": own_manager}
@@ -251,14 +253,14 @@ def compare_replays(released: Build, path: Path, rounds: int) -> Table:
             {
                 "released": lambda _: serve(managers["released"], prompts),
                 "the same calls": lambda _: serve(managers["the same calls"], prompts),
-                "simulate": lambda _: simulate(trace, keys, policy, capacity),
+                "replay": lambda _: replays.of(Configuration(policy=policy, host=capacity)),
             },
             rounds,
             prepare,
             clock=process_time_ns,
         )
 
-    table = Table("policy", "blocks", *builds, "simulate")
+    table = Table("policy", "blocks", *builds, "replay")
     for policy in ("lru", "arc"):
         whole, *others = medians(policy).values()
         ratios = [f"{whole / median:.1f}" for median in others]

@@ -23,9 +23,8 @@ import libcachesim
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvoffload.replay.groups import GroupChunks  # noqa: E402 - beside this folder
-from kvoffload.replay.requests import DecodedTrace  # noqa: E402
-from kvoffload.replay.simulate import Demand  # noqa: E402
+from kvoffload.replay import Configuration, DecodedTrace  # noqa: E402 - beside this folder
+from kvoffload.replay.loop import Replays  # noqa: E402
 from kvoffload.traces import Trace, write_oracle_general  # noqa: E402
 
 POLICIES = {
@@ -53,10 +52,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     trace = DecodedTrace.of(Trace(options.trace))
-    keys = trace.keys()
+    replays = Replays(trace)
+    replays.keys()
     capacity = int(trace.unique_blocks * options.share / 100)
-    demand = Demand.of(trace, GroupChunks.of_blocks(), device_slots=0)
-    every = slice(0, trace.num_requests)
     print(
         f"{options.trace.name}: {trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
         f"{trace.unique_blocks:,} distinct; {capacity:,} slots; medians of {options.rounds} rounds"
@@ -70,8 +68,8 @@ def main() -> None:
         for policy, of in POLICIES.items():
             sides: dict[str, list[float]] = {"kvoffload": [], "libcachesim": []}
             for _ in range(options.rounds):
-                serving = demand.serving(policy, capacity, keys)
-                sides["kvoffload"].append(cpu_seconds(lambda: serving.hits(every)))  # noqa: B023
+                one = Configuration(policy=policy, host=capacity)
+                sides["kvoffload"].append(cpu_seconds(lambda: replays.of(one)))  # noqa: B023
                 cache = of(capacity)
                 reader = libcachesim.TraceReader(
                     str(path), trace_type=libcachesim.TraceType.ORACLE_GENERAL_TRACE

@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 
 from kvoffload import CPUOffloadingManager, Request
-from kvoffload.replay import DecodedTrace, simulate
+from kvoffload.replay import Configuration, DecodedTrace
+from kvoffload.replay.loop import Replays
 from kvoffload.traces import Trace
 from kvoffload.watch import Watch
 
@@ -88,12 +89,9 @@ def watched_replay(
     return manager
 
 
-def exact(
-    trace: DecodedTrace, keys: list[bytes], policy: str, capacity: int, pending: int = 0
-) -> tuple[float, int]:
-    none = np.zeros(trace.num_requests, np.int64)
-    counts = simulate(trace, keys, policy, capacity, device_hits=none, pending=pending)
-    return counts.hit_ratio, counts.refused
+def exact(replays: Replays, policy: str, capacity: int, pending: int = 0) -> tuple[float, int]:
+    result = replays.of(Configuration(policy=policy, host=capacity, pending=pending))
+    return result.hit_ratio, result.refused
 
 
 def whole_run(number: int, **options: Any) -> Watch:
@@ -112,13 +110,14 @@ def accuracy(arguments: argparse.Namespace) -> None:
     marked: list[float] = []
     worst: dict[float, float] = defaultdict(float)
     for name, trace in traces(arguments.traces, arguments.names):
-        keys = trace.keys()
+        replays = Replays(trace)
+        keys = replays.keys()
         for percent in PERCENT:
             capacity = trace.unique_blocks * percent // 100
             if capacity < arguments.slots:
                 print(f"{name} {percent} %: {capacity} blocks are fewer than the slots")
                 continue
-            truth = {size: exact(trace, keys, "lru", int(capacity * size)) for size in SIZES}
+            truth = {size: exact(replays, "lru", int(capacity * size)) for size in SIZES}
             errors: dict[float, list[float]] = defaultdict(list)
             for number in range(arguments.secrets):
                 watch = Watch(
@@ -162,12 +161,13 @@ def policies(arguments: argparse.Namespace) -> None:
     names = ("arc", "hit-density", "slru", "s3fifo", "lfu", "arc-classic")
     all_errors = []
     for name, trace in traces(arguments.traces, arguments.names):
-        keys = trace.keys()
+        replays = Replays(trace)
+        keys = replays.keys()
         for percent in PERCENT:
             capacity = trace.unique_blocks * percent // 100
             if capacity < 1024:
                 continue
-            truth = {policy: exact(trace, keys, policy, capacity)[0] for policy in names}
+            truth = {policy: exact(replays, policy, capacity)[0] for policy in names}
             errors = defaultdict(list)
             for number in range(arguments.secrets):
                 watch = Watch(
@@ -195,12 +195,12 @@ def pending(arguments: argparse.Namespace) -> None:
     pooled: list[tuple[float, float]] = []
     marked = 0
     for name, trace in traces(arguments.traces, arguments.names):
-        keys = trace.keys()
+        replays = Replays(trace)
+        keys = replays.keys()
         for percent, under_way in product(PERCENT, arguments.pending):
             capacity = trace.unique_blocks * percent // 100
             truth = {
-                size: exact(trace, keys, "lru", int(capacity * size), under_way)[0]
-                for size in SIZES
+                size: exact(replays, "lru", int(capacity * size), under_way)[0] for size in SIZES
             }
             errors: dict[float, list[float]] = defaultdict(list)
             for number in range(arguments.secrets):
@@ -316,11 +316,12 @@ def fleet(arguments: argparse.Namespace) -> None:
 
     errors = []
     for _, trace in traces(arguments.traces, arguments.names):
-        keys = trace.keys()
+        replays = Replays(trace)
+        keys = replays.keys()
         capacity = trace.unique_blocks // 10
         truth = {
             size: statistics.fmean(
-                exact(trace, keys, "lru", int(capacity * factor * size))[0] for factor in (1, 2)
+                exact(replays, "lru", int(capacity * factor * size))[0] for factor in (1, 2)
             )
             for size in SIZES
         }

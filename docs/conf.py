@@ -48,6 +48,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
     ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
+    ("py:class", r"kvoffload\.traces\.returns\.Returns"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
     ("py:class", r"kvoffload\.tiers\.engine\.native\.Twin"),  # likewise
 ]
@@ -84,16 +85,13 @@ UNSHOWN = {  # members that other parts of the library use
     "kvoffload.advise.Advice": "device_hits",
     "kvoffload.advise.Setup": "capped, replays_per_memory",
     "kvoffload.replay.Arrivals": "has_sessions",
-    "kvoffload.replay.DecodedTrace": "hashes",
-    "kvoffload.replay.DeviceCache": "find, leave",
+    "kvoffload.replay.Configuration": "check_trace, costs, is_in_turn, spec",
     "kvoffload.replay.GroupChunks": "hit_name, hit_unit, is_bounded, kept_on_device, "
     "loaded_chunks, offers_by_step, retention_multiple, slot_name",
-    "kvoffload.replay.ReplayResult": "of, of_row",
+    "kvoffload.replay.Result": "of, unit",
+    "kvoffload.replay.RouterSpec": "router, sees",
     "kvoffload.replay.Told": "at_begin, at_finish, now_s",
-    "kvoffload.replay.fleet.Fleet": "costs",
-    "kvoffload.replay.fleet.FleetResult": "of",
-    "kvoffload.replay.fleet.RouterSpec": "router, sees",
-    "kvoffload.replay.results.DurationHistogram": "add",
+    "kvoffload.replay.durations.DurationHistogram": "add",
     "kvoffload.tiers.DirectoryTier": "folder",
     "kvoffload.tiers.Region": "views_unchecked",
     "kvoffload.traces.PromptOptions": "blocks",

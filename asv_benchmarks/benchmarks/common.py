@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 POLICIES = ["lru", "arc", "hit-density"]
@@ -46,6 +47,17 @@ def new_manager(policy: str, capacity: int, **options: Any) -> Any:
         return create(16, capacity, policy, **options)
     except ValueError as cause:
         raise NotImplementedError(f"no policy {policy}") from cause
+
+
+def new_replay(policy: str, capacity: int) -> Callable[[Iterable[Any]], object]:
+    """Return a replay of requests through an empty compiled manager."""
+    replay = public("kvoffload.replay", "replay")
+    try:
+        create = public("kvoffload.replay", "Configuration")
+    except NotImplementedError:  # until 0.4
+        return lambda requests: replay(requests, new_manager(policy, capacity))
+    configuration = create(policy=policy, host=capacity)
+    return lambda requests: replay(requests, configuration, manager=new_manager(policy, capacity))
 
 
 def fill(manager: Any, hashes: list[bytes], length: int = LENGTH) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .common import LENGTH, POLICIES, block_hashes, fill, new_manager, public
+from .common import LENGTH, POLICIES, block_hashes, fill, new_manager, new_replay, public
 
 BLOCKS = 100_000
 
@@ -52,6 +52,5 @@ class Peak:
     param_names = ("policy",)
 
     def peakmem_replay(self, policy: str) -> None:
-        replay = public("kvoffload.replay", "replay")
         workload = public("kvoffload.traces", "Workload")
-        replay(workload(1_000), new_manager(policy, 10_000))
+        new_replay(policy, 10_000)(workload(1_000))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from .common import POLICIES, new_manager, public
+from .common import POLICIES, new_manager, new_replay, public
 
 CAPACITY = 2_000
 CAPACITIES = (250, 500, 1_000, 2_000, 4_000)
@@ -19,14 +20,26 @@ class Replay:
 
     def setup(self, policy: str) -> None:
         """Make the requests."""
-        self.replay, workload = (
-            public("kvoffload.replay", "replay"),
-            public("kvoffload.traces", "Workload"),
-        )
-        self.requests = list(workload(1_000))
+        self.replay = new_replay(policy, CAPACITY)
+        self.requests = list(public("kvoffload.traces", "Workload")(1_000))
 
     def time_replay(self, policy: str) -> None:
-        self.replay(self.requests, new_manager(policy, CAPACITY))
+        self.replay(self.requests)
+
+
+def replays_of(trace: Any) -> Callable[[str, int], Any]:
+    """Return the replay of a decoded trace by policy and capacity, whose keys exist."""
+    try:
+        replays, create = (
+            public("kvoffload.replay.loop", "Replays")(trace),
+            public("kvoffload.replay", "Configuration"),
+        )
+    except NotImplementedError:  # until 0.4
+        device_hits, simulate = public("kvoffload.replay", "device_hits", "simulate")
+        keys, nothing = trace.keys(), device_hits(trace, 0)
+        return lambda policy, capacity: simulate(trace, keys, policy, capacity, device_hits=nothing)
+    replays.keys()
+    return lambda policy, capacity: replays.of(create(policy=policy, host=capacity))
 
 
 class Simulate:
@@ -38,15 +51,10 @@ class Simulate:
 
     def setup(self, policy: str) -> None:
         """Decode the requests."""
-        decoded, device_hits, self.simulate = public(
-            "kvoffload.replay", "DecodedTrace", "device_hits", "simulate"
-        )
-        self.trace = decoded.of(public("kvoffload.traces", "Workload")(1_000))
-        self.keys, self.nothing = self.trace.keys(), device_hits(self.trace, 0)
+        decoded = public("kvoffload.replay", "DecodedTrace")
+        trace = decoded.of(public("kvoffload.traces", "Workload")(1_000))
+        self.run = replays_of(trace)
         new_manager(policy, CAPACITY)
-
-    def run(self, policy: str, capacity: int) -> Any:
-        return self.simulate(self.trace, self.keys, policy, capacity, device_hits=self.nothing)
 
     def time_simulate(self, policy: str) -> None:
         self.run(policy, CAPACITY)
@@ -75,13 +83,20 @@ class Decode:
         """Make the requests."""
         self.decoded = public("kvoffload.replay", "DecodedTrace")
         self.requests = list(public("kvoffload.traces", "Workload")(1_000))
-        self.trace = self.decoded.of(self.requests)
+        trace = self.decoded.of(self.requests)
+        try:
+            device_hits, given = public("kvoffload.replay", "device_hits"), (trace, 1_000)
+        except NotImplementedError:  # since 0.5
+            device_hits = public("kvoffload.replay.device", "device_hits")
+            groups = public("kvoffload.replay", "GroupChunks").of_blocks()
+            given = (trace.starts, trace.blocks, trace.lengths, 1_000, groups)
+        self.find = lambda: device_hits(*given)
 
     def time_decode(self) -> None:
         self.decoded.of(self.requests)
 
     def time_device_hits(self) -> None:
-        public("kvoffload.replay", "device_hits")(self.trace, 1_000)
+        self.find()
 
 
 class Fleet:
@@ -93,22 +108,30 @@ class Fleet:
 
     def setup(self, router: str) -> None:
         """Decode the requests."""
-        routers, create, self.replay = public(
+        requests = public("kvoffload.traces", "Workload")(1_000)
+        trace = public("kvoffload.replay", "DecodedTrace").of(requests, arrivals=True)
+        common = {"engines": 4, "router": router, "rate": 10_000}
+        try:
+            replays = public("kvoffload.replay.loop", "Replays")(trace)
+            create, groups = public("kvoffload.replay", "Configuration", "GroupChunks")
+        except NotImplementedError:  # until 0.4
+            self.replay = self.replay_of_fleet(trace, common)
+            return
+        blocks = groups.of_blocks(512, block_bytes=2**20)
+        fleet = create(**common, host=CAPACITY // 4, groups=blocks)
+        replays.keys()
+        self.replay = lambda: replays.of(fleet)
+
+    def replay_of_fleet(self, trace: Any, common: dict[str, Any]) -> Callable[[], object]:
+        """Return the replay of 0.4."""
+        routers, create, replay = public(
             "kvoffload.replay.fleet", "ROUTERS", "Fleet", "replay_fleet"
         )
-        if router not in routers:
-            raise NotImplementedError(f"no router {router}")
-        requests = public("kvoffload.traces", "Workload")(1_000)
-        self.trace = public("kvoffload.replay", "DecodedTrace").of(requests, arrivals=True)
-        self.keys = self.trace.keys()
-        self.fleet = create(
-            engines=4,
-            router=router,
-            host_blocks=CAPACITY // 4,
-            rate=10_000,
-            block_tokens=512,
-            block_bytes=2**20,
-        )
+        if common["router"] not in routers:
+            raise NotImplementedError(f"no router {common['router']}")
+        fleet = create(**common, host_blocks=CAPACITY // 4, block_tokens=512, block_bytes=2**20)
+        keys = trace.keys()
+        return lambda: replay(trace, keys, fleet)
 
     def time_fleet(self, router: str) -> None:
-        self.replay(self.trace, self.keys, self.fleet)
+        self.replay()

@@ -5,23 +5,23 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload._former import former_attribute
-from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions, ReplayResult
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, HintOptions, Result
 from kvoffload.replay.groups import STEP_TOKENS
+from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
-from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request
 
 from .choice import POLICIES, Choice, choose
 from .economy import Engine, balance_of
-from .grid import Grid, Outcome, part_seconds, replay_grid
+from .grid import Grid, evicts_early, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
 __all__ = [
@@ -188,6 +188,8 @@ class Cell:
         The same in the part of the trace where the sum of both is highest.
     loaded : int
         Slots loaded for the hits.
+    device_tokens : int
+        Tokens that the accelerator's own cache has; of windows it keeps less in front of loads.
     honest_hit_ratio, liar_hit_ratio : float or None
         `hit_ratio` of the honest sessions and of those that give false hints; None without such.
     """
@@ -201,6 +203,7 @@ class Cell:
     busiest_store_rate: float | None
     busiest_load_rate: float | None
     loaded: int
+    device_tokens: int
     honest_hit_ratio: float | None = None
     liar_hit_ratio: float | None = None
 
@@ -261,7 +264,7 @@ class Advice:
         The hit ratio of an unbounded cache.
     unbounded_is_ceiling : bool
         Whether no policy can exceed `unbounded` at this retention interval, with any memory (see
-        `Demand.is_bounded`).
+        `GroupChunks.is_bounded`).
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
     all_tokens : int
@@ -381,7 +384,11 @@ def advise(
     capacities = [setup.capacity(memory) for memory in memories]
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
     trace = recorded.trace
-    demand = Demand.of(trace, setup.chunks, setup.device_blocks)
+    replays = Replays(trace)
+    everything = Configuration(
+        policy=INFINITE, host=1, device=setup.device_blocks, groups=setup.chunks
+    )
+    ideal = replays.of(everything)
     used = [setup.capped(memory, trace.unique_blocks) for memory in memories]
     distinct = sorted(set(used), reverse=True)
     spared = setup.replays - setup.replays_per_memory * len(distinct)
@@ -402,26 +409,26 @@ def advise(
         input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
-        asked_tokens=int(demand.asked.sum()),
+        asked_tokens=grid.results[VLLM_DEFAULT, used[memories.index(setup.memory)]].asked_tokens,
     )
     cells = {
-        (policy, index): _cell(grid.outcomes[policy, capacity], setup, seconds)
+        (policy, index): _cell(grid.results[policy, capacity], setup, seconds)
         for policy in setup.replayed
         for index, capacity in enumerate(used)
     }
     paying = _paying(cells, setup, len(used))
     choices = [
         choose(
-            [grid.outcomes[policy, capacity] for policy in setup.policies],
+            [grid.results[policy, capacity] for policy in setup.policies],
             among=() if paying is None else paying[index],
         )
         for index, capacity in enumerate(used)
     ]
-    asked, whole = facts.asked_tokens or 1, int(demand.whole.sum())
-    unbounded = unbounded_tokens(demand) / asked
-    reuse = unbounded
-    if demand.device_hits.any():
-        reuse = unbounded_tokens(Demand.of(trace, setup.chunks, 0)) / (whole or 1)
+    asked, whole = ideal.asked_tokens or 1, ideal.asked_tokens + ideal.device_tokens
+    unbounded = reuse = ideal.hit_ratio
+    if ideal.device_tokens:
+        reuse = replays.of(replace(everything, device=0)).hit_ratio
+    is_bounded = setup.chunks.is_bounded(junctions=ideal.has_junctions)
     return Advice(
         setup=setup,
         facts=facts,
@@ -431,13 +438,13 @@ def advise(
         choices=choices,
         paying=paying,
         ceilings=[
-            min(grid.belady[capacity] / asked, unbounded if demand.is_bounded else 1.0)
+            min(grid.belady[capacity] / asked, unbounded if is_bounded else 1.0)
             if capacity in grid.belady
             else None
             for capacity in used
         ],
         unbounded=unbounded,
-        unbounded_is_ceiling=demand.is_bounded,
+        unbounded_is_ceiling=is_bounded,
         reuse=reuse,
         objections=_objections(
             facts,
@@ -449,11 +456,6 @@ def advise(
         ),
         all_tokens=whole,
     )
-
-
-def unbounded_tokens(demand: Demand) -> int:
-    """Return the tokens that a cache without bounds hits."""
-    return demand.simulate(INFINITE, 1).loaded_tokens or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,31 +505,31 @@ class RecordedTrace:
         return cls(trace, np.frombuffer(times, dtype=np.float64), tokens, has_think=has_think)
 
 
-def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
-    loaded = [part.loaded_slots or 0 for part in outcome.parts]
+def _cell(result: Result, setup: Setup, seconds: Sequence[float]) -> Cell:
+    loaded = [part.loaded or 0 for part in result.parts]
     rates = [
-        (part.stored_slots * setup.block_bytes / time, count * setup.block_bytes / time)
-        for part, count, time in zip(outcome.parts, loaded, seconds, strict=True)
+        (part.stored * setup.block_bytes / time, count * setup.block_bytes / time)
+        for part, count, time in zip(result.parts, loaded, seconds, strict=True)
         if time >= LEAST_SECONDS
     ]
     busiest = max(rates, key=sum, default=(None, None))
     span = sum(seconds)
     has_times = span >= LEAST_SECONDS
-    saved = outcome.hit_tokens
+    saved = result.offloaded_tokens
     blocks_hit = saved / setup.block_tokens
-    together = ReplayResult.of_parts(outcome.parts)
     return Cell(
-        hit_ratio=outcome.hit_ratio,
+        hit_ratio=result.hit_ratio,
         saved_tokens=saved,
-        stored=outcome.stored,
-        stored_per_hit=outcome.stored / blocks_hit if saved else None,
-        store_rate=outcome.stored * setup.block_bytes / span if has_times else None,
+        stored=result.stored,
+        stored_per_hit=result.stored / blocks_hit if saved else None,
+        store_rate=result.stored * setup.block_bytes / span if has_times else None,
         load_rate=sum(loaded) * setup.block_bytes / span if has_times else None,
         busiest_store_rate=busiest[0],
         busiest_load_rate=busiest[1],
         loaded=sum(loaded),
-        honest_hit_ratio=together.honest_hit_ratio,
-        liar_hit_ratio=together.liar_hit_ratio,
+        device_tokens=result.device_tokens,
+        honest_hit_ratio=result.honest_hit_ratio,
+        liar_hit_ratio=result.liar_hit_ratio,
     )
 
 
@@ -576,7 +578,7 @@ def _objections(
             f"the trace is too short: {facts.requests:,} requests, and at least "
             f"{LEAST_REQUESTS} are needed"
         )
-    if not any(grid.outcomes[policy, capacity].evicts_early for policy in setup.policies):
+    if not any(evicts_early(grid.results[policy, capacity]) for policy in setup.policies):
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "

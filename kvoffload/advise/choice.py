@@ -21,10 +21,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvoffload.replay import ReplayResult
+from kvoffload.replay import Result
 from kvoffload.replay.results import ERROR_PARTS
-
-from .grid import Outcome
 
 __all__ = [
     "LEAST_NOISE",
@@ -77,23 +75,21 @@ class Choice:
         return [p for p in self.candidates if self.behind[p] <= self.noise[p]]
 
 
-def noise(one: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
+def noise(one: Sequence[Result], other: Sequence[Result]) -> float:
     """Return the greatest difference of two hit ratios that is noise, from their parts."""
     return max(LEAST_NOISE, difference_error(one, other))
 
 
-def difference_error(one: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
+def difference_error(one: Sequence[Result], other: Sequence[Result]) -> float:
     """Return the error of the difference of two hit ratios, from parts of the trace.
 
     It is half of the 98 % confidence interval of the ratio of summed differences to summed tokens
     asked for. `ERROR_PARTS` divides the number of parts; the error is infinite if nothing is asked
     for.
     """
-    asked = _in_error_parts([part.asked_tokens or 0 for part in one])
+    asked = _in_error_parts([part.asked_tokens for part in one])
     pairs = zip(one, other, strict=True)
-    differences = _in_error_parts(
-        [(a.loaded_tokens or 0) - (b.loaded_tokens or 0) for a, b in pairs]
-    )
+    differences = _in_error_parts([a.offloaded_tokens - b.offloaded_tokens for a, b in pairs])
     whole = sum(asked)
     if not whole:
         return math.inf
@@ -138,10 +134,10 @@ def choose_policy(ratios: Mapping[str, float], noise_of: Callable[[str, str], fl
     return usual[0] if ratios[usual[-1]] - ratios[usual[0]] <= LEAST_NOISE else usual[-1]
 
 
-def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:
-    """Choose a policy at one capacity, from all that were replayed or from `among`."""
-    ratios = {outcome.policy: outcome.hit_ratio for outcome in outcomes}
-    parts = {outcome.policy: outcome.parts for outcome in outcomes}
+def choose(results: Sequence[Result], among: Sequence[str] = ()) -> Choice:
+    """Choose a policy at one capacity, from all that were replayed, in parts, or from `among`."""
+    ratios = {result.configuration.policy: result.hit_ratio for result in results}
+    parts = {result.configuration.policy: result.parts for result in results}
     candidates = tuple(among) or tuple(ratios)
 
     def noise_of(one: str, other: str) -> float:

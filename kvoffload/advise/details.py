@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash
-from kvoffload.replay import TierCounts, simulate_tiers, stack_distances
-from kvoffload.replay.results import missed_percentiles
-from kvoffload.replay.simulate import Demand
+from kvoffload.replay import Configuration, Result, Tier, stack_distances
+from kvoffload.replay.loop import Replays
+from kvoffload.replay.results import Log, percentiles
 
 from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 
@@ -116,10 +114,10 @@ class DiskCell:
         The disk's policy, and that of the host memory in front.
     memory : int
         Host memory in front, bytes.
-    counts : TierCounts
+    counts : Result
         Hits and blocks written; with groups tokens and slots.
     alone : float
-        Hit ratio of the same host memory without a disk, replayed in the same way.
+        Hit ratio of the same host memory without a disk.
     bytes_per_day : float or None
         Bytes written to the disk per day, at the trace's rate; None if it has no times.
     writes_per_day : float or None
@@ -129,7 +127,7 @@ class DiskCell:
     policy: str
     host_policy: str
     memory: int
-    counts: TierCounts
+    counts: Result
     alone: float
     bytes_per_day: float | None
     writes_per_day: float | None
@@ -174,24 +172,31 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     disk : Disk, optional
         A disk to put behind each of the memories.
     """
-    trace = recorded.trace
-    keys = trace.keys()
-    demand = Demand.of(trace, advice.setup.chunks, advice.setup.device_blocks)
+    replays = Replays(recorded.trace)
     chosen = advice.policy or advice.choices[advice.memory_index].best
     capacity = _capacity(advice, advice.memory_index)
     policies, first_tokens = [], []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
-        hits = demand.hits(policy, capacity, keys)
-        over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
-        policies.append(PolicyDetails(policy, over_time, by_share))
-        first_tokens += _first_tokens(advice, demand, policy, hits)
-    first_tokens += _first_tokens(advice, demand, None, np.zeros_like(demand.asked))
+        log = _log(replays, advice, policy, capacity)
+        hits, asked = log["host"], log["asked"]
+        policies.append(PolicyDetails(policy, _over_time(hits, asked), _by_share(hits, asked)))
+        first_tokens += _first_tokens(advice, policy, log)
+    first_tokens += _first_tokens(advice, None, _log(replays, advice, VLLM_DEFAULT, 0))
     cells = []
     if disk is not None:
-        cells = _disk_cells(
-            recorded, keys, advice, policy=chosen, disk=disk, front=demand.device_hits
-        )
+        cells = _disk_cells(replays, advice, policy=chosen, disk=disk)
     return Details(policies, _reuse(recorded, advice), disk, cells, first_tokens)
+
+
+def _log(replays: Replays, advice: Advice, policy: str, capacity: int) -> Log:
+    """Return what becomes of each request; with a capacity of 0 without offloading."""
+    setup = advice.setup
+    result = replays.of(
+        Configuration(policy=policy, host=capacity, device=setup.device_blocks, groups=setup.chunks)
+    )
+    if result.log is None:
+        raise TypeError(f"policy must not be a ceiling, got {policy!r}")
+    return result.log
 
 
 def _capacity(advice: Advice, index: int) -> int:
@@ -216,23 +221,20 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
     return [int(count) for count in np.bincount(classes, minlength=len(SHARES) + 3)]
 
 
-def _first_tokens(
-    advice: Advice, demand: Demand, policy: str | None, hits: npt.NDArray[np.int64]
-) -> list[FirstTokens]:
-    """Return the times of prompts from their hit tokens; empty if rates are not known.
+def _first_tokens(advice: Advice, policy: str | None, log: Log) -> list[FirstTokens]:
+    """Return the times of prompts; empty if rates are not known.
 
     Without offloading, nothing is hit or read.
     """
     engine, setup = advice.setup.rates, advice.setup
-    if engine is None or not len(hits):
+    if engine is None or not len(log):
         return []
-    computed = demand.missed(hits, slice(0, len(hits)))
+    computed, hits = log["missed"], log["host"]
     seconds = computed / engine.prefill_rate
     if policy is not None and hits.any():
         loaded_bytes = advice.cell(policy).loaded * setup.block_bytes
         seconds = seconds + hits * (loaded_bytes / hits.sum() / engine.link_bandwidth)
-    p50, p95 = np.percentile(seconds, (50, 95), method="inverted_cdf").tolist()
-    return [FirstTokens(policy, p50, p95, **missed_percentiles(computed.tolist()))]
+    return [FirstTokens(policy, *percentiles(seconds), *percentiles(computed))]
 
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
@@ -250,51 +252,29 @@ def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     return Reuse((blocks - unique) / (blocks or 1), at, share)
 
 
-def _disk_cells(
-    recorded: RecordedTrace,
-    keys: list[BlockHash],
-    advice: Advice,
-    *,
-    policy: str,
-    disk: Disk,
-    front: npt.NDArray[np.int64],
-) -> list[DiskCell]:
+def _disk_cells(replays: Replays, advice: Advice, *, policy: str, disk: Disk) -> list[DiskCell]:
     setup, seconds = advice.setup, advice.facts.seconds
-    groups, block_bytes = setup.chunks, setup.block_bytes
-    front_of: dict[str, Any] = {"device_slots": setup.device_blocks}
-    if groups.is_plain and groups.step_tokens is None:
-        front_of = {"device_hits": front}
-
-    def counts_of(host_policy: str, index: int, disk_policy: str, disk_capacity: int) -> TierCounts:
-        return simulate_tiers(
-            recorded.trace,
-            keys,
-            policy=host_policy,
-            capacity=_capacity(advice, index),
-            disk_policy=disk_policy,
-            disk_capacity=disk_capacity,
-            groups=groups,
-            **front_of,
-        )
-
+    block_bytes = setup.block_bytes
     disk_capacity = setup.capped(disk.size, advice.facts.unique_blocks)
     fronts = [(policy, index) for index in range(len(advice.memories))]
     fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.memory_index)]
-    alone = {
-        (host_policy, index): advice.cell(host_policy, index).hit_ratio
-        if groups.is_plain
-        else counts_of(host_policy, index, disk.policies[0], 0).hit_ratio
-        for host_policy, index in fronts
-    }
     cells = []
     for disk_policy in disk.policies:
         for host_policy, index in fronts:
             memory = advice.memories[index]
-            counts = counts_of(host_policy, index, disk_policy, disk_capacity)
+            counts = replays.of(
+                Configuration(
+                    policy=host_policy,
+                    host=_capacity(advice, index),
+                    device=setup.device_blocks,
+                    tier=Tier("private", disk_capacity, disk_policy),
+                    groups=setup.chunks,
+                )
+            )
             per_day = None
             if seconds >= LEAST_SECONDS:
-                per_day = counts.disk_stored * block_bytes * SECONDS_PER_DAY / seconds
+                per_day = counts.tier_stored * block_bytes * SECONDS_PER_DAY / seconds
             wear = None if per_day is None else per_day / disk.size
-            ratio = alone[host_policy, index]
+            ratio = advice.cell(host_policy, index).hit_ratio
             cells.append(DiskCell(disk_policy, host_policy, memory, counts, ratio, per_day, wear))
     return cells

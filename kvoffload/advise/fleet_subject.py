@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvoffload._printable import printable
-from kvoffload.replay.fleet import FleetResult
+from kvoffload.replay import Result
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
@@ -31,7 +31,7 @@ class Heat:
 
     policy: str
     tier: FleetTier | None
-    rows: dict[str, list[FleetResult | None]]
+    rows: dict[str, list[Result | None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.replay.fleet import FleetResult
+from kvoffload.replay import Result
 
 from .fleets import (
     BUSY,
@@ -16,7 +16,7 @@ from .fleets import (
     saving,
 )
 from .units import bytes_text, latency_text, percent_text
-from .wording import Finding, points
+from .wording import Finding, gpu_text, points
 
 __all__ = [
     "NOT_MODELLED",
@@ -50,7 +50,7 @@ def each_text(memory: int) -> str:
     return f"{bytes_text(memory)} each" if memory else "no offloading"
 
 
-def p95_text(result: FleetResult) -> str:
+def p95_text(result: Result) -> str:
     """Return the 95th percentile of first tokens with its error."""
     return f"{latency_text(result.ttft_p95 or 0)} ± {latency_text(p95_error(result))}"
 
@@ -70,10 +70,15 @@ def fleet_headline(advice: FleetAdvice) -> str:
     case, setup = advice.case, advice.setup
     engines = f"{case.fleet.router} in front of {setup.engines:,} engines"
     saved = f"saves {percent_text(saving(advice.result))} of the {setup.saved}"
+    none = advice.like(memory=0)
     if case.offloads:
         behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
         each = f"{case.fleet.policy} in {each_text(case.memory)}{behind}"
         text = f"Take {engines} with {each}: it {saved}"
+        if setup.engine is not None and setup.rate is not None and none is not None:
+            gained = (saving(advice.result) - saving(none)) * advice.result.tokens / setup.rate
+            time = gpu_text(gained, setup.engine, advice.seconds)
+            text = f"Offloading pays: {each}, {engines}, saves {time}. It {saved}"
     else:
         text = f"Offloading does not pay: without offloading {engines} {saved}"
     by_turns = advice.like(router=ROUND_ROBIN)
@@ -86,7 +91,7 @@ def fleet_headline(advice: FleetAdvice) -> str:
             f"{_more(saving(most) - saving(advice.result))}"
         )
         return f"{text}."
-    none, twice = advice.like(memory=0), advice.like(memory=_next_memory(advice))
+    twice = advice.like(memory=_next_memory(advice))
     if none is not None:
         text += f", {_more(saving(advice.result) - saving(none))} than without offloading"
     if twice is not None and case.memory != advice.setup.memories()[-1]:
@@ -184,7 +189,7 @@ def _policies(advice: FleetAdvice) -> str:
 
 
 def _first_token(advice: FleetAdvice) -> str:
-    def within(found: FleetResult) -> str:
+    def within(found: Result) -> str:
         p50 = latency_text(found.ttft_p50 or 0)
         return f"{p50} (median) and {p95_text(found)} (95th percentile)"
 

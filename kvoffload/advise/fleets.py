@@ -14,11 +14,19 @@ from typing import Literal
 
 import numpy as np
 
-from kvoffload.replay.fleet import ROUTERS, Fleet, FleetResult, Tier, parse_router
-from kvoffload.replay.fleet.fleet import DECODE_NS, Loop
-from kvoffload.replay.grid import GridWork, run_grid
-from kvoffload.replay.offline import infinite_hits
+from kvoffload.replay import (
+    Configuration,
+    GroupChunks,
+    Result,
+    Tier,
+    parse_router,
+    replay,
+    replay_all,
+)
+from kvoffload.replay.configuration import DECODE_NS, Loop
+from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
+from kvoffload.replay.routers import ROUTERS
 
 from .advice import LEAST_REQUESTS, LEAST_REUSE, SIZES, RecordedTrace
 from .choice import POLICIES, choose_policy, half_width
@@ -85,32 +93,32 @@ class FleetChoice:
 
     Attributes
     ----------
-    fleet : Fleet
+    fleet : Configuration
         The choice.
-    result : FleetResult
+    result : Result
         Its result.
-    best : FleetResult
+    best : Result
         The result of the fleet that saves most.
-    by_turns : FleetResult or None
+    by_turns : Result or None
         The result of the same engines behind ``round-robin``; None if not compared.
-    twice : FleetResult or None
+    twice : Result or None
         The result of the same fleet with twice the host memory; None if not compared.
     """
 
-    fleet: Fleet
-    result: FleetResult
-    best: FleetResult
-    by_turns: FleetResult | None
-    twice: FleetResult | None
+    fleet: Configuration
+    result: Result
+    best: Result
+    by_turns: Result | None
+    twice: Result | None
 
 
-def saving(result: FleetResult) -> float:
+def saving(result: Result) -> float:
     """Return the share of the prefill that is saved; without a rate, that of the tokens."""
-    return result.token_hit_ratio if result.saved is None else result.saved
+    return result.token_hit_ratio or 0.0 if result.saved is None else result.saved
 
 
 def choose_fleet(
-    results: Mapping[Fleet, FleetResult], prices: Prices | None = None
+    results: Mapping[Configuration, Result], prices: Prices | None = None
 ) -> FleetChoice | None:
     """Choose the cheapest fleet that is enough.
 
@@ -121,7 +129,7 @@ def choose_fleet(
 
     Parameters
     ----------
-    results : mapping of Fleet to FleetResult
+    results : mapping of Configuration to Result
         Fleets of one number of engines over one trace.
     prices : Prices, optional
         Without them the least host memory is cheapest, then the smallest tier.
@@ -154,21 +162,21 @@ def choose_fleet(
         results[chosen],
         best,
         results.get(replace(chosen, router=ROUND_ROBIN)),
-        results.get(replace(chosen, host_blocks=2 * chosen.host_blocks)),
+        results.get(replace(chosen, host=2 * chosen.host)),
     )
 
 
-def _cost(fleet: Fleet, prices: Prices | None) -> tuple[float, float]:
-    host = fleet.engines * fleet.host_blocks
+def _cost(fleet: Configuration, prices: Prices | None) -> tuple[float, float]:
+    host = fleet.engines * fleet.host
     tier = 0
     if fleet.tier is not None:
-        tier = fleet.tier.blocks * (fleet.engines if fleet.tier.kind == "private" else 1)
+        tier = fleet.tier.slots * (fleet.engines if fleet.tier.kind == "private" else 1)
     if prices is None:
         return host, tier
     return (prices.host * host + prices.tier * tier) * fleet.block_bytes / _GIB, 0.0
 
 
-def p95_error(result: FleetResult) -> float:
+def p95_error(result: Result) -> float:
     """Return the error of the 95th percentile of first tokens, seconds; 0 without a rate.
 
     It is half of the 98 % confidence interval of the mean over parts of the trace.
@@ -226,7 +234,7 @@ class FleetSetup:
     slots : int
         Most requests of an engine that are computed or answered at once; 0: any.
     loop : {"open", "closed", "recorded"}
-        When a session's later requests come, as in `Fleet`.
+        When a session's later requests come, as in `Configuration`.
     prices : Prices or None
         Prices of memory; without them the least host memory is cheapest, then the smallest tier.
     """
@@ -283,22 +291,23 @@ class FleetSetup:
         none, *memories = self.memories()
         axes = memories, self.tiers, dict.fromkeys(self.policies), routers
 
+        groups = GroupChunks.of_blocks(self.block_tokens, block_bytes=self.block_bytes)
+
         def blocks(memory: int) -> int:
             return min(memory // self.block_bytes, max(1, unique_blocks))
 
-        def fleet(memory: int, tier: FleetTier | None, policy: str, router: str) -> Fleet:
-            return Fleet(
+        def fleet(memory: int, tier: FleetTier | None, policy: str, router: str) -> Configuration:
+            return Configuration(
                 engines=self.engines,
                 router=router,
                 policy=policy,
-                host_blocks=blocks(memory),
-                device_blocks=blocks(self.device_memory),
+                host=blocks(memory),
+                device=blocks(self.device_memory),
                 tier=None if tier is None else Tier(tier.kind, blocks(tier.memory), tier.policy),
                 rate=self.rate,
                 link=self.link,
                 tier_link=self.tier_bandwidth,
-                block_bytes=self.block_bytes,
-                block_tokens=self.block_tokens,
+                groups=groups,
                 decode_ns=self.decode_ns,
                 slots=self.slots,
                 loop=self.loop,
@@ -312,7 +321,7 @@ class FleetSetup:
             if tier is not None or not (_sees_tier(router) and any(self.tiers))
         ]
 
-    def fleets(self, unique_blocks: int) -> list[Fleet]:
+    def fleets(self, unique_blocks: int) -> list[Configuration]:
         """Return the fleets to replay: those of `cases`, each once."""
         return list(dict.fromkeys(case.fleet for case in self.cases(unique_blocks)))
 
@@ -328,7 +337,7 @@ class FleetCase:
 
     memory: int
     tier: FleetTier | None
-    fleet: Fleet
+    fleet: Configuration
 
     @property
     def offloads(self) -> bool:
@@ -346,9 +355,11 @@ class FleetAdvice:
         The question.
     requests, input_tokens, blocks, unique_blocks : int
         Counts of the trace.
+    seconds : float
+        From its first arrival to its last.
     cases : tuple of FleetCase
         The compared fleets, by memory, tier, policy and router.
-    results : mapping of Fleet to FleetResult
+    results : mapping of Configuration to Result
         The result of each.
     case : FleetCase
         The one that is enough, whether or not the trace suffices.
@@ -365,15 +376,16 @@ class FleetAdvice:
     input_tokens: int
     blocks: int
     unique_blocks: int
+    seconds: float
     cases: tuple[FleetCase, ...]
-    results: Mapping[Fleet, FleetResult] = field(repr=False)
+    results: Mapping[Configuration, Result] = field(repr=False)
     case: FleetCase
     offloading: FleetCase
     reuse: float
     objections: tuple[str, ...]
 
     @property
-    def result(self) -> FleetResult:
+    def result(self) -> Result:
         """The result of the fleet that is enough."""
         return self.results[self.case.fleet]
 
@@ -405,7 +417,7 @@ class FleetAdvice:
         tier: FleetTier | Literal["same"] | None = "same",
         policy: str | None = None,
         router: str | None = None,
-    ) -> FleetResult | None:
+    ) -> Result | None:
         """Return the result of the fleet that is enough with a change; None if not compared.
 
         Without offloading, memory 0, tier and policy have no effect; if none is enough, other
@@ -452,32 +464,32 @@ def advise_fleet(
     Raises
     ------
     ValueError
-        As `Fleet` and `Fleet.check_trace` do.
+        As `Configuration` and `Configuration.check_trace` do.
     """
     trace = recorded.trace
     cases = setup.cases(trace.unique_blocks)
     fleets = setup.fleets(trace.unique_blocks)
     fleets[0].check_trace(trace)
-    found: dict[Fleet, FleetResult] = {}
-    for fleet, (result,) in run_grid(jobs, GridWork(trace, fleets), elsewhere):
-        found[fleet] = result
+    found: dict[Configuration, Result] = {}
+    for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere):
+        found[result.configuration] = result
         if progress is not None:
             progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
-    with_host = {fleet: result for fleet, result in results.items() if fleet.host_blocks}
+    with_host = {fleet: result for fleet, result in results.items() if fleet.host}
 
-    def enough(some: Mapping[Fleet, FleetResult]) -> FleetCase:
+    def enough(some: Mapping[Configuration, Result]) -> FleetCase:
         choice = choose_fleet(some, setup.prices)
         return next(case for case in cases if choice is None or case.fleet == choice.fleet)
 
-    nothing = np.zeros(trace.num_requests, dtype=np.int64)
-    reuse = infinite_hits(trace, nothing) / (trace.num_blocks or 1)
+    reuse = replay(trace, Configuration(policy=INFINITE, host=1)).hit_ratio
     return FleetAdvice(
         setup=setup,
         requests=trace.num_requests,
         input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
+        seconds=float(np.ptp(recorded.times)) / 1000 if len(recorded.times) else 0.0,
         cases=tuple(cases),
         results=results,
         case=enough(results),

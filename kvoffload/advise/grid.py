@@ -7,56 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.replay import DecodedTrace, GroupChunks, ReplayResult
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, replay_all
 from kvoffload.replay.offline import BELADY
 from kvoffload.replay.processes import Elsewhere
 
-__all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
+__all__ = ["PARTS", "Grid", "evicts_early", "part_seconds", "replay_grid"]
 
 PARTS = 10
 """Parts of a trace, of equally many requests, that are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One policy at one capacity."""
-
-    policy: str  # policy string
-    parts: tuple[ReplayResult, ...]  # of the trace; the cache is kept between them
-
-    @property
-    def asked_tokens(self) -> int:
-        """Tokens that the manager was asked for."""
-        return sum(part.asked_tokens or 0 for part in self.parts)
-
-    @property
-    def hit_tokens(self) -> int:
-        """Those among them that it had."""
-        return sum(part.loaded_tokens or 0 for part in self.parts)
-
-    @property
-    def stored(self) -> int:
-        """Slots stored."""
-        return sum(part.stored_slots for part in self.parts)
-
-    @property
-    def evicts_early(self) -> bool:
-        """Whether anything is evicted in the first half of the trace."""
-        return any(part.evicted_slots for part in self.parts[: PARTS // 2])
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of the tokens asked for that are hits; 0 if none are asked for."""
-        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Grid:
-    """All outcomes, and the ceilings."""
+    """The results of all policies, in parts, and the ceilings."""
 
-    outcomes: dict[tuple[str, int], Outcome]  # by policy and capacity
+    results: dict[tuple[str, int], Result]  # by policy and capacity
     belady: dict[int, int]  # by capacity, the most tokens hit; empty where no group is full
+
+
+def evicts_early(result: Result) -> bool:
+    """Return whether anything is evicted in the first half of the trace."""
+    return any(part.evicted for part in result.parts[: PARTS // 2])
 
 
 def part_seconds(times: Iterable[float]) -> list[float]:
@@ -89,17 +60,18 @@ def replay_grid(
     """
     ceilings = (BELADY,) if groups.num_full else ()
     cells = [
-        Cell(policy, capacity, device_blocks)
+        Configuration(policy=policy, host=capacity, device=device_blocks, groups=groups)
         for policy in (*ceilings, *policies)
         for capacity in capacities
     ]
     grid = Grid({}, {})
-    work = GridWork(trace, cells, PARTS, groups)
-    for done, (cell, parts) in enumerate(run_grid(jobs, work, elsewhere), start=1):
-        if cell.policy == BELADY:
-            grid.belady[cell.capacity] = parts[0].loaded_tokens or 0
+    results = replay_all(trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
+    for done, result in enumerate(results, start=1):
+        one = result.configuration
+        if one.policy == BELADY:
+            grid.belady[one.host] = result.host_tokens
         else:
-            grid.outcomes[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
+            grid.results[one.policy, one.host] = result
         if progress is not None:
             progress(done)
     return grid

@@ -9,15 +9,16 @@ chosen: then the trace does not show the knee.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay import Configuration, Result, replay_all
 from kvoffload.replay.processes import Elsewhere
 
 from .advice import RecordedTrace, Setup
 from .choice import difference_error
-from .grid import PARTS, Outcome
+from .grid import PARTS, evicts_early
 
 __all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
 
@@ -130,18 +131,21 @@ def find_knee(
     """
     capacity = _capacities(recorded, setup)
     cells = [
-        Cell(policy, slots, setup.device_blocks)
+        Configuration(policy=policy, host=slots, device=setup.device_blocks, groups=setup.chunks)
         for policy in setup.policies
         for slots in dict.fromkeys(capacity.values())
     ]
-    found: dict[tuple[str, int], Outcome] = {}
-    work = GridWork(recorded.trace, cells, PARTS, setup.chunks)
-    for done, (cell, parts) in enumerate(run_grid(jobs, work, elsewhere), start=1):
-        found[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
+    found: dict[tuple[str, int], Result] = {}
+    results = replay_all(recorded.trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
+    for done, result in enumerate(results, start=1):
+        found[result.configuration.policy, result.configuration.host] = result
         if progress is not None:
             progress(done)
     best = {
-        memory: max((found[policy, slots] for policy in setup.policies), key=_hits)
+        memory: max(
+            (found[policy, slots] for policy in setup.policies),
+            key=operator.attrgetter("offloaded_tokens"),
+        )
         for memory, slots in capacity.items()
     }
     everything = best[max(capacity)]
@@ -150,7 +154,7 @@ def find_knee(
     filled = [
         memory
         for memory, slots in capacity.items()
-        if any(found[policy, slots].evicts_early for policy in setup.policies)
+        if any(evicts_early(found[policy, slots]) for policy in setup.policies)
     ]
     greatest = max(filled, default=curve[0].memory)
     return Knee(
@@ -162,17 +166,13 @@ def find_knee(
     )
 
 
-def _hits(outcome: Outcome) -> int:
-    return outcome.hit_tokens
-
-
-def _rung(memory: int, now: Outcome, twice: Outcome) -> Rung:
+def _rung(memory: int, now: Result, twice: Result) -> Rung:
     """Return a memory's place on the curve."""
     gain = error = 0.0
     if twice.asked_tokens:
         gain = twice.hit_ratio - now.hit_ratio
         error = difference_error(twice.parts, now.parts)
-    return Rung(memory, now.policy, now.hit_ratio, gain, error)
+    return Rung(memory, now.configuration.policy, now.hit_ratio, gain, error)
 
 
 def _from_which_on(curve: Sequence[Rung], holds: Callable[[Rung], bool]) -> int:

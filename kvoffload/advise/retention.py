@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvoffload.replay import DecodedTrace
-from kvoffload.replay.groups import GroupChunks, Retention
-from kvoffload.replay.processes import Elsewhere, spread
-from kvoffload.replay.simulate import Demand
+from kvoffload.replay import Configuration, GroupChunks, replay_all
+from kvoffload.replay.groups import Retention
+from kvoffload.replay.processes import Elsewhere
 
-from .advice import Advice, RecordedTrace, Setup
+from .advice import Advice, RecordedTrace
 
 __all__ = ["RetentionCell", "compared", "or_none", "retentions", "vllm_flag", "worth"]
 
@@ -70,35 +68,29 @@ def retentions(
         return []
     policy = advice.policy or advice.choices[advice.memory_index].best
     known, whole = advice.cell(policy), advice.all_tokens
-    served = (known.saved_tokens + whole - advice.facts.asked_tokens) / (whole or 1)
+    served = (known.saved_tokens + known.device_tokens) / (whole or 1)
     given = groups.retention
     cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
     wanted = [interval for interval in intervals if interval not in cells]
-    make = functools.partial(_comparing, setup=setup, policy=policy)
-    for interval, cell in spread(recorded.trace, wanted, make, jobs, elsewhere):
-        cells[interval] = cell
+    every = [
+        Configuration(
+            policy=policy,
+            host=setup.capped(setup.memory, recorded.trace.unique_blocks),
+            device=setup.device_blocks,
+            groups=GroupChunks.of(
+                groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
+            ),
+        )
+        for interval in wanted
+    ]
+    for result in replay_all(recorded.trace, every, jobs=jobs, elsewhere=elsewhere):
+        interval = result.configuration.groups.retention
+        asked, on_device = result.asked_tokens, result.device_tokens
+        served = (result.offloaded_tokens + on_device) / (asked + on_device or 1)
+        cells[interval] = RetentionCell(interval, result.hit_ratio, served, result.stored)
         if progress is not None:
             progress(len(cells))
     return [cells[interval] for interval in intervals]
-
-
-def _comparing(
-    trace: DecodedTrace, setup: Setup, policy: str
-) -> Callable[[Retention], RetentionCell]:
-    """Return a function that replays a trace at an interval."""
-    groups = setup.chunks
-
-    def compute(interval: Retention) -> RetentionCell:
-        bound = GroupChunks.of(
-            groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
-        )
-        demand = Demand.of(trace, bound, setup.device_blocks)
-        result = demand.simulate(policy, setup.capped(setup.memory, trace.unique_blocks))
-        whole, asked = int(demand.whole.sum()), int(demand.asked.sum())
-        served = ((result.loaded_tokens or 0) + whole - asked) / (whole or 1)
-        return RetentionCell(interval, result.hit_ratio, served, result.stored_slots)
-
-    return compute
 
 
 def worth(cells: Sequence[RetentionCell], interval: Retention) -> RetentionCell | None:

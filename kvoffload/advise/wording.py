@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from kvoffload.replay.results import ERROR_PARTS
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
-from .advice import VLLM_DEFAULT, Advice, Cell, Setup
+from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, Cell, Setup
 from .choice import LEAST_NOISE, POLICIES, Choice
 from .comparison import Comparison
-from .details import Details, DiskCell, FirstTokens
+from .details import SECONDS_PER_DAY, Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
 from .knee import Knee
 from .model_shape import ModelShape
@@ -29,6 +29,7 @@ __all__ = [
     "context",
     "detail_findings",
     "findings",
+    "gpu_text",
     "headline",
     "noise_text",
     "points",
@@ -68,14 +69,31 @@ def headline(advice: Advice) -> str:
         return _does_not_pay(advice)
     if advice.policy is None:
         return "No recommendation: " + "; ".join(advice.objections) + "."
-    cell = advice.cell(advice.policy)
-    text = (
-        f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
-        f"{percent_text(cell.hit_ratio)} of the {advice.setup.counted}, "
+    cell, engine = advice.cell(advice.policy), advice.setup.rates
+    text = f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
+    if engine is not None:
+        saved = gpu_text(balance(advice, cell, engine).net_seconds, engine, advice.facts.seconds)
+        text = (
+            f"Offloading pays: {advice.policy} in {bytes_text(advice.setup.memory)} saves {saved}. "
+            "It hits "
+        )
+    return (
+        f"{text}{percent_text(cell.hit_ratio)} of the {advice.setup.counted}, "
         f"{_against_default(advice, cell)}; "
-        f"{_saved_tokens(advice, cell)} skip prefill thanks to offloading"
+        f"{_saved_tokens(advice, cell)} skip prefill thanks to offloading."
     )
-    return text + "."
+
+
+def gpu_text(seconds: float, engine: Engine, span: float) -> str:
+    """Return a time that an engine saves as that of its accelerators.
+
+    Over the trace, and per day at its rate if it has times: `span` are its seconds.
+    """
+    of_all = seconds * engine.workers
+    text = f"{duration_text(of_all)} of GPU time over the trace"
+    if span < LEAST_SECONDS:
+        return text
+    return f"{text}, {duration_text(of_all / span * SECONDS_PER_DAY)} a day at its rate"
 
 
 def _against_default(advice: Advice, cell: Cell) -> str:
@@ -107,7 +125,7 @@ def _best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
 
 
 def _does_not_pay(advice: Advice) -> str:
-    text = f"It does not pay: with {bytes_text(advice.setup.memory)}"
+    text = f"Offloading does not pay: with {bytes_text(advice.setup.memory)}"
     engine = advice.setup.rates
     if engine is None:
         return f"{text} no policy saves more prefill than moving the blocks takes."
@@ -636,7 +654,7 @@ def _disk(advice: Advice, found: Details) -> str:
             f"own {percent_text(most.alone)}{loads}; {_written(setup, most)}."
         )
     worth_it = [cell for cell in cells if added(cell) >= LITTLE]
-    least = min([*worth_it, most], key=lambda cell: cell.counts.disk_stored)
+    least = min([*worth_it, most], key=lambda cell: cell.counts.tier_stored)
     text = (
         f"With a disk of {size} behind {bytes_text(setup.memory)} both hit "
         f"{percent_text(most.counts.hit_ratio)} of the {setup.counted}, "
@@ -654,7 +672,7 @@ def _disk(advice: Advice, found: Details) -> str:
 
 def _written(setup: Setup, cell: DiskCell) -> str:
     if cell.bytes_per_day is None or cell.writes_per_day is None:
-        return f"{count_text(cell.counts.disk_stored)} {setup.kept_in} written"
+        return f"{count_text(cell.counts.tier_stored)} {setup.kept_in} written"
     per_day = bytes_text(cell.bytes_per_day)
     return f"{per_day} written per day, {cell.writes_per_day:.3g} times its size"
 

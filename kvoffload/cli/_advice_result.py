@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import click
 
 from kvoffload.advise import Advice, Cell
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
+from kvoffload.advise.details import Details
 from kvoffload.advise.economy import balance
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
@@ -16,9 +17,9 @@ from kvoffload.advise.units import bytes_text, count_text, duration_text, percen
 from kvoffload.advise.wording import noise_text
 
 from ._model_options import groups_object
-from ._replay_result import liar_columns
 from ._terminal import Column, print_prose, print_tables
 
+OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_ratio")
 NAMES = ("prefix cache", "recommended")
 """Columns with words in the table of sizes of the accelerator's cache."""
 
@@ -76,7 +77,7 @@ def as_object(subject: Subject) -> dict[str, object]:
             }
             for one in subject.by_device_memory()
         ],
-        "details": None if subject.details is None else asdict(subject.details),
+        "details": None if subject.details is None else _details(subject.details),
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
         **_retentions(subject),
@@ -107,6 +108,22 @@ def _recommendation(advice: Advice) -> dict[str, object]:
         "recommendation": advice.policy,
         "objections": objections,
     }
+
+
+def _details(details: Details) -> dict[str, object]:
+    """Return the details; of a disk's counts, its hits and what was written."""
+    cells = [
+        {
+            **{
+                field.name: getattr(cell, field.name)
+                for field in fields(cell)
+                if field.name != "counts"
+            },
+            "counts": {name: getattr(cell.counts, name) for name in OF_DISK},
+        }
+        for cell in details.disk_cells
+    ]
+    return {**asdict(replace(details, disk_cells=[])), "disk_cells": cells}
 
 
 def _engine(subject: Subject) -> dict[str, object] | None:
@@ -156,6 +173,7 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
     cell = asdict(advice.cell(policy, index))
     if cell["liar_hit_ratio"] is None:
         del cell["honest_hit_ratio"], cell["liar_hit_ratio"]
+    del cell["device_tokens"]
     if advice.setup.chunks.is_plain:
         del cell["loaded"]
     return cell
@@ -164,9 +182,9 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
 def print_advice(subject: Subject) -> None:
     """Print the advice: the replay, the table, the findings, the configuration."""
     advice, setup = subject.advice, subject.advice.setup
-    _table(subject)
-    click.echo()
     print_prose(subject.headline())
+    click.echo()
+    _table(subject)
     for finding in subject.findings():
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
@@ -217,7 +235,11 @@ def _table(subject: Subject) -> None:
                 + [percent_text(alone.ceilings[alone.memory_index]), percent_text(alone.unbounded)],
             )
         )
-    liars = liar_columns(cells)
+    liars = [
+        Column(f"hit ratio\n{who}", [percent_text(getattr(cell, name)) for cell in cells])
+        for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
+        if any(cell.liar_hit_ratio is not None for cell in cells)
+    ]
     apart = "hit ratios of honest sessions and liars, " if liars else ""
     rest = [
         *(replace(column, cells=column.cells + blank) for column in liars),

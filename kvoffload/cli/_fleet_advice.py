@@ -15,9 +15,14 @@ from kvoffload.advise.fleets import FleetCase, saving
 from kvoffload.advise.units import bytes_text, latency_text, percent_text
 from kvoffload.replay.groups import GroupChunks
 
-from ._fleet_result import FleetCell, fleet_object, ttft_object
-from ._replay_result import liar_columns, liars_object, missed_columns
+from ._fields import Row, as_object, columns
 from ._terminal import Column, print_prose, print_tables
+
+OF_CASE = (
+    *("token_hit_ratio", "missed_p50", "missed_p95", "honest_hit_ratio", "liar_hit_ratio"),
+    *("saved", "ttft_p50", "ttft_p95", "ttft_p95_error", "ttft_mean", "imbalance"),
+)
+"""The figures of a case that JSON has."""
 
 
 def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
@@ -57,10 +62,11 @@ def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
         "changes": None if subject.since is None else asdict(subject.since),
         "not_modelled": subject.not_modelled,
         "results": [
-            fleet_object(
-                FleetCell(case.fleet, bytes_text(case.memory), None), advice.results[case.fleet]
-            )
-            | {"memory": case.memory, "tier_memory": case.tier.memory if case.tier else None}
+            {
+                **as_object(Row(case.fleet, advice.results[case.fleet], bytes_text(case.memory))),
+                "memory": case.memory,
+                "tier_memory": case.tier.memory if case.tier else None,
+            }
             for case in advice.cases
         ],
     }
@@ -68,24 +74,21 @@ def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
 
 def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
     result = subject.advice.results[case.fleet]
+    found = as_object(Row(case.fleet, result, bytes_text(case.memory)))
     return {
         "router": case.fleet.router,
         "policy": case.fleet.policy if case.offloads else None,
         "memory": case.memory,
         "tier": None if case.tier is None else tier_text(case.tier),
         "tier_memory": None if case.tier is None else case.tier.memory,
-        "token_hit_ratio": result.token_hit_ratio,
-        "missed_p50": result.missed_p50,
-        "missed_p95": result.missed_p95,
-        **liars_object(result),
-        "saved": result.saved,
-        "ttft": ttft_object(result),
-        "imbalance": result.imbalance,
+        **{name: found[name] for name in OF_CASE},
     }
 
 
 def print_fleet_advice(subject: FleetSubject) -> None:
     """Print the advice: the replay, the tables, the findings, the configuration."""
+    print_prose(subject.headline())
+    click.echo()
     heats = list(subject.heats())
     _print_heat(subject, heats[0], [subject.name, subject.trace_text(), subject.memory_text()])
     click.echo()
@@ -93,8 +96,6 @@ def print_fleet_advice(subject: FleetSubject) -> None:
     for heat in heats[1:]:
         click.echo()
         _print_heat(subject, heat, [])
-    click.echo()
-    print_prose(subject.headline())
     for finding in subject.findings():
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
@@ -132,20 +133,20 @@ def _print_routers(subject: FleetSubject) -> None:
     """Print the results of each router with the policy, memory and tier that are enough."""
     advice = subject.advice
     found = {name: advice.like(router=name) for name in subject.routers()}
-    known = {name: result for name, result in found.items() if result is not None}
-    results = list(known.values())
-    columns = [Column("tokens\nhit", [percent_text(one.token_hit_ratio) for one in results])]
-    columns += [*missed_columns(results), *liar_columns(results)]
+    rows = [Row(one.configuration, one, "") for one in found.values() if one is not None]
+    results = [row.result for row in rows]
+    shown = columns(rows, "token_hit_ratio", "missed_p50", "missed_p95")
+    shown += columns(rows, "honest_hit_ratio", "liar_hit_ratio")
     if advice.setup.rate is not None:
-        columns += [
+        shown += [
             Column("first token\np50", [latency_text(one.ttft_p50 or 0) for one in results]),
             Column("\np95", [p95_text(one) for one in results]),
-            Column("busy", [percent_text(one.busy) for one in results]),
+            *columns(rows, "busy"),
         ]
-    columns.append(Column("busiest\nengine/mean", [f"{one.imbalance:.2f}" for one in results]))
+    shown += columns(rows, "imbalance")
     title = "without offloading"
     if advice.case.offloads:
         title = f"with {advice.case.fleet.policy} in {each_text(advice.case.memory)}"
     if advice.case.tier is not None:
         title += f" and {tier_text(advice.case.tier)}"
-    print_tables([title], [Column("router", list(known), numeric=False)], [columns])
+    print_tables([title], columns(rows, "router"), [shown])

@@ -13,10 +13,9 @@ import click
 from kvoffload._sizes import parse_size
 from kvoffload.advise.fleets import Prices
 from kvoffload.errors import describe
-from kvoffload.replay import DecodedTrace
+from kvoffload.replay import Configuration, DecodedTrace, parse_router
 from kvoffload.replay.arrivals import NONE
-from kvoffload.replay.fleet import Fleet, parse_router
-from kvoffload.replay.fleet.fleet import MOST_ENGINES
+from kvoffload.replay.configuration import MOST_ENGINES
 
 from ._options import Capacity, read_capacity, read_policy, value_of, values_of
 from ._terminal import note
@@ -97,13 +96,13 @@ price_option = click.option(
 )
 
 
-def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool) -> None:
+def note_limits(trace: DecodedTrace, fleets: Mapping[Configuration, str], *, quiet: bool) -> None:
     """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 
     `fleets` maps each to its host memory, in words.
     """
     sizes = (trace.starts[1:] - trace.starts[:-1]).tolist()
-    least = min(fleet.host_blocks for fleet in fleets)
+    least = min(fleet.host for fleet in fleets)
     longer = sum(size for size in sizes if size > least)
     if longer:
         note(
@@ -117,7 +116,7 @@ def note_limits(trace: DecodedTrace, fleets: Mapping[Fleet, str], *, quiet: bool
             for fleet, memory in fleets.items()
             if fleet.tier is not None
             and fleet.tier.kind == "private"
-            and fleet.tier.blocks <= fleet.host_blocks
+            and fleet.tier.slots <= fleet.host
         ),
         None,
     )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from kvoffload.errors import describe
-from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks
 from kvoffload.replay.arrivals import NoSessionsError
-from kvoffload.replay.closed_loop import ClosedLoop
-from kvoffload.replay.fleet.fleet import DECODE_NS
+from kvoffload.replay.configuration import DECODE_NS
 from kvoffload.replay.offline import BELADY
-from kvoffload.replay.results import LoopTimes
 
 from ._terminal import note
 
@@ -35,7 +33,10 @@ def read_rate(text: str, other: str = "") -> int:
 
 
 def loop_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a closed loop; the command is called with `loop`, None for none."""
+    """Add the options of a closed loop; the command is called with `loop`.
+
+    These are arguments of a `Configuration`, and empty without a closed loop.
+    """
 
     @functools.wraps(function)
     def command(*, closed_loop: str | None, decode_ms: float | None, **options: Any) -> Any:
@@ -60,34 +61,34 @@ def loop_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _loop(closed_loop: str | None, decode_ms: float | None) -> ClosedLoop | None:
+def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
     if closed_loop is None:
         if decode_ms is not None:
             raise click.UsageError(
                 f"--decode-ms must go with --closed-loop, got {decode_ms:g} without"
             )
-        return None
+        return {}
     try:
         rate = None if closed_loop == RECORDED else read_rate(closed_loop, RECORDED)
     except ValueError as error:
         raise click.UsageError(f"--closed-loop {error}") from None
-    if decode_ms is None:
-        return ClosedLoop(rate)
-    if rate is None:
+    if rate is None and decode_ms is not None:
         raise click.UsageError(
             f"--decode-ms must go with a rate, got {decode_ms:g} with {RECORDED}"
         )
-    return ClosedLoop(rate, round(decode_ms * _NS_A_MS))
+    decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * _NS_A_MS)
+    loop = "closed" if rate is not None else "recorded"
+    return {"loop": loop, "rate": rate, "decode_ns": decode_ns}
 
 
 def check_loop(
-    loop: ClosedLoop | None,
+    loop: Mapping[str, Any],
     groups: GroupChunks,
     block_tokens: int | None,
     **excluded: object,
 ) -> None:
     """Refuse a closed loop if prompts have no length, or with options that it excludes."""
-    if loop is None:
+    if not loop:
         return
     for name, value in excluded.items():
         if value:
@@ -95,25 +96,23 @@ def check_loop(
             raise click.UsageError(f"--closed-loop and --{option} exclude each other, got both")
     if not groups.is_plain:
         raise click.UsageError("--closed-loop needs a model with one group, got several")
-    if loop.rate is not None and block_tokens is None:
+    if loop["rate"] is not None and block_tokens is None:
         raise click.UsageError(
-            f"--closed-loop needs --block-tokens, got {loop.rate} without: no block size fits all "
-            "requests"
+            f"--closed-loop needs --block-tokens, got {loop['rate']} without: no block size fits "
+            "all requests"
         )
 
 
-def check_arrivals(loop: ClosedLoop, trace: DecodedTrace) -> None:
+def check_arrivals(configuration: Configuration, trace: DecodedTrace) -> None:
     """Refuse a loop over a trace without sessions, and a rate if no request has a time."""
-    if trace.arrivals is None:
-        raise ValueError("trace must have arrivals, got none")
     try:
-        trace.arrivals.check_sessions()
+        configuration.check_trace(trace)
     except NoSessionsError as error:
         raise click.UsageError(f"--closed-loop: {error}") from None
-    if loop.rate is not None and not trace.arrivals.recorded.any():
+    except ValueError:
         raise click.UsageError(
             "--closed-loop needs times of arrival, got timestamp 0 in all requests"
-        )
+        ) from None
 
 
 def without_belady(policies: tuple[str, ...], *, quiet: bool) -> tuple[str, ...]:
@@ -125,40 +124,3 @@ def without_belady(policies: tuple[str, ...], *, quiet: bool) -> tuple[str, ...]
     if len(left) < len(policies):
         note(f"{reason}: it is left out", quiet=quiet)
     return left
-
-
-def loop_object(loop: ClosedLoop | None) -> dict[str, object] | None:
-    """Return a closed loop as the object that ``--json`` prints."""
-    if loop is None:
-        return None
-    rate = RECORDED if loop.rate is None else loop.rate
-    return {"tokens_per_second": rate, "decode_ms": loop.decode_ns / _NS_A_MS}
-
-
-def times_object(times: LoopTimes) -> dict[str, object]:
-    """Return the times of a closed loop as ``--json`` prints them, seconds."""
-    return {
-        "ttft": {"p50": times.ttft_p50, "p95": times.ttft_p95, "mean": times.ttft_mean},
-        "latency_mean": times.latency_mean,
-        "requests_per_second": times.requests_per_second,
-        "tokens_per_second": times.tokens_per_second,
-        "busy": times.busy,
-    }
-
-
-def loop_text(loop: ClosedLoop | None) -> str | None:
-    """Return a closed loop in words; None without one."""
-    if loop is None:
-        return None
-    if loop.rate is None:
-        return "closed loop: sessions wait as long as recorded"
-    answer = f"{loop.decode_ns / _NS_A_MS:g} ms per token of an answer"
-    return f"closed loop: {loop.rate:,} prompt tokens per second, {answer}"
-
-
-def duration_text(duration: float) -> str:
-    """Return a duration with three significant digits, or all digits of its whole units."""
-    for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
-        if duration < limit:
-            return f"{duration:.{digits}f}"
-    return f"{duration:,.0f}"

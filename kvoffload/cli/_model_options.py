@@ -156,17 +156,17 @@ class CacheOptions:
             raise _usage_error(error) from None
         return None if [group.kind for group in layout.groups] == ["full"] else layout
 
-    def groups(self, block_tokens: int | None, token_bytes: int | None = None) -> GroupChunks:
+    def groups(self, block_tokens: int | None, block_bytes: int | None = None) -> GroupChunks:
         """Return the groups for blocks of that many tokens, if the number is known.
 
-        `token_bytes` is used if `layout` is None; by default it is the model's, if there is a
+        `block_bytes` is used if `layout` is None; by default it is the model's, if there is a
         model.
         """
         layout = self.layout()
         if layout is None or block_tokens is None:
-            size = token_bytes or self.token_bytes() or 0
+            size = block_bytes or (block_tokens or 0) * (self.token_bytes() or 0)
             return GroupChunks.of_blocks(
-                block_tokens, block_bytes=(block_tokens or 0) * size, step_tokens=self.step_tokens
+                block_tokens, block_bytes=size, step_tokens=self.step_tokens
             )
         try:
             interval = 0 if self.retention is None else self.retention.tokens

@@ -21,8 +21,8 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces.outputs import open_output
 from kvoffload.traces.returns import KeptCounter
 
-from ._fleet_result import FleetGrid
-from ._sweep_result import Grid
+from ._fleet_result import Fleets
+from .sweep import Swept
 
 # Okabe & Ito's colours, which differ for colour-blind readers and in print, without the yellow that
 # is invisible on white; markers distinguish lines of the same colour.
@@ -49,25 +49,26 @@ class _Line:
     style: dict[str, Any]
 
 
-def draw(grid: Grid, path: str) -> None:
+def draw(view: Swept, path: str) -> None:
     """Draw a sweep into a file, in the format that its name ends in; an OSError names the file."""
     lines, index = [], 0
-    for policy in grid.policies:
-        row = sorted(grid.row(policy), key=lambda pair: pair[0].capacity)
+    for policy in view.policies:
+        rows = sorted(view.of(policy), key=lambda row: row.configuration.host)
         if policy in CEILINGS:
             line = ":" if policy == "infinite" else "--"
             style: dict[str, Any] = {"color": CEILING_COLOUR, "linestyle": line, "zorder": 1}
         else:
             style = {**look(index), "markersize": 4.5, "zorder": 3}
             index += 1
-        x = [cell.capacity for cell, _ in row]
-        lines.append(_Line(policy, x, [counts.hit_ratio for _, counts in row], style))
+        x = [row.configuration.host for row in rows]
+        lines.append(_Line(policy, x, [row.result.hit_ratio for row in rows], style))
+    size = view.first.block_bytes or None
 
     def set_x(axes: Any) -> None:
-        axes.set_xlabel(f"capacity, {grid.kept_in}")
-        _set_sizes(axes, sorted(set(grid.sizes.values())), grid.block_bytes)
+        axes.set_xlabel(f"capacity, {view.first.groups.slot_name}s")
+        _set_sizes(axes, sorted(set(view.sizes.values())), size)
 
-    _draw(path, lines, _title(grid), set_x, above=10 if grid.block_bytes is None else 42)
+    _draw(path, lines, _title(view), set_x, above=10 if size is None else 42)
 
 
 def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
@@ -83,18 +84,20 @@ def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
     _draw(path, [line], [printable(Path(name).name)], set_x)
 
 
-def draw_fleets(grid: FleetGrid, path: str) -> None:
+def draw_fleets(view: Fleets, path: str) -> None:
     """Draw the tokens that fleets hit over the memory of all their engines, a line per router."""
     points: dict[str, list[tuple[int, float]]] = {}
+    fleets = [row.configuration for row in view.rows]
     several = {
-        name: len({getattr(cell.fleet, name) for cell in grid.cells}) > 1
+        name: len({getattr(fleet, name) for fleet in fleets}) > 1
         for name in ("router", "policy", "tier")
     }
-    for cell, found in grid.rows():
-        words = [cell.fleet.router if several["router"] or not several["policy"] else ""]
-        words += [cell.fleet.policy if several["policy"] else ""]
-        words += [(cell.tier or "no tier") if several["tier"] else ""]
-        point = cell.fleet.engines * cell.fleet.host_blocks, found.token_hit_ratio
+    for row in view.rows:
+        fleet = row.configuration
+        words = [fleet.router if several["router"] or not several["policy"] else ""]
+        words += [fleet.policy if several["policy"] else ""]
+        words += [(row.tier or "no tier") if several["tier"] else ""]
+        point = fleet.engines * fleet.host, row.result.token_hit_ratio or 0.0
         points.setdefault(" ".join(filter(None, words)), []).append(point)
     lines = []
     for index, (name, some) in enumerate(points.items()):
@@ -105,8 +108,8 @@ def draw_fleets(grid: FleetGrid, path: str) -> None:
         axes.set_xlabel("host memory of all engines, blocks")
         _set_sizes(axes, sorted({x for line in lines for x in line.x}))
 
-    engines = ", ".join(f"{one}" for one in sorted({c.fleet.engines for c in grid.cells}))
-    title = f"{printable(Path(grid.source.name).name)}; engines: {engines}"
+    engines = ", ".join(f"{one}" for one in sorted({fleet.engines for fleet in fleets}))
+    title = f"{printable(Path(view.source.name).name)}; engines: {engines}"
     _draw(path, lines, [title], set_x, share="share of prompt tokens hit")
 
 
@@ -171,16 +174,16 @@ def look(index: int) -> dict[str, str]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
 
 
-def _title(grid: Grid) -> list[str]:
-    cell, counts = grid.row(grid.policies[0])[0]
-    facts = f"{counts.requests:,} requests, {counts.blocks:,} blocks, {grid.unique_blocks:,} unique"
-    lines = [printable(Path(grid.source.name).name), facts]
-    notes = [] if grid.source.ids_text is None else [grid.source.ids_text]
-    if cell.device_blocks:
-        notes.append(f"behind {cell.device_blocks:,} {grid.kept_in} on the device")
-    if cell.pending:
-        notes.append(f"stores in flight for {cell.pending:,} requests")
-    lines += [grid.model] if grid.model else []
+def _title(view: Swept) -> list[str]:
+    one, trace = view.first, view.trace
+    facts = f"{trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
+    lines = [printable(Path(view.source.name).name), f"{facts}{trace.unique_blocks:,} unique"]
+    notes = [] if view.source.ids_text is None else [view.source.ids_text]
+    if one.device:
+        notes.append(f"behind {one.device:,} {one.groups.slot_name}s on the device")
+    if one.pending:
+        notes.append(f"stores in flight for {one.pending:,} requests")
+    lines += [view.model] if view.model else []
     return [*lines, *(["; ".join(notes)] if notes else [])]
 
 

@@ -40,7 +40,7 @@ from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
 from kvoffload.replay import GroupChunks, HintOptions
-from kvoffload.replay.fleet.fleet import MOST_ENGINES, Loop
+from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
@@ -480,7 +480,7 @@ def _fleet_advice(
         raise click.UsageError(f"--{error}") from None
     memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases) if case.offloads}
     for policy in question.policies:
-        manager_of(policy, min(fleet.host_blocks for fleet in memories), "block")
+        manager_of(policy, min(fleet.host for fleet in memories), "block")
     note_limits(trace, memories, quiet=effort.quiet)
     advice = _replayed(recorded, question, effort)
     while grows and advice.may_need_more:
@@ -657,7 +657,7 @@ def _setup(
     """Return the setup, with all sizes in bytes."""
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
-    groups = cache.groups(block_tokens, token_bytes)
+    groups = cache.groups(block_tokens, block_tokens * token_bytes)
     memories = [_bytes_of(asked, "--capacity", groups, unique_blocks) for asked in capacities]
     device = 0
     if device_memory is not None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import click
 
+from kvoffload import CPUOffloadingManager
 from kvoffload._extras import require
 from kvoffload.replay.policies import new_manager
-from kvoffload.replay.requests import BlockKeys
-from kvoffload.replay.serving import serve
+from kvoffload.replay.requests import key_of
 from kvoffload.traces import Request, Survey
 
 from ._options import (
@@ -153,10 +153,9 @@ def demo(
             variable = f" (variable prefix: {prefix})" if prefix else ""
             option = f" --prefix {prefix}" if prefix else ""
             click.echo(NEXT_STEPS.format(target=target, variable=variable, option=option), nl=False)
-            keys = BlockKeys()
             served = 0
             for request in _paced(source.requests, rate):
-                serve(manager, keys.of(request)).complete()
+                _serve(manager, request.hash_ids)
                 served += 1
             ended = f"the trace ended after {served:,} requests"
             note(f"{ended}; its metrics are served until Ctrl-C", quiet=quiet)
@@ -177,6 +176,18 @@ def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: 
     block_bytes = block_bytes or source.block_bytes
     check_sizes(block_bytes, needs="--block-bytes", capacity=[asked])
     return asked.resolve(block_bytes, unique)
+
+
+def _serve(manager: CPUOffloadingManager, hash_ids: Sequence[int]) -> None:
+    """Serve a request as an engine does."""
+    request = manager.begin([*map(key_of, hash_ids)])
+    hits = request.lookup()
+    if hits:
+        request.prepare_load(0, hits)
+        request.complete_load(0, hits)
+    request.prepare_store()
+    request.finish()
+    request.complete_store()
 
 
 @contextmanager

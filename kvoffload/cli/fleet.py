@@ -12,13 +12,19 @@ from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
-from kvoffload.replay import DecodedTrace, HintOptions, ReplayResult
-from kvoffload.replay.arrivals import NoSessionsError
-from kvoffload.replay.fleet import Fleet, FleetResult, Tier
-from kvoffload.replay.fleet.fleet import DECODE_NS, MOST_ENGINES
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
+    HintOptions,
+    NoSessionsError,
+    Result,
+    Tier,
+    replay_all,
+)
+from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
 from ._decoding import Decoding, decode
+from ._fields import Row
 from ._fleet_options import (
     Shared,
     note_limits,
@@ -27,11 +33,7 @@ from ._fleet_options import (
     read_router,
     shared_option,
 )
-from ._fleet_result import (
-    FleetCell,
-    FleetGrid,
-    totals_of,
-)
+from ._fleet_result import Fleets, pooled_of
 from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
@@ -86,7 +88,7 @@ class _Memory:
         for capacity in self.capacities:
             host = self._blocks(capacity, "--capacity", share)
             for text, tier in self._tiers(share):
-                sizes = {"host_blocks": host, "device_blocks": device, "tier": tier}
+                sizes = {"host": host, "device": device, "tier": tier}
                 yield capacity.text, text, sizes
 
     def _tiers(self, share: int) -> Iterator[tuple[str | None, Tier | None]]:
@@ -108,9 +110,9 @@ class _Memory:
         return found // share
 
 
-def _fleet(common: dict[str, Any], **own: Any) -> Fleet:
+def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     try:
-        return Fleet(**common, **own)
+        return Configuration(**common, **own)
     except ValueError as error:
         raise click.UsageError(f"--{error}") from None
 
@@ -311,9 +313,10 @@ def fleet(
         note_order(survey, source, quiet=quiet)
     if known.count is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
-    if not cache.groups(known.count).is_plain:
-        raise click.UsageError("--model must have one group for a fleet, got several")
     block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
+    groups = cache.groups(known.count, block_bytes)
+    if not groups.is_plain:
+        raise click.UsageError("--model must have one group for a fleet, got several")
     sizes = [one.capacity for one in shared]
     if price is not None and block_bytes is None:
         raise click.UsageError("--price needs --model or --block-bytes, got neither")
@@ -329,8 +332,7 @@ def fleet(
         "rate": rate,
         "link": link_bandwidth or int(engine.link_bandwidth) or LINK_BANDWIDTH,
         "tier_link": tier_bandwidth,
-        "block_bytes": block_bytes or 0,
-        "block_tokens": known.count,
+        "groups": groups,
         "decode_ns": round(decode_ms * _NS_A_MS),
         "slots": slots,
         "loop": closed_loop or "open",
@@ -348,37 +350,35 @@ def fleet(
         total,
     )
     cells = [
-        FleetCell(_fleet(common, engines=count, router=router, policy=policy, **sizes), given, tier)
+        (_fleet(common, engines=count, router=router, policy=policy, **sizes), given, tier)
         for count in dict.fromkeys(engines)
         for given, tier, sizes in memory.of_each(count)
         for policy in dict.fromkeys(policies)
         for router in dict.fromkeys(routers)
     ]
-    for cell in cells:
-        manager_of(cell.fleet.policy, cell.fleet.host_blocks, "block")
-    _check(decoded, cells[0].fleet)
-    note_limits(decoded, {cell.fleet: cell.capacity for cell in cells}, quiet=quiet)
+    for one, _, _ in cells:
+        manager_of(one.policy, one.host, "block")
+    _check(decoded, cells[0][0])
+    note_limits(decoded, {one: given for one, given, _ in cells}, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
     with efforts(jobs, dask, decoding, quiet=quiet) as effort:
-        results = _replayed(decoded, cells, effort)
-    grid = FleetGrid(
+        results = _replayed(decoded, [one for one, _, _ in cells], effort)
+    view = Fleets(
         source,
         decoded,
-        block_bytes,
         known,
-        cells,
-        results,
+        [Row(one, results[one], given, tier) for one, given, tier in cells],
         cache.text(known.count),
         order_object(survey),
         hints,
-        decoded.hints,
-        price,
+        pooled=results,
+        prices=price,
     )
-    _warn_of_load(grid, quiet=quiet)
-    show(grid, plot=plot, csv=csv, as_json=as_json)
+    _warn_of_load(view, quiet=quiet)
+    show(view, plot=plot, csv=csv, as_json=as_json)
 
 
-def _check(trace: DecodedTrace, fleet: Fleet) -> None:
+def _check(trace: DecodedTrace, fleet: Configuration) -> None:
     """Refuse a trace that has no sessions for a loop, or no times for a rate."""
     try:
         fleet.check_trace(trace)
@@ -389,30 +389,28 @@ def _check(trace: DecodedTrace, fleet: Fleet) -> None:
 
 
 def _replayed(
-    trace: DecodedTrace, cells: list[FleetCell], effort: Effort
-) -> dict[Fleet | Cell, FleetResult | ReplayResult]:
+    trace: DecodedTrace, fleets: list[Configuration], effort: Effort
+) -> dict[Configuration, Result]:
     """Replay all fleets, and the same memory as one cache."""
-    work: list[Fleet | Cell] = [cell.fleet for cell in cells]
-    work += [one for every in totals_of(cells).values() for one in every]
-    work = list(dict.fromkeys(work))
-    results: dict[Fleet | Cell, FleetResult | ReplayResult] = {}
+    pooled = [one for fleet in fleets for one in pooled_of(fleet)]
+    work = list(dict.fromkeys([*fleets, *pooled]))
+    results: dict[Configuration, Result] = {}
     with progress_bar("replaying", len(work), quiet=effort.quiet, unit="fleets") as progress:
-        every = run_grid(effort.jobs, GridWork(trace, work), effort.elsewhere)
-        for done, (job, (found,)) in enumerate(every, start=1):
-            results[job] = found
+        for result in replay_all(trace, work, jobs=effort.jobs, elsewhere=effort.elsewhere):
+            results[result.configuration] = result
             if progress is not None:
-                progress(done)
+                progress(len(results))
     return results
 
 
-def _warn_of_load(grid: FleetGrid, *, quiet: bool) -> None:
+def _warn_of_load(view: Fleets, *, quiet: bool) -> None:
     """Note fleets whose engines cannot keep up with an open loop."""
-    if grid.cells[0].fleet.loop != "open":
+    if view.first.loop != "open":
         return
-    loaded = [cell for cell, found in grid.rows() if (found.busy or 0) >= BUSY]
+    loaded = [row for row in view.rows if (row.result.busy or 0) >= BUSY]
     if loaded:
         note(
-            f"{len(loaded):,} of {len(grid.cells):,} fleets are busy {BUSY:.0%} of the time or "
+            f"{len(loaded):,} of {len(view.rows):,} fleets are busy {BUSY:.0%} of the time or "
             "more: in an open loop their queues only grow; with --closed-loop sessions wait",
             quiet=quiet,
         )

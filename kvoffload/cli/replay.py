@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from kvoffload.replay import DeviceCache, HintOptions
-from kvoffload.replay import replay as replay_trace
-from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
-from kvoffload.replay.offline import CEILINGS, INFINITE
-from kvoffload.replay.simulate import Demand
+from kvoffload.replay import Configuration, HintOptions
+from kvoffload.replay.loop import Replays
+from kvoffload.replay.offline import CEILINGS
 
 from ._decoding import decode
-from ._hint_options import hint_options, hints_object, hints_text
-from ._loop_options import (
-    check_arrivals,
-    check_loop,
-    loop_object,
-    loop_options,
-    loop_text,
-    without_belady,
-)
+from ._fields import Row, columns
+from ._hint_options import hint_options
+from ._loop_options import check_arrivals, check_loop, loop_options, without_belady
 from ._model_options import (
     CacheOptions,
-    groups_object,
     model_options,
     note_no_ceiling,
     unique_chunks,
@@ -49,12 +41,48 @@ from ._options import (
     workload_seed_option,
 )
 from ._output import check_outputs
-from ._replay_result import Cell, as_object, print_cells
 from ._sources import Reading, note_order, open_or_generate, order_object
 from ._streams import standard_input_waits
-from ._terminal import note, note_bad_lines, print_json, progress_bar
+from ._terminal import note, note_bad_lines, print_json, print_tables, progress_bar
+from ._view import View
 
 GENERATED_REQUESTS = 5_000
+IN_LOOP = (
+    *("ttft_p50", "ttft_p95", "ttft_mean", "latency_mean"),
+    *("requests_per_second", "tokens_per_second", "busy"),
+)
+TIMES = ("request_seconds_p50", "request_seconds_p99", "request_seconds_max", "blocks_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(View):
+    """Policies side by side, with the times of their managers."""
+
+    def print(self) -> None:
+        """Print a row per policy and capacity, in several tables if the terminal is too narrow."""
+        rows, is_plain = self.rows, self.first.groups.is_plain
+        found = ["requests", "blocks", "hits", "hit_ratio", "token_hit_ratio"]
+        if not is_plain:
+            found = ["requests", "asked", "hits", "hit_ratio"]
+        if any(row.given != f"{row.configuration.host}" for row in rows):
+            found.insert(0, "capacity_given")
+        kept = ["stored", "evicted", "refused"]
+        if any(row.result.not_admitted for row in rows):
+            kept.append("not_admitted")
+        ran_by = columns(rows, "implementation")
+        ways = sorted({way for column in ran_by for way in column.cells} - {"-"})
+        title = self.title()
+        if len(ways) == 1:
+            title.append(f"ms: time in the manager per request, {ways[0]} implementation")
+        elif ways:
+            title.append("ms: time in the manager per request")
+        tables = [
+            columns(rows, *found, "honest_hit_ratio", "liar_hit_ratio", "missed_p50", "missed_p95"),
+            columns(rows, *kept),
+            columns(rows, *IN_LOOP),
+            [*columns(rows, *TIMES), *(ran_by if len(ways) > 1 else [])],
+        ]
+        print_tables(title, columns(rows, "policy", "capacity"), [some for some in tables if some])
 
 
 @click.command(
@@ -89,7 +117,7 @@ def replay(
     block_tokens: int | None,
     full_blocks: bool,
     hints: HintOptions | None,
-    loop: ClosedLoop | None,
+    loop: dict[str, Any],
     seed: int | None,
     reading: Reading,
     as_json: bool,
@@ -113,21 +141,20 @@ def replay(
             reading.limit,
             hints,
             full_blocks=full_blocks,
-            arrivals=loop is not None,
+            arrivals=bool(loop),
             quiet=quiet,
         )
-        told = decoded.hints
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
         block_tokens = known.count
         check_steps(cache.step_tokens, block_tokens)
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
-        groups = cache.groups(block_tokens)
+        groups = cache.groups(block_tokens, block_bytes)
         unasked = is_default("policies")
         policies = without_unknown_ceilings(policies, groups, quiet=quiet or unasked)
         check_loop(loop, groups, block_tokens, step_tokens=cache.step_tokens)
-        if loop is not None:
+        if loop:
             policies = without_belady(policies, quiet=quiet or unasked)
         if block_tokens is None:
             note(
@@ -139,75 +166,30 @@ def replay(
         sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
         note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-        if loop is not None:
-            check_arrivals(loop, decoded)
-        demand = functools.cache(lambda: Demand.of(decoded, groups, device_blocks))
-        keys = decoded.keys()
-        cells = []
+        replays, rows = Replays(decoded), []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
-                if policy in CEILINGS and loop is None:
-                    result = demand().simulate(policy, num_blocks)
-                    cells.append(Cell(policy, asked.text, num_blocks, result))
-                    continue
-                if policy == INFINITE:
-                    manager = manager_of("lru", decoded.unique_blocks, unit)
-                else:
+                one = Configuration(
+                    policy=policy, host=num_blocks, device=device_blocks, groups=groups, **loop
+                )
+                if loop:
+                    check_arrivals(one, decoded)
+                manager = None
+                if policy not in CEILINGS:
                     manager = manager_of(policy, num_blocks, unit, block_tokens)
                 description = f"{policy}, {num_blocks:,} {unit}s"
                 with progress_bar(description, decoded.num_requests, quiet=quiet) as progress:
-                    if loop is None:
-                        result = replay_trace(
-                            decoded,
-                            manager,
-                            groups=groups,
-                            device=DeviceCache(device_blocks, groups),
-                            keys=keys,
-                            progress=progress,
-                        )
-                    else:
-                        result = replay_closed(
-                            decoded,
-                            keys,
-                            manager,
-                            loop,
-                            groups=groups,
-                            device_blocks=device_blocks,
-                            progress=progress,
-                        )
-                cells.append(Cell(policy, asked.text, num_blocks, result))
+                    result = replays.of(one, manager=manager, progress=progress)
+                rows.append(Row(one, result, asked.text))
         if not traces and standard_input_waits():
             note(
                 "a generated workload was replayed; standard input was not read: TRACE - reads it",
                 quiet=quiet,
             )
+        view = Replayed(
+            source, decoded, known, rows, cache.text(block_tokens), order_object(survey), hints
+        )
         if as_json:
-            print_json(
-                {
-                    **source.head(),
-                    "block_tokens": block_tokens,
-                    "block_tokens_from": known.origin,
-                    "unique_blocks": decoded.unique_blocks,
-                    "device_blocks": device_blocks,
-                    "step_tokens": cache.step_tokens,
-                    "hints": hints_object(hints, told),
-                    "closed_loop": loop_object(loop),
-                    **groups_object(groups),
-                    "bad_lines": source.bad_lines,
-                    **order_object(survey),
-                    "results": [as_object(cell) for cell in cells],
-                }
-            )
+            print_json(view.as_object())
         else:
-            print_cells(
-                source,
-                cells,
-                known,
-                decoded.unique_blocks,
-                device_blocks,
-                step_tokens=cache.step_tokens,
-                hints=hints_text(hints, told),
-                loop=loop_text(loop),
-                model=cache.text(block_tokens),
-                groups=groups,
-            )
+            view.print()

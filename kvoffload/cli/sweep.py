@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
-from kvoffload.replay import HintOptions, ReplayResult
-from kvoffload.replay.closed_loop import ClosedLoop
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
 
 from ._decoding import Decoding, decode
+from ._fields import FIELDS, Row
 from ._hint_options import hint_options
 from ._loop_options import (
     check_arrivals,
@@ -53,10 +54,79 @@ from ._options import (
 )
 from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading, note_order, open_source, order_object
-from ._sweep_result import Grid
-from ._terminal import note, note_bad_lines, progress_bar
+from ._terminal import Column, note, note_bad_lines, print_prose, print_tables, progress_bar
+from ._view import View
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept(View):
+    """Every policy at every capacity."""
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies, in the order given."""
+        return list(dict.fromkeys(row.configuration.policy for row in self.rows))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By capacity as given, its slots."""
+        return {row.given: row.configuration.host for row in self.rows}
+
+    def of(self, policy: str) -> list[Row]:
+        """Return the rows of a policy, in the order of the capacities."""
+        return [row for row in self.rows if row.configuration.policy == policy]
+
+    def draw(self, path: str) -> None:
+        """Draw the hit ratios into a file."""
+        from ._plot import draw
+
+        draw(self, path)
+
+    def print(self) -> None:
+        """Print a table per figure: a row per policy, a column per capacity."""
+        groups = self.first.groups
+        hit = "hit ratio" if groups.is_plain else "hit ratio of tokens"
+        titles = {
+            "hit_ratio": [*self.title(), "", hit],
+            "honest_hit_ratio": ["hit ratio of honest sessions"],
+            "liar_hit_ratio": ["hit ratio of liars"],
+            "token_hit_ratio": ["share of prompt tokens found"],
+            "missed_p50": ["tokens missed by a request, median"],
+            "missed_p95": ["tokens missed by a request, 95th percentile"],
+            "stored": [f"{groups.slot_name}s stored"],
+            "ttft_mean": ["first token, mean, s"],
+            "ttft_p95": ["first token, 95th percentile, s"],
+        }
+        names = [
+            name for name in titles if any(FIELDS[name].value(row) is not None for row in self.rows)
+        ]
+        if not groups.is_plain and not self.first.device:  # all tokens are asked for
+            names.remove("token_hit_ratio")
+        for name in names:
+            if name != names[0]:
+                click.echo()
+            self._print_matrix(titles[name], name)
+        if self.no_tokens is not None:
+            click.echo()
+            print_prose(f"share of prompt tokens found: not known, {self.no_tokens}")
+
+    def _print_matrix(self, title: list[str], name: str) -> None:
+        """Print a figure, its columns headed by the capacity: given, in slots, in bytes."""
+        sizes, size = self.sizes, self.first.block_bytes
+        headings = {f"{self.first.groups.slot_name}s": [f"{slots:,}" for slots in sizes.values()]}
+        if any(given != str(slots) for given, slots in sizes.items()):
+            headings = {"capacity": list(sizes), **headings}
+        if size:
+            headings["size"] = [bytes_text(slots * size) for slots in sizes.values()]
+        texts = [[FIELDS[name].text_of(row) for row in self.of(policy)] for policy in self.policies]
+        columns = [
+            [Column("\n".join(heading), [row[index] for row in texts])]
+            for index, heading in enumerate(zip(*headings.values(), strict=True))
+        ]
+        leading = Column("\n".join(headings), self.policies, numeric=False)
+        print_tables(title, [leading], columns)
 
 
 @click.command(
@@ -118,7 +188,7 @@ def sweep(
     device_memory: Capacity | None,
     pending: int,
     hints: HintOptions | None,
-    loop: ClosedLoop | None,
+    loop: dict[str, Any],
     jobs: int | None,
     dask: str | None,
     results: str | None,
@@ -148,14 +218,14 @@ def sweep(
             reading.limit,
             hints,
             full_blocks=full_blocks,
-            arrivals=loop is not None,
+            arrivals=bool(loop),
             quiet=quiet,
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
     check_steps(cache.step_tokens, known.count)
-    groups = cache.groups(known.count)
     block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
+    groups = cache.groups(known.count, block_bytes)
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     unique = unique_chunks(groups, decoded.unique_blocks)
     unit = groups.slot_name
@@ -166,40 +236,28 @@ def sweep(
     check_loop(
         loop, groups, known.count, step_tokens=cache.step_tokens, pending=pending, results=results
     )
-    if loop is not None:
-        check_arrivals(loop, decoded)
+    if loop:
         policies = without_belady(policies, quiet=quiet)
+    common: dict[str, Any] = {"device": device_blocks, "groups": groups, "pending": pending, **loop}
     cells = [
-        Cell(policy, size, device_blocks, pending)
+        (text, Configuration(policy=policy, host=size, **common))
         for policy in dict.fromkeys(policies)
-        for size in sizes.values()
+        for text, size in sizes.items()
     ]
-    for cell in cells:
-        if cell.policy not in CEILINGS:
-            manager_of(cell.policy, cell.capacity, unit)
-    work = GridWork(decoded, cells, groups=groups, loop=loop)
+    wanted = [one for _, one in cells]
+    if loop:
+        check_arrivals(wanted[0], decoded)
+    for one in wanted:
+        if one.policy not in CEILINGS:
+            manager_of(one.policy, one.host, unit)
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is still printed
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, loop is not None)
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
     with efforts(jobs, dask, decoding, quiet=quiet) as effort:
-        counts = _counts(work, file, effort, faults)
-    grid = Grid(
-        source,
-        decoded.unique_blocks,
-        block_bytes,
-        known,
-        sizes,
-        cells,
-        counts,
-        cache.text(known.count),
-        groups,
-        order_object(survey),
-        cache.step_tokens,
-        hints,
-        decoded.hints,
-        loop,
-    )
-    show(grid, plot=plot, csv=csv, as_json=as_json, faults=faults)
+        found = _results(decoded, wanted, file, effort, faults)
+    rows = [Row(one, found[one], text) for text, one in cells]
+    view = Swept(source, decoded, known, rows, cache.text(known.count), order_object(survey), hints)
+    show(view, plot=plot, csv=csv, as_json=as_json, faults=faults)
 
 
 def _check_results(results: str) -> None:
@@ -210,37 +268,41 @@ def _check_results(results: str) -> None:
         raise click.UsageError(f"--results {error}") from None
 
 
-def _counts(
-    work: GridWork, file: ResultsFile | None, effort: Effort, faults: list[OSError]
-) -> dict[Cell, ReplayResult]:
-    """Return the result of every cell; compute and append those that the file lacks.
+def _results(
+    trace: DecodedTrace,
+    every: list[Configuration],
+    file: ResultsFile | None,
+    effort: Effort,
+    faults: list[OSError],
+) -> dict[Configuration, Result]:
+    """Return the result of every configuration; compute and append those that the file lacks.
 
     Results of a user's class are not kept: the class may have changed by the next run.
     """
-    cells, quiet = work.cells, effort.quiet
-    counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])
-    wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
-    if len(wanted) < len(cells) and file is not None:
-        note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
+    quiet, every = effort.quiet, list(dict.fromkeys(every))
+    found = {} if file is None else file.read([one for one in every if not is_own(one.policy)])
+    wanted = [one for one in every if one not in found]
+    if len(wanted) < len(every) and file is not None:
+        note(f"{len(every) - len(wanted):,} of {len(every):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        grid = run_grid(effort.jobs, replace(work, cells=wanted), effort.elsewhere)
+        results = replay_all(trace, wanted, jobs=effort.jobs, elsewhere=effort.elsewhere)
         try:
-            for done, (cell, (found,)) in enumerate(grid, start=1):
-                counts[cell] = found
-                if file is not None and not faults and not is_own(cell.policy):
-                    _add(file, cell, found, faults)
+            for done, result in enumerate(results, start=1):
+                found[result.configuration] = result
+                if file is not None and not faults and not is_own(result.configuration.policy):
+                    _add(file, result, faults)
                 if progress is not None:
                     progress(done)
         except (KeyboardInterrupt, SystemExit):
             if file is not None:
-                kept = f"{len(file.read(cells)):,} of {len(cells):,} results"
+                kept = f"{len(file.read(every)):,} of {len(every):,} results"
                 note(f"--results has {kept}; the same command continues there", quiet=quiet)
             raise
-    return counts
+    return found
 
 
-def _add(file: ResultsFile, cell: Cell, counts: ReplayResult, faults: list[OSError]) -> None:
+def _add(file: ResultsFile, result: Result, faults: list[OSError]) -> None:
     try:
-        file.add(cell, counts)
+        file.add(result)
     except OSError as error:
         faults.append(error)

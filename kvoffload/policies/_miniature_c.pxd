@@ -3,8 +3,13 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 
+cimport numpy as cnp
+
 from kvoffload._core.batch cimport Batch
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
+
+cdef enum:
+    NUM_COUNTS = 5  # of a row that was served
 
 # A block that is being stored, and the position of the request that stores it.
 cdef struct Storing:
@@ -58,7 +63,13 @@ cdef class Miniature:
     cdef list open(self, object hashes)
     cpdef void end_stores(self, double before) noexcept
     cpdef void clear(self) noexcept
+    # Note the counts before and after a row is served; see `serve_rows`.
+    cdef void subtract_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept
+    cdef void add_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept
 
+
+# Return an array for the counts of rows.
+cdef cnp.ndarray new_counts(cnp.npy_intp num_rows)
 
 # Return the address of the elements of a contiguous one-dimensional array.
 cdef void* data_of(str name, object array, int kind) except? NULL

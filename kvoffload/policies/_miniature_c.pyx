@@ -252,13 +252,14 @@ cdef class Miniature:
     def serve_rows(
         self, list keys, starts, blocks, first, nodes, *, double position, double lag
     ):
-        """Serve the requests of a trace; return the hits of each, (rows,) int64.
+        """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
-        `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
-        their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; initial values are arbitrary. `position` is that of the first
-        row; a store ends before the row that follows `lag` others, and with its own for -1.
+        These are blocks hit, stored and evicted, refused stores, and blocks not admitted. `keys`
+        are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by their
+        indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks for
+        those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes where
+        each key was found; initial values are arbitrary. `position` is that of the first row; a
+        store ends before the row that follows `lag` others, and with its own for -1.
         """
         cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
         cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
@@ -267,7 +268,7 @@ cdef class Miniature:
         cdef cnp.npy_intp num_rows = len(first)
         cdef Py_ssize_t row, index, size
         cdef PyObject** items = list_items(keys)
-        cdef cnp.ndarray hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
+        cdef cnp.ndarray counts = new_counts(num_rows)
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         for row in range(num_rows):
@@ -295,17 +296,33 @@ cdef class Miniature:
                     self.batch.node_ids[index] = node_ids[self.numbers[index]]
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
-                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.c_serve(
-                    NULL, NULL, False, position, position - lag
-                )
+                self.subtract_counts(counts, row)
+                self.c_serve(NULL, NULL, False, position, position - lag)
                 if self.no_memory:
                     raise MemoryError()
+                self.add_counts(counts, row)
                 position += 1.0
                 for index in range(size):
                     node_ids[self.numbers[index]] = self.batch.node_ids[index]
         finally:
             self.numbers = NULL
-        return hits
+        return counts
+
+    cdef void add_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept:
+        cdef int64_t* count = <int64_t*>cnp.PyArray_DATA(counts) + row * NUM_COUNTS
+        count[0] += <int64_t>self.hits
+        count[1] += <int64_t>self.stored
+        count[2] += <int64_t>self.evicted
+        count[3] += <int64_t>self.refused
+        count[4] += <int64_t>self.not_admitted
+
+    cdef void subtract_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept:
+        cdef int64_t* count = <int64_t*>cnp.PyArray_DATA(counts) + row * NUM_COUNTS
+        count[0] = -<int64_t>self.hits
+        count[1] = -<int64_t>self.stored
+        count[2] = -<int64_t>self.evicted
+        count[3] = -<int64_t>self.refused
+        count[4] = -<int64_t>self.not_admitted
 
     def changes(self):
         """Return the blocks that left and that entered for the last row that was served.
@@ -342,6 +359,12 @@ cdef class Miniature:
             raise MemoryError()
         batch_set(&self.batch, list_items(batch), len(batch))
         return batch
+
+
+cdef cnp.ndarray new_counts(cnp.npy_intp num_rows):
+    cdef cnp.npy_intp shape[2]
+    shape[0], shape[1] = num_rows, NUM_COUNTS
+    return cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
 
 
 cdef void* data_of(str name, object array, int kind) except? NULL:

@@ -146,26 +146,30 @@ class Miniature:
         position: float,
         lag: float,
     ) -> npt.NDArray[np.int64]:
-        """Serve the requests of a trace; return the hits of each, (rows,) int64.
+        """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
-        `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
-        their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks
-        for those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
-        where each key was found; initial values are arbitrary. `position` is that of the first
-        row; a store ends before the row that follows `lag` others, and with its own for -1.
+        These are blocks hit, stored and evicted, refused stores, and blocks not admitted. `keys`
+        are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by their
+        indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks for
+        those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes where
+        each key was found; initial values are arbitrary. `position` is that of the first row; a
+        store ends before the row that follows `lag` others, and with its own for -1.
         """
         del nodes  # for the compiled twin
-        hits = np.empty(len(first), dtype=np.int64)
+        counts = [self._counts()]
         for row, skipped in enumerate(first.tolist()):
             numbers = blocks[starts[row] : starts[row + 1]].tolist()
             batch, at = [keys[number] for number in numbers], position + row
-            hits[row] = self.serve(
-                batch, skipped, len(batch), None, None, position=at, before=at - lag
-            )
+            self.serve(batch, skipped, len(batch), None, None, position=at, before=at - lag)
+            counts.append(self._counts())
             for key, number in zip(batch, numbers, strict=True):
                 if key in self._entered:
                     self._entered[key].block_id = number
-        return hits
+        every = np.array(counts, dtype=np.int64)
+        return every[1:] - every[:-1]
+
+    def _counts(self) -> tuple[int, ...]:
+        return self.hits, self.stored, self.evicted, self.refused, self.not_admitted
 
     def changes(self) -> tuple[Blocks, Blocks]:
         """Return the blocks that left and that entered for the last row that was served.

@@ -28,6 +28,7 @@ _ENTRIES = (
         simplicity=1,
         explained_by="One order of the resident blocks.",
         stem="lists",
+        vllm="lru",
     ),
     _Entry(
         "arc",
@@ -36,6 +37,8 @@ _ENTRIES = (
         simplicity=6,
         explained_by="Two orders, and lists of blocks that left, which move a target.",
         stem="lists",
+        learns_from_ghosts=True,
+        vllm="arc",
         tail_first="in each list",  # between its lists it chooses by their sizes
     ),
     _Entry(
@@ -45,6 +48,7 @@ _ENTRIES = (
         simplicity=7,
         explained_by="As much as of arc, which is the one that users of vLLM know.",
         stem="lists",
+        learns_from_ghosts=True,
         tail_first="in each list",
     ),
     _Entry(
@@ -96,6 +100,7 @@ _ENTRIES = (
             _Option("guard", 1, 0, 1, "1: evict by recency while a sample does better that way"),
         ),
         learns_by_request=True,
+        learns_from_ghosts=True,
         ranks_by_return=True,
         warm_up_blocks=2048,  # it computes after 1,024 blocks at the earliest, however small it is
     ),

@@ -81,6 +81,10 @@ class Entry:
         Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
         Whether it learns from whole requests; policies of the table that do also decline stores.
+    learns_from_ghosts : bool
+        Whether it learns from a use of a block that has left.
+    vllm : {"lru", "arc", ""}
+        The policy of vLLM whose every decision it makes; empty for none.
     ranks_by_return : bool
         Whether it ranks blocks by the time at which clients say that their session returns; every
         policy evicts the blocks of ended sessions first.
@@ -101,6 +105,8 @@ class Entry:
     stem: str = ""
     options: tuple[Option, ...] = ()
     learns_by_request: bool = False
+    learns_from_ghosts: bool = False
+    vllm: Literal["lru", "arc", ""] = ""
     ranks_by_return: bool = False
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True

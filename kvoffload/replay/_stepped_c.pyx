@@ -31,7 +31,7 @@ from kvoffload._core.batch cimport (
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport Node, node_at
-from kvoffload.policies._miniature_c cimport Miniature, data_of
+from kvoffload.policies._miniature_c cimport Miniature, data_of, new_counts
 from kvoffload.policies._steps_c cimport make_ready, num_ready, resident, touch_as_stored
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
@@ -125,7 +125,7 @@ cdef class SteppedRows:
         double position,
         double lag,
     ):
-        """Serve the requests of a trace; return the hits of each, (rows,) int64.
+        """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
         Arguments are those of `Miniature.serve_rows`, and the tokens of a block and of a step. With
         a `lag` of 0 a store ends in its request, else before the row that follows `lag` others.
@@ -139,7 +139,7 @@ cdef class SteppedRows:
         cdef uint64_t num_keys = len(keys)
         cdef PyObject** items = list_items(keys)
         cdef Miniature cache = self.cache
-        cdef cnp.ndarray hits = cnp.PyArray_EMPTY(1, &num_rows, cnp.NPY_INT64, 0)
+        cdef cnp.ndarray counts = new_counts(num_rows)
         if len(starts) != num_rows + 1 or block_tokens < 1 or step_tokens < 1:
             raise ValueError("starts must have one more than first, tokens be 1 or more")
         if first_bad(items, 0, <Py_ssize_t>num_keys) != <Py_ssize_t>num_keys:
@@ -170,7 +170,8 @@ cdef class SteppedRows:
                     or all_blocks[start[row] + self.same[index]] != place
                 ):
                     self.same[index] = self.places[place] = <uint32_t>index
-            (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
+            cache.subtract_counts(counts, row)
+            self.serve(
                 <Py_ssize_t>before[row],
                 block_tokens,
                 step_tokens,
@@ -179,8 +180,9 @@ cdef class SteppedRows:
             )
             if cache.no_memory:
                 raise MemoryError()
+            cache.add_counts(counts, row)
             position += 1.0
-        return hits
+        return counts
 
     cdef Py_ssize_t serve(
         self,

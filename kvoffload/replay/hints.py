@@ -13,7 +13,7 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,6 @@ LEAST_MS = 1.0  # the resolution of most traces; shorter times are not expected
 LIE_S = 1.0
 ROWS_AT_ONCE = 1024  # converted to Python objects
 
-Item = TypeVar("Item")
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
@@ -180,23 +179,10 @@ class TraceHints:
             "lies": self.lies,
         }
 
-    def of_liars(
-        self, asked: Numbers, hits: Numbers | None, part: slice | None = None
-    ) -> tuple[int, int | None] | None:
-        """Return what liars asked for and hit, from the counts of each request; None if none lies.
-
-        `part` are the requests counted, all by default; hits that are not known are None.
-        """
-        if not self.lies.any():
-            return None
-        lies = self.lies if part is None else self.lies[part]
-        return int(asked[lies].sum()), None if hits is None else int(hits[lies].sum())
-
-    def of_each(self, part: slice | None = None) -> Iterator[Told]:
-        """Yield the hints of each request, or of a slice of the requests."""
-        part = part or slice(0, self.num_requests)
-        for start in range(part.start, part.stop, ROWS_AT_ONCE):
-            rows = slice(start, min(start + ROWS_AT_ONCE, part.stop))
+    def of_each(self) -> Iterator[Told]:
+        """Yield the hints of each request."""
+        for start in range(0, self.num_requests, ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
             told = (column[rows].tolist() for column in self.arrays().values())
             for now_s, expect_s, ends, lies in zip(*told, strict=True):
                 if ends:
@@ -206,21 +192,6 @@ class TraceHints:
                 else:
                     hints = Hints(expect_s=expect_s)
                     yield Told(now_s, hints, hints, lies)
-
-    def beside(self, requests: Iterable[Item]) -> Iterator[tuple[Item, Told]]:
-        """Yield each request of the trace and its hints.
-
-        ValueError at the end if there are more or fewer.
-        """
-        rule = f"hints must be those of the requests, got {self.num_requests:,} for"
-        told = self.of_each()
-        for request in requests:
-            found = next(told, None)
-            if found is None:
-                raise ValueError(f"{rule} more")
-            yield request, found
-        if next(told, None) is not None:
-            raise ValueError(f"{rule} fewer")
 
 
 _ENDS = Hints(ends=True)

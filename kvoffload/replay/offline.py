@@ -8,7 +8,7 @@ Stores complete at once.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ __all__ = [
     "belady",
     "belady_of_groups",
     "infinite_hits",
-    "infinite_hits_of_each",
     "stack_distances",
 ]
 
@@ -44,25 +43,31 @@ MOST_POSITIONS = 1_000_000
 """Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
 
 
-def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
-    """Return the hits of a cache that keeps everything.
+class Prompts(Protocol):
+    """The blocks of prompts: a `DecodedTrace`, or its requests in another order."""
 
-    These are the leading blocks of all requests that an earlier request had, less `device_hits`,
-    which the manager is not asked for. Complexity: O(n log n) in numpy.
+    @property
+    def starts(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def blocks(self) -> npt.NDArray[np.uint32]: ...
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def unique_blocks(self) -> int: ...
+
+
+def infinite_hits(prompts: Prompts, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the hits of each request in a cache that keeps everything.
+
+    These are the leading blocks that an earlier request had, less `device_hits`, which the manager
+    is not asked for. Complexity: O(n log n) in numpy.
     """
-    return int(infinite_hits_of_each(trace, device_hits).sum())
-
-
-def infinite_hits_of_each(
-    trace: DecodedTrace, device_hits: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the hits of each request; `infinite_hits` returns their sum."""
-    lengths = np.diff(trace.starts)
-    starts = trace.starts[:-1]
-    _, first = np.unique(trace.blocks, return_index=True)
-    is_new = np.zeros(trace.num_blocks + 1, dtype=np.bool_)
-    is_new[first] = True
-    new_positions = np.append(np.flatnonzero(is_new), trace.num_blocks)
+    lengths, starts, end = np.diff(prompts.starts), prompts.starts[:-1], len(prompts.blocks)
+    _, first = np.unique(prompts.blocks, return_index=True)
+    new_positions = np.append(np.sort(first), end)
     first_new = new_positions[np.searchsorted(new_positions, starts)]
     hits: npt.NDArray[np.int64] = (np.minimum(first_new - starts, lengths) - device_hits).clip(
         min=0
@@ -70,9 +75,7 @@ def infinite_hits_of_each(
     return hits
 
 
-def belady(
-    trace: DecodedTrace, capacity: int, device_hits: npt.NDArray[np.int64]
-) -> tuple[int, int]:
+def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) -> tuple[int, int]:
     """Return the hits of a replay that knows the future: an upper bound of every policy's hits.
 
     Each use of a block is an opportunity to store it, whether the manager is asked for it or the
@@ -99,13 +102,13 @@ def belady(
     intervals: Carlisle and Lloyd, "On the k-coloring of intervals", Discrete Applied Mathematics
     59(3), 1995.
     """
-    next_asked = _next_asked(trace, device_hits)
-    hits, stored = chosen(trace.blocks, next_asked, trace.unique_blocks, capacity)
+    next_asked = _next_asked(prompts, device_hits)
+    hits, stored = chosen(prompts.blocks, next_asked, prompts.unique_blocks, capacity)
     return hits, stored
 
 
 def belady_of_groups(
-    trace: DecodedTrace, capacity: int, groups: GroupChunks, device_hits: npt.NDArray[np.int64]
+    prompts: Prompts, capacity: int, groups: GroupChunks, device_hits: npt.NDArray[np.int64]
 ) -> tuple[int, int]:
     """Return an upper bound of every policy's hits: `belady` over one full group.
 
@@ -121,33 +124,35 @@ def belady_of_groups(
     copies = len(full) if max(full) == chunk else 1
     stride = chunk // groups.block_tokens
     if not groups.is_plain:
-        pairs = zip(trace.rows(), trace.lengths.tolist(), strict=True)
+        bounds = itertools.pairwise(prompts.starts.tolist())
         rows = [
-            row[stride - 1 : groups.length_of(length, len(row)) // groups.block_tokens : stride]
-            for row, length in pairs
+            prompts.blocks[start:end][
+                stride - 1 : groups.length_of(length, end - start) // groups.block_tokens : stride
+            ]
+            for (start, end), length in zip(bounds, prompts.lengths.tolist(), strict=True)
         ]
-        trace = DecodedTrace(
+        prompts = DecodedTrace(
             starts=np.cumsum([0, *map(len, rows)], dtype=np.int64),
-            blocks=np.fromiter(itertools.chain.from_iterable(rows), dtype=np.uint32),
-            ids=trace.ids,
-            lengths=trace.lengths,
+            blocks=np.concatenate([np.empty(0, np.uint32), *rows]),
+            ids=np.arange(prompts.unique_blocks, dtype=np.uint64),
+            lengths=prompts.lengths,
         )
-    hits, stored = belady(trace, capacity // copies, device_hits // stride)
+    hits, stored = belady(prompts, capacity // copies, device_hits // stride)
     return hits * chunk, stored * copies
 
 
-def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _next_asked(prompts: Prompts, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return for each position that of the block's next use if the manager is asked for it then.
 
     Otherwise, or without a next use, that is the number of positions.
     """
-    end = trace.num_blocks
-    lengths = np.diff(trace.starts)
-    offsets = np.arange(end) - np.repeat(trace.starts[:-1], lengths)
+    end = len(prompts.blocks)
+    lengths = np.diff(prompts.starts)
+    offsets = np.arange(end) - np.repeat(prompts.starts[:-1], lengths)
     is_asked = offsets >= np.repeat(device_hits, lengths)
-    order = np.argsort(trace.blocks, kind="stable")
+    order = np.argsort(prompts.blocks, kind="stable")
     before, after = order[:-1], order[1:]
-    is_worth = (trace.blocks[before] == trace.blocks[after]) & is_asked[after]
+    is_worth = (prompts.blocks[before] == prompts.blocks[after]) & is_asked[after]
     next_asked = np.full(end, end, dtype=np.int64)
     next_asked[before[is_worth]] = after[is_worth]
     return next_asked

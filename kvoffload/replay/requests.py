@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -21,9 +21,12 @@ from kvoffload.traces.id_map import IdMap
 from .arrivals import Arrivals, ArrivalsCollector
 from .hints import HintCollector, HintOptions, TraceHints
 
-__all__ = ["BlockKeys", "DecodedTrace", "Selection", "digest_of"]
+__all__ = ["Blocks", "DecodedTrace", "Selection", "digest_of", "key_of"]
 
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
+
+Blocks = npt.NDArray[np.uint32]
+"""Numbers of blocks: their indices among the distinct blocks of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,36 +128,22 @@ class DecodedTrace:
         return digest_of(self.arrays())
 
     def keys(self) -> list[BlockHash]:
-        """Return the hash of each distinct block: ``sha256(str(id))``."""
-        return [BlockHash(sha256(b"%d" % hash_id).digest()) for hash_id in self.ids.tolist()]
+        """Return the hash of each distinct block: see `key_of`."""
+        return [*map(key_of, self.ids.tolist())]
 
     def rows(self) -> Iterator[list[int]]:
         """Yield each request's blocks as indices into `ids`."""
         for start, end in itertools.pairwise(self.starts.tolist()):
             yield self.blocks[start:end].tolist()
 
-    def hashes(self, keys: npt.NDArray[np.object_], part: slice) -> Iterator[list[BlockHash]]:
-        """Yield the blocks of a slice of the requests as items of `keys`, one per distinct block.
-
-        Numpy looks up the blocks of many requests at once.
-        """
-        for first in range(part.start, part.stop, PROGRESS_REQUESTS):
-            last = min(first + PROGRESS_REQUESTS, part.stop)
-            ends = self.starts[first : last + 1].tolist()
-            found = keys[self.blocks[ends[0] : ends[-1]]].tolist()
-            for start, end in itertools.pairwise(ends):
-                yield found[start - ends[0] : end - ends[0]]
-
-    def hashes_and_lengths(
-        self, keys: Sequence[BlockHash]
-    ) -> Iterator[tuple[list[BlockHash], int]]:
-        """Yield each request's blocks as items of `keys`, and its tokens."""
-        rows = self.hashes(np.array(keys, dtype=object), slice(0, self.num_requests))
-        return zip(rows, self.lengths.tolist(), strict=True)
-
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` has these requests."""
         return {name: getattr(self, name) for name in ("starts", "blocks", "ids", "lengths")}
+
+
+def key_of(hash_id: int) -> BlockHash:
+    """Return the hash of a block: ``sha256(str(id))``."""
+    return BlockHash(sha256(b"%d" % hash_id).digest())
 
 
 class _Numbering:
@@ -207,26 +196,6 @@ def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<")).data)
     return digest.hexdigest()
-
-
-class BlockKeys(dict[int, BlockHash]):
-    """A map from block ids to block hashes: id ``i`` to the 32 bytes ``sha256(str(i))``.
-
-    Hashes are cached for at most `REMEMBERED` ids, so that a trace larger than memory does not
-    fill it with keys.
-    """
-
-    REMEMBERED = 2**18
-
-    def __missing__(self, hash_id: int) -> BlockHash:
-        if len(self) >= self.REMEMBERED:
-            self.clear()
-        key = self[hash_id] = BlockHash(sha256(b"%d" % hash_id).digest())
-        return key
-
-    def of(self, request: Request) -> list[BlockHash]:
-        """Return the block hashes of a request."""
-        return [self[hash_id] for hash_id in request.hash_ids]
 
 
 class Selection:

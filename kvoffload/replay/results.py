@@ -1,160 +1,276 @@
-"""Results of a replay: its hits, stores and times, in constant memory."""
+"""The result of a replay: what became of each request, and sums over them."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from .groups import GroupChunks
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "ERROR_PARTS",
-    "DurationHistogram",
-    "HitRatios",
-    "LoopTimes",
-    "ReplayResult",
-    "missed_percentiles",
-    "nearest_rank",
-]
+from .configuration import Configuration
+from .durations import DurationHistogram
+from .events import NANOSECONDS, duration
+
+__all__ = ["COUNTS", "ERROR_PARTS", "LOG", "Log", "Result", "percentiles", "placement_of"]
 
 ERROR_PARTS = 5
 """Parts of a trace, of equally many requests, from which the errors of results are estimated."""
 
-_STEP_BITS = 6
-_OF_HITS = (
-    "asked_blocks",
-    "hit_blocks",
-    "asked_tokens",
-    "loaded_tokens",
-    "liar_asked",
-    "liar_hits",
+COUNTS = (
+    *("device", "host", "tier", "loaded", "stored"),
+    *("evicted", "refused", "not_admitted", "tier_stored", "junction"),
 )
+"""The columns of a log that the caches of an engine fill."""
+
+TIMES = ("arrival", "start", "first", "end")
+"""The columns of a log that are times, nanoseconds."""
+
+LOG = np.dtype(
+    [
+        ("engine", np.uint16),
+        ("lies", np.bool_),
+        *((name, np.int64) for name in ("blocks", "tokens", "answer", "asked", "missed")),
+        *((name, np.int64) for name in (*COUNTS, *TIMES)),
+    ]
+)
+"""A row per request. Its prompt: its ``blocks`` and ``tokens``, and those of its ``answer``.
+Tokens found on the ``device``, ``asked`` for behind it, had by ``host`` memory and ``tier``, and
+``missed``: a block that a prompt fills only partly counts as full, except in ``tokens`` and
+``missed``. Slots ``loaded``, ``stored`` in host memory, those from the tier included, ``evicted``
+there, and ``tier_stored``; calls that were ``refused``, and blocks ``not_admitted``. Tokens of its
+``junction``. Nanoseconds of its ``arrival``, the ``start`` of its prefill, its ``first`` token and
+its ``end``; 0 where no time passes. Its ``engine``, and whether its session ``lies`` in hints."""
+
+Log = npt.NDArray[np.void]
+
+_PLACEMENT_DIGITS = 12
 
 
-def nearest_rank(ordered: Sequence[int], percent: int) -> int:
-    """Return a percentile of ascending values by nearest rank; 0 of none."""
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else 0
+def percentiles(values: npt.NDArray[Any]) -> tuple[Any, Any]:
+    """Return the median and the 95th percentile by nearest rank; 0 of no values."""
+    if not len(values):
+        return 0, 0
+    ranks = [math.ceil(len(values) * percent / 100) - 1 for percent in (50, 95)]
+    median, p95 = np.partition(values, ranks)[ranks].tolist()
+    return median, p95
 
 
-def missed_percentiles(missed: Iterable[int]) -> dict[str, int]:
-    """Return the percentiles of results, by name, from the tokens missed by each request."""
-    ordered = sorted(missed)
-    return {f"missed_p{percent}": nearest_rank(ordered, percent) for percent in (50, 95)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of a configuration, over a trace, one of its parts, or one of its engines.
 
-
-class DurationHistogram:
-    """A histogram of durations in steps of at most 1/64 of the duration.
-
-    Percentiles need no list of the durations.
-
-    Below 64 ns each nanosecond has its own step; above, each power of two is divided into 64 steps.
-    `max` and `total` are exact.
-
-    Attributes
-    ----------
-    count : int
-        Durations so far.
-    total : int
-        Their sum, nanoseconds.
-    max : int
-        The longest, nanoseconds.
-
-    Notes
-    -----
-    After HdrHistogram (Gil Tene).
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
-        self.max = 0
-        self._counts: dict[int, int] = {}
-
-    def add(self, nanoseconds: int) -> None:
-        """Add one duration, nanoseconds. Complexity: O(1)."""
-        shift = max(0, nanoseconds.bit_length() - _STEP_BITS - 1)
-        step = (shift << _STEP_BITS) + (nanoseconds >> shift)
-        self._counts[step] = self._counts.get(step, 0) + 1
-        self.count += 1
-        self.total += nanoseconds
-        self.max = max(self.max, nanoseconds)
-
-    def percentile(self, percent: float) -> int:
-        """Return the duration in nanoseconds that `percent` of all durations do not exceed.
-
-        It is the upper end of the step: at most 1/64 more than the exact one and never more than
-        `max`. 0 without durations.
-        """
-        wanted = self.count * percent / 100
-        seen = 0
-        for step in sorted(self._counts):
-            seen += self._counts[step]
-            if seen >= wanted:
-                return min(self.max, _upper_end(step))
-        return self.max
-
-
-def _upper_end(step: int) -> int:
-    shift = max(0, (step >> _STEP_BITS) - 1)
-    return ((step - (shift << _STEP_BITS) + 1) << shift) - 1
-
-
-def _renamed(earlier: str, *names: str) -> Any:
-    """Return a deprecated property: the first attribute that is not None."""
-
-    def value(self: ReplayResult) -> int | None:
-        text = f"ReplayResult.{earlier} is called {' or '.join(names)}; the name goes in 0.5"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return next((found for name in names if (found := getattr(self, name)) is not None), None)
-
-    return property(value)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopTimes:
-    """The times of a closed loop in seconds; they rank caches but do not predict an engine.
+    A slot holds a block of the trace, or a chunk of any group of a model with several KV groups.
+    Times rank designs but do not predict milliseconds.
 
     Attributes
     ----------
-    ttft_p50, ttft_p95, ttft_mean : float
-        From a request's arrival to the end of its prefill; percentiles by nearest rank.
-    latency_mean : float
-        From its arrival to its last token.
-    requests_per_second, tokens_per_second : float
-        Requests, and tokens of prompts and answers, from the first arrival to the last token.
-    busy : float
-        Share of that time spent on computing prompts.
+    configuration : Configuration
+        What was replayed.
+    requests, blocks, tokens : int
+        Requests, and the blocks and tokens of their prompts; a prompt of unknown length has the
+        tokens of its blocks, and one more with several groups, or none if the size of a block is
+        not known either.
+    asked_tokens : int
+        Tokens of the blocks that host memory was asked for: those that the accelerator's own cache
+        did not have. A partly filled block counts as full, and as one token if the size of a
+        block is not known.
+    device_tokens, host_tokens, tier_tokens : int
+        Tokens found in each place, counted likewise.
+    missed_tokens : int or None
+        Prompt tokens computed. None, as are the next two, if the size of a block is not known, and
+        for ``"belady"``, which hits the most blocks and not the most tokens.
+    missed_p50, missed_p95 : int or None
+        Median and 95th percentile, by nearest rank, of the tokens computed for a prompt.
+    loaded : int or None
+        Slots loaded for the hits; None for ``"belady"`` over several groups.
+    stored, evicted : int
+        Slots that host memory filled, those from the tier included, and those that it evicted for
+        them. For a ceiling only the filled slots are known; the other counts are 0.
+    refused : int
+        Calls to store that were refused, for want of blocks that may leave.
+    not_admitted : int
+        Blocks or chunks that the policy did not admit.
+    tier_stored : int
+        Slots written to the tier.
+    liar_asked, liar_hits : int or None
+        Of `asked` and `hits`, the part of the sessions that give false hints; None without such
+        sessions, and `liar_hits` for ``"belady"``.
+    has_junctions : bool
+        Whether the accelerator's cache made resume points inside a hit; see
+        `GroupChunks.is_bounded`.
+    saved : float or None
+        Share of the prefill time saved by caches; None, as are the next seven, without a rate.
+    ttft_p50, ttft_p95, ttft_mean : float or None
+        Seconds from a request's arrival to the end of its prefill; percentiles by nearest rank.
+    latency_mean : float or None
+        Seconds from its arrival to its end.
+    requests_per_second, tokens_per_second : float or None
+        Requests, and tokens of prompts and answers, from the first arrival to the last end.
+    busy : float or None
+        Share of the engines' time spent on computing prompts.
+    ttft_p95_ns : int
+        The exact 95th percentile, nanoseconds.
+    ttft_p95_of_parts : tuple of float
+        The 95th percentile in each of `ERROR_PARTS` parts of the requests; empty without a rate.
+    imbalance : float
+        Most tokens computed by one engine, divided by the mean; 1 if none were computed, or if
+        that is not known.
+    placement : str
+        A digest of the engine of each request: equal for equal decisions.
+    engines : tuple of Result
+        The result of each of several engines.
+    parts : tuple of Result
+        The results of as many parts of equally many requests as were asked for; the caches are kept
+        between them.
+    times : DurationHistogram
+        Time spent in the manager, one duration per request; empty if it was not measured.
+    log : (requests,) structured array or None
+        What became of each request, in the order of the trace: see `LOG`. None for ``"belady"``,
+        for parts and engines, and if it was not asked for.
     """
 
-    ttft_p50: float
-    ttft_p95: float
-    ttft_mean: float
-    latency_mean: float
-    requests_per_second: float
-    tokens_per_second: float
-    busy: float
+    configuration: Configuration
+    requests: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    asked_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    tier_tokens: int = 0
+    missed_tokens: int | None = None
+    missed_p50: int | None = None
+    missed_p95: int | None = None
+    loaded: int | None = 0
+    stored: int = 0
+    evicted: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+    tier_stored: int = 0
+    liar_asked: int | None = None
+    liar_hits: int | None = None
+    has_junctions: bool = False
+    saved: float | None = None
+    ttft_p50: float | None = None
+    ttft_p95: float | None = None
+    ttft_mean: float | None = None
+    latency_mean: float | None = None
+    requests_per_second: float | None = None
+    tokens_per_second: float | None = None
+    busy: float | None = None
+    ttft_p95_ns: int = 0
+    ttft_p95_of_parts: tuple[float, ...] = ()
+    imbalance: float = 1.0
+    placement: str = ""
+    engines: tuple[Result, ...] = field(default=(), repr=False)
+    parts: tuple[Result, ...] = field(default=(), repr=False)
+    times: DurationHistogram = field(default_factory=DurationHistogram, repr=False, compare=False)
+    log: Log | None = field(default=None, repr=False, compare=False)
 
+    @classmethod
+    def of(cls, log: Log, configuration: Configuration, parts: int = 1) -> Result:
+        """Sum up a log, as a whole, by engine, and by part if there are several."""
+        whole = cls._of(log, configuration, _span(log))
+        more: dict[str, Any] = {"log": log}
+        if configuration.engines > 1:
+            engines = tuple(
+                cls._of(log[log["engine"] == engine], configuration, _span(log), engines=1)
+                for engine in range(configuration.engines)
+            )
+            missed = [int(log["missed"][log["engine"] == e].sum()) for e in range(len(engines))]
+            more["engines"] = engines
+            if sum(missed) and configuration.groups.knows_tokens:
+                more["imbalance"] = max(missed) * len(missed) / sum(missed)
+        if parts > 1:
+            ends = [len(log) * part // parts for part in range(parts + 1)]
+            more["parts"] = tuple(
+                cls._of(log[start:end], configuration, _span(log))
+                for start, end in itertools.pairwise(ends)
+            )
+        return replace(whole, **more)
 
-class HitRatios:
-    """The hit ratios of a result: of all its sessions, and of honest and lying ones apart."""
+    @classmethod
+    def _of(
+        cls, log: Log, configuration: Configuration, span: int, engines: int | None = None
+    ) -> Result:
+        """Sum up some rows, which `engines` have served in `span` nanoseconds."""
+        groups = configuration.groups
 
-    __slots__ = ()
+        def total(name: str) -> int:
+            return int(log[name].sum())
 
-    liar_asked: int | None
-    liar_hits: int | None
+        more: dict[str, Any] = {}
+        if groups.knows_tokens:
+            more["missed_tokens"] = sum(log["missed"].tolist())
+            more["missed_p50"], more["missed_p95"] = percentiles(log["missed"])
+        if log["lies"].any():
+            liars = log[log["lies"]]
+            more["liar_asked"] = int(liars["asked"].sum()) // groups.hit_unit
+            more["liar_hits"] = int((liars["host"] + liars["tier"]).sum()) // groups.hit_unit
+        if configuration.rate is not None:
+            more |= _times(log, configuration, span, engines or configuration.engines)
+        return cls(
+            configuration=configuration,
+            requests=len(log),
+            blocks=total("blocks"),
+            tokens=sum(log["tokens"].tolist()),
+            asked_tokens=total("asked"),
+            device_tokens=total("device"),
+            host_tokens=total("host"),
+            tier_tokens=total("tier"),
+            loaded=total("loaded"),
+            stored=total("stored"),
+            evicted=total("evicted"),
+            refused=total("refused"),
+            not_admitted=total("not_admitted"),
+            tier_stored=total("tier_stored"),
+            has_junctions=bool(log["junction"].any()),
+            placement=placement_of(log["engine"]),
+            **more,
+        )
 
-    def _counted(self) -> tuple[int, int]:
-        """Return the units asked for and hit."""
-        raise NotImplementedError
+    @property
+    def unit(self) -> int:
+        """Tokens per unit of `asked` and hits: those of a block, or 1 with several groups."""
+        return self.configuration.groups.hit_unit
+
+    @property
+    def asked(self) -> int:
+        """Blocks that host memory was asked for; tokens with several groups, as are all hits."""
+        return self.asked_tokens // self.unit
+
+    @property
+    def hits(self) -> int:
+        """Blocks of those that host memory or the tier had."""
+        return self.offloaded_tokens // self.unit
+
+    @property
+    def device_hits(self) -> int:
+        """Blocks that the accelerator's own cache had."""
+        return self.device_tokens // self.unit
+
+    @property
+    def host_hits(self) -> int:
+        """Blocks that host memory had."""
+        return self.host_tokens // self.unit
+
+    @property
+    def tier_hits(self) -> int:
+        """Blocks that the tier had."""
+        return self.tier_tokens // self.unit
+
+    @property
+    def offloaded_tokens(self) -> int:
+        """Tokens that host memory or the tier had."""
+        return self.host_tokens + self.tier_tokens
 
     @property
     def hit_ratio(self) -> float:
         """Share of the blocks, or tokens, asked for that were hits; 0 if none were asked for."""
-        return _ratio(*self._counted())
+        return _ratio(self.asked, self.hits)
 
     @property
     def liar_hit_ratio(self) -> float | None:
@@ -168,178 +284,19 @@ class HitRatios:
         """The hit ratio of the other sessions; None without such that give false hints."""
         if self.liar_asked is None or self.liar_hits is None:
             return None
-        asked, hits = self._counted()
-        return _ratio(asked - self.liar_asked, hits - self.liar_hits)
+        return _ratio(self.asked - self.liar_asked, self.hits - self.liar_hits)
 
-
-def _ratio(asked: int, hits: int) -> float:
-    return hits / asked if asked else 0.0
-
-
-@dataclass(slots=True)
-class ReplayResult(HitRatios):
-    """The result of a replay, or of one of its parts.
-
-    A slot holds a block of the trace, or a chunk of any group of a model with several KV groups.
-
-    Attributes
-    ----------
-    requests, blocks : int
-        Requests replayed, and the blocks of all of them.
-    tokens : int
-        Prompt tokens of the requests whose length is known.
-    asked_blocks, hit_blocks : int or None
-        Blocks that the manager was asked for, from the first one of each request that the
-        accelerator's own cache did not have, and those of them that it had. None for a model with
-        several groups, whose hits may end within a block.
-    asked_tokens, loaded_tokens : int or None
-        The same in tokens; a partly filled block counts as full, and a prompt of unknown length as
-        long as its blocks. None if the block size is not known.
-    hit_tokens : int or None
-        Prompt tokens hit, of the requests whose length is known. None if the block size is not
-        known, and for ``"belady"``, which hits the most blocks and not the most tokens.
-    missed_p50, missed_p95 : int or None
-        Median and 95th percentile, by nearest rank, of the tokens of a prompt that neither the
-        accelerator's own cache nor the manager had. None where `hit_tokens` is.
-    loaded_slots : int or None
-        Slots loaded for the hits; None for ``"belady"`` over several groups.
-    stored_slots, evicted_slots : int
-        Slots that `prepare_store` filled, and those that it evicted for them. For a ceiling only
-        the filled slots are known; the other counts are 0.
-    refused : int
-        Calls of `prepare_store` that returned None.
-    not_admitted : int
-        Blocks or chunks that the policy did not admit, as counted by the manager's `stats()`; 0 for
-        a manager without that counter.
-    times : DurationHistogram
-        Time spent in the manager, one duration per request; empty if it was not measured.
-    loop : LoopTimes or None
-        Times of a closed loop.
-    liar_asked, liar_hits : int or None
-        Of what was asked for and hit, as `hit_ratio` counts it, the part of the sessions that give
-        false hints; None without such sessions, and `liar_hits` for ``"belady"``.
-    """
-
-    requests: int = 0
-    blocks: int = 0
-    tokens: int = 0
-    asked_blocks: int | None = 0
-    hit_blocks: int | None = 0
-    asked_tokens: int | None = None
-    loaded_tokens: int | None = None
-    hit_tokens: int | None = None
-    missed_p50: int | None = None
-    missed_p95: int | None = None
-    loaded_slots: int | None = 0
-    stored_slots: int = 0
-    evicted_slots: int = 0
-    refused: int = 0
-    not_admitted: int = 0
-    times: DurationHistogram = field(default_factory=DurationHistogram, compare=False)
-    loop: LoopTimes | None = None
-    liar_asked: int | None = None
-    liar_hits: int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        groups: GroupChunks,
-        asked: int,
-        hits: int,
-        *,
-        liars: tuple[int, int | None] | None = None,
-        **counts: Any,
-    ) -> ReplayResult:
-        """Return a result from the tokens asked for and hit, as `groups` count tokens.
-
-        `liars` are these numbers of the sessions that give false hints.
-        """
-        if liars is not None:
-            counts["liar_asked"] = liars[0] // groups.hit_unit
-            counts["liar_hits"] = None if liars[1] is None else liars[1] // groups.hit_unit
-        result = cls(asked_blocks=None, hit_blocks=None, **counts)
-        if groups.is_plain:
-            result.asked_blocks = asked // groups.block_tokens
-            result.hit_blocks = result.loaded_slots = hits // groups.block_tokens
-        if groups.knows_tokens:
-            result.asked_tokens, result.loaded_tokens = asked, hits
-        return result
-
-    @classmethod
-    def of_row(cls, groups: GroupChunks, row: Mapping[str, Any]) -> ReplayResult:
-        """Return the result whose counts `as_row` returned."""
-        return cls.of(
-            groups,
-            row["asked"] * groups.hit_unit,
-            row["hits"] * groups.hit_unit,
-            requests=row["requests"],
-            blocks=row["blocks"],
-            tokens=row["tokens"],
-            hit_tokens=row["hit_tokens"],
-            missed_p50=row["missed_p50"],
-            missed_p95=row["missed_p95"],
-            loaded_slots=row.get("loaded"),
-            stored_slots=row["stored"],
-            evicted_slots=row["evicted"],
-            refused=row["refused"],
-            not_admitted=row["not_admitted"],
-            liar_asked=row.get("liar_asked"),
-            liar_hits=row.get("liar_hits"),
-        )
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[ReplayResult]) -> ReplayResult:
-        """Return the hits of some parts together; the other counts are left out."""
-        result = cls()
-        for name in _OF_HITS:
-            counts = [getattr(part, name) for part in parts]
-            setattr(result, name, None if None in counts else sum(counts))
-        return result
-
-    asked = _renamed("asked", "asked_blocks", "asked_tokens")
-    hits = _renamed("hits", "hit_blocks", "loaded_tokens")
-    loaded = _renamed("loaded", "loaded_slots")
-    stored = _renamed("stored", "stored_slots")
-    evicted = _renamed("evicted", "evicted_slots")
+    @property
+    def hit_tokens(self) -> int | None:
+        """Prompt tokens found in any place; None where `missed_tokens` is."""
+        return None if self.missed_tokens is None else self.tokens - self.missed_tokens
 
     @property
     def token_hit_ratio(self) -> float | None:
-        """Share of the prompt tokens that were hit.
-
-        None if `hit_tokens` is None or the lengths of the prompts are unknown.
-        """
-        return None if self.hit_tokens is None or not self.tokens else self.hit_tokens / self.tokens
-
-    def as_row(self) -> dict[str, int | None]:
-        """Return the counts in the form of JSON, CSV and files of results.
-
-        ``asked`` and ``hits`` are blocks, or tokens for a model with several groups. Only such a
-        model has ``loaded``; otherwise it would equal ``hits``.
-        """
-        asked, hits = self._counted()
-        row: dict[str, int | None] = {
-            "requests": self.requests,
-            "blocks": self.blocks,
-            "asked": asked,
-            "hits": hits,
-            "stored": self.stored_slots,
-            "evicted": self.evicted_slots,
-            "refused": self.refused,
-            "not_admitted": self.not_admitted,
-            "tokens": self.tokens,
-            "hit_tokens": self.hit_tokens,
-            "missed_p50": self.missed_p50,
-            "missed_p95": self.missed_p95,
-        }
-        if self.liar_asked is not None:
-            row |= {"liar_asked": self.liar_asked, "liar_hits": self.liar_hits}
-        return row if self.asked_blocks is not None else row | {"loaded": self.loaded_slots}
-
-    def _counted(self) -> tuple[int, int]:
-        """Return the units asked for and hit: blocks if hits are whole blocks, else tokens."""
-        if self.asked_blocks is not None:
-            return self.asked_blocks, self.hit_blocks or 0
-        return self.asked_tokens or 0, self.loaded_tokens or 0
+        """Share of the prompt tokens that were found; None where that is not known."""
+        if self.hit_tokens is None or not self.tokens:
+            return None
+        return self.hit_tokens / self.tokens
 
     @property
     def manager_seconds(self) -> float:
@@ -350,3 +307,41 @@ class ReplayResult(HitRatios):
     def blocks_per_second(self) -> float:
         """Blocks per second of manager time; 0 if no time passed."""
         return self.blocks / self.manager_seconds if self.times.total else 0.0
+
+
+def _ratio(asked: int, hits: int) -> float:
+    return hits / asked if asked else 0.0
+
+
+def _span(log: Log) -> int:
+    """Return the nanoseconds from the first arrival to the last end."""
+    return int(log["end"].max() - log["arrival"].min()) if len(log) else 0
+
+
+def _times(log: Log, configuration: Configuration, span: int, engines: int) -> dict[str, Any]:
+    """Return the times of a result, by name."""
+    first_tokens = log["first"] - log["arrival"]
+    count, (p50, p95) = max(1, len(log)), percentiles(first_tokens)
+    prefill = sum((log["first"] - log["start"]).tolist())
+    tokens = log["tokens"].tolist()
+    uncached = sum(duration(length, configuration.rate) for length in tokens)
+    ends = [len(log) * part // ERROR_PARTS for part in range(ERROR_PARTS + 1)]
+    of_parts = (percentiles(first_tokens[start:end]) for start, end in itertools.pairwise(ends))
+    seconds = span / NANOSECONDS
+    return {
+        "saved": 1 - prefill / uncached if uncached else None,
+        "ttft_p50": p50 / NANOSECONDS,
+        "ttft_p95": p95 / NANOSECONDS,
+        "ttft_mean": sum(first_tokens.tolist()) / count / NANOSECONDS,
+        "latency_mean": sum((log["end"] - log["arrival"]).tolist()) / count / NANOSECONDS,
+        "requests_per_second": len(log) / seconds if span else 0.0,
+        "tokens_per_second": (sum(tokens) + int(log["answer"].sum())) / seconds if span else 0.0,
+        "busy": prefill / (span * engines) if span else None,
+        "ttft_p95_ns": p95,
+        "ttft_p95_of_parts": tuple(p95 / NANOSECONDS for _, p95 in of_parts),
+    }
+
+
+def placement_of(engines: npt.NDArray[np.uint16]) -> str:
+    """Return a digest of the engine of each request."""
+    return hashlib.sha256(engines.astype("<u2").tobytes()).hexdigest()[:_PLACEMENT_DIGITS]

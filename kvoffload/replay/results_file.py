@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,17 +20,26 @@ from kvoffload import __version__
 from kvoffload.errors import describe
 from kvoffload.traces.outputs import open_output, own_descriptor
 
-from .grid import Cell
+from .configuration import Configuration
 from .groups import GroupChunks
 from .offline import BELADY
 from .requests import DecodedTrace, digest_of
-from .results import ReplayResult
-from .simulate import Demand
+from .results import Result, placement_of
+from .rows import Rows
 
 __all__ = ["ResultsFile"]
 
-MAY_BE_UNKNOWN = ("hit_tokens", "missed_p50", "missed_p95", "loaded")
+CELL = {"policy": str, "host": int, "device": int, "pending": int}
+"""What the configurations of a file may differ in, with their types."""
+
+COUNTS = (
+    *("requests", "blocks", "tokens", "asked_tokens", "device_tokens", "host_tokens"),
+    *("stored", "evicted", "refused", "not_admitted"),
+)
+MAY_BE_UNKNOWN = ("missed_tokens", "missed_p50", "missed_p95", "loaded")
 """The counts that may be None."""
+
+OF_LIARS = ("liar_asked", "liar_hits")
 
 
 class ResultsFile:
@@ -46,13 +55,12 @@ class ResultsFile:
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
 
     def __init__(
-        self, path: str | os.PathLike[str], trace: DecodedTrace, groups: GroupChunks | None = None
+        self, path: str | os.PathLike[str], trace: DecodedTrace, groups: GroupChunks
     ) -> None:
         self.check(path)
         self._path = Path(path)
         self._trace = trace
-        self._tokens = sum(trace.lengths.tolist())
-        self._groups = groups = groups or GroupChunks.of_blocks()
+        self._groups = groups
         about: dict[str, object] = {
             "trace": trace.fingerprint(),
             "version": __version__,
@@ -60,14 +68,12 @@ class ResultsFile:
         }
         if trace.hints is not None:
             about["hints"] = digest_of(trace.hints.arrays())
-        demand = Demand.of(trace, groups, 0)
-        asked = int(demand.asked.sum())
-        nothing = np.zeros_like(demand.device_hits)
-        everything = slice(0, trace.num_requests)
-        self._most_missed = int(demand.missed(nothing, everything).max(initial=0))
-        liars = (0, 0) if trace.hints is not None and trace.hints.lies.any() else None
-        most = ReplayResult.of(groups, asked, 0, liars=liars).as_row()
-        self._names, self._most_asked = list(most), most["asked"] or 0
+        rows = Rows(trace, groups, trace.keys)
+        self._tokens = sum(rows.tokens.tolist())
+        self._most_asked = int(rows.whole.sum())
+        self._most_missed = int(rows.tokens.max(initial=0))
+        self._has_liars = bool(rows.lies.any())
+        self._placement = placement_of(np.zeros(trace.num_requests, dtype=np.uint16))
         self._most_kept = trace.num_blocks * len(groups.layout.groups)
         self._most_refused = trace.num_requests
         if not groups.is_plain:
@@ -101,30 +107,35 @@ class ResultsFile:
                 f"must be a file of results or an empty one, got {name}, which has none"
             )
 
-    def read(self, wanted: Iterable[Cell]) -> dict[Cell, ReplayResult]:
-        """Return the known results of the wanted cells; memory does not grow with the file."""
-        known: dict[Cell, ReplayResult] = {}
+    def read(self, wanted: Iterable[Configuration]) -> dict[Configuration, Result]:
+        """Return the known results of wanted configurations; memory is not that of the file."""
+        known: dict[Configuration, Result] = {}
         if self._path.is_file():
-            cells = set(wanted)
+            cells = {tuple(_cell(one).values()): one for one in wanted}
             with self._path.open("rb") as file:
                 for line in self._lines(file):
                     self._ends_in_newline = line.endswith(b"\n")
                     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                         row = dict(json.loads(line))
-                        found = row.pop("cell"), row.pop("counts")
-                        if row == self._about:
-                            cell, counts = _of(Cell, found[0]), self._counts(found[1])
-                            if cell.policy == BELADY:
-                                counts["loaded"] = None
-                            if cell in cells and self._is_possible(cell, counts):
-                                known[cell] = ReplayResult.of_row(self._groups, counts)
+                        cell, counts = row.pop("cell"), row.pop("counts")
+                        one = cells.get(tuple(_checked(cell, CELL).values()))
+                        if row == self._about and one is not None:
+                            result = Result(
+                                configuration=one,
+                                placement=self._placement,
+                                **self._counts(counts),
+                            )
+                            if self._is_possible(one, result):
+                                known[one] = result
         return known
 
-    def add(self, cell: Cell, result: ReplayResult) -> None:
+    def add(self, result: Result) -> None:
         """Append one result."""
-        counts = result.as_row()
-        counts["loaded"] = counts.get("loaded") or 0  # a number, as 0.3 reads it
-        line = json.dumps({**self._about, "cell": asdict(cell), "counts": counts}) + "\n"
+        of_liars = OF_LIARS if self._has_liars else ()
+        names = ("has_junctions", *COUNTS, *MAY_BE_UNKNOWN, *of_liars)
+        counts = {name: getattr(result, name) for name in names}
+        of = {"cell": _cell(result.configuration), "counts": counts}
+        line = json.dumps({**self._about, **of}) + "\n"
         with open_output(self._path, append=True) as file:
             file.write(line.encode() if self._ends_in_newline else b"\n" + line.encode())
         self._ends_in_newline = True
@@ -140,36 +151,48 @@ class ResultsFile:
             is_start = ends
 
     def _counts(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the counts of a row, each of which must be there and of its type."""
-        for name in self._names:
-            is_known = values[name] is not None or name not in MAY_BE_UNKNOWN
-            if is_known and type(values[name]) is not int:
-                raise TypeError(f"{name} must be int, got {values[name]}")
-        return values
+        """Return the counts of a line, each of which must be there and of its type."""
+        unknown: tuple[str, ...] = MAY_BE_UNKNOWN
+        if self._has_liars:
+            unknown += OF_LIARS
+        return _checked(values, dict.fromkeys(COUNTS, int) | {"has_junctions": bool}) | {
+            name: None if values[name] is None else _checked(values, {name: int})[name]
+            for name in unknown
+        }
 
-    def _is_possible(self, cell: Cell, counts: dict[str, Any]) -> bool:
-        """Return whether the counts are possible for a replay of the trace."""
-        asked, hits, hit_tokens = counts["asked"], counts["hits"], counts["hit_tokens"]
+    def _is_possible(self, one: Configuration, result: Result) -> bool:
+        """Return whether a result is possible for a replay of the trace."""
+        knows_tokens = self._groups.knows_tokens and one.policy != BELADY
+        missed = result.missed_tokens, result.missed_p50, result.missed_p95
+        counts = [getattr(result, name) for name in (*COUNTS, "loaded", *OF_LIARS)]
         return (
-            counts["requests"] == self._trace.num_requests
-            and counts["blocks"] == self._trace.num_blocks
-            and 0 <= hits <= asked <= self._most_asked
-            and (asked == self._most_asked or cell.device_blocks > 0)
-            and 0 <= counts["evicted"] <= counts["stored"] <= self._most_kept
-            and 0 <= counts["refused"] <= self._most_refused
-            and 0 <= counts["not_admitted"] <= self._most_kept
-            and counts["tokens"] == self._tokens
-            and (hit_tokens is None) == self._lacks_tokens(cell)
-            and 0 <= (hit_tokens or 0) <= self._tokens
-            and all(
-                (counts[name] is None) == (hit_tokens is None)
-                and 0 <= (counts[name] or 0) <= self._most_missed
-                for name in ("missed_p50", "missed_p95")
-            )
+            min(count for count in counts if count is not None) >= 0
+            and result.requests == self._trace.num_requests
+            and result.blocks == self._trace.num_blocks
+            and result.tokens == self._tokens
+            and result.asked_tokens + result.device_tokens == self._most_asked
+            and result.host_tokens <= result.asked_tokens
+            and (result.device_tokens == 0 or one.device > 0)
+            and result.evicted <= result.stored <= self._most_kept
+            and result.refused <= self._most_refused
+            and result.not_admitted <= self._most_kept
+            and all((count is not None) == knows_tokens for count in missed)
+            and 0 <= (result.missed_tokens or 0) <= self._tokens
+            and all(0 <= (count or 0) <= self._most_missed for count in missed[1:])
+            and (result.liar_asked is not None) == self._has_liars
         )
 
-    def _lacks_tokens(self, cell: Cell) -> bool:
-        return not self._groups.knows_tokens or cell.policy == BELADY
+
+def _cell(one: Configuration) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in CELL}
+
+
+def _checked(values: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:
+    """Return some values of an object of a file, each of which must be there and of its type."""
+    for name, kind in types.items():
+        if type(values[name]) is not kind:
+            raise TypeError(f"{name} must be {kind.__name__}, got {values[name]}")
+    return {name: values[name] for name in types}
 
 
 def _is_result(line: bytes) -> bool:
@@ -179,12 +202,3 @@ def _is_result(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(row, dict) and row.keys() >= {"trace", "version", "cell", "counts"}
-
-
-def _of(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build a dataclass from a file's values, which must be its fields, of their types."""
-    for field in fields(kind):
-        kind_of_value = type(values[field.name]).__name__.replace("NoneType", "None")
-        if kind_of_value not in field.type.split(" | "):
-            raise TypeError(f"{field.name} must be {field.type}, got {kind_of_value}")
-    return kind(**values)

@@ -1,15 +1,10 @@
-"""The calls of a manager for one request, in the order in which an engine makes them.
+"""The calls of a manager for one request, in the order in which vLLM's scheduler makes them.
 
-`serve` serves a request as a whole: it begins it, looks up the blocks missing from the
-accelerator's own cache, loads those found, stores the rest and finishes. The caller completes the
-store, at once or some requests later.
-
-`GroupServer` serves a request in the order of vLLM's scheduler, with chunks of several groups. vLLM
-computes a prompt in steps of at most ``max_num_batched_tokens``. After each step it offers the
-chunks complete by then. A refused offer is repeated with that of the next step, and after the
-prompt in the steps of the answer. The worker begins a store in the step after the one that ordered
-it, so the store ends before the second step after the order: from then on its chunks can be
-evicted.
+Its keys are those of chunks of several groups. vLLM computes a prompt in steps of at most
+``max_num_batched_tokens``. After each step it offers the chunks complete by then. A refused offer
+is repeated with that of the next step, and after the prompt in the steps of the answer. The worker
+begins a store in the step after the one that ordered it, so the store ends before the second step
+after the order: from then on its chunks can be evicted.
 """
 
 from __future__ import annotations
@@ -23,8 +18,6 @@ from kvoffload import (
     CPUOffloadingManager,
     Hints,
     OffloadingManager,
-    PrepareStoreOutput,
-    Request,
 )
 from kvoffload.errors import describe
 from kvoffload.policies import registry
@@ -36,10 +29,8 @@ __all__ = [
     "GroupServed",
     "GroupServer",
     "Learning",
-    "Served",
     "SteppedRequest",
     "group_key",
-    "serve",
 ]
 
 _GROUP_BYTES = 4
@@ -49,61 +40,6 @@ _GROUP_BYTES = 4
 def group_key(block_hash: bytes, group: int) -> BlockHash:
     """Return the key of a group's chunk that ends with a block: vLLM's ``OffloadKey``."""
     return BlockHash(block_hash + group.to_bytes(_GROUP_BYTES, "big"))
-
-
-@dataclass(slots=True)
-class Served:
-    """The results of a manager's calls for a request."""
-
-    hits: int  # blocks found by `Request.lookup`, and loaded
-    output: PrepareStoreOutput | None  # what `Request.prepare_store` returned
-    request: Request  # finished; its store waits for `Request.complete_store`
-
-    @property
-    def to_store(self) -> list[BlockHash]:
-        """The blocks that got a slot."""
-        return [] if self.output is None else self.output.block_hashes_to_store
-
-    @property
-    def evicted(self) -> list[BlockHash]:
-        """The blocks that were evicted."""
-        return [] if self.output is None else self.output.block_hashes_evicted
-
-    @property
-    def refused(self) -> int:
-        """Number of refused offers: 0 or 1."""
-        return int(self.output is None)
-
-    def complete(self) -> None:
-        """End the store."""
-        self.request.complete_store()
-
-
-def serve(
-    manager: OffloadingManager,
-    hashes: list[BlockHash],
-    on_device: int = 0,
-    told: Told | None = None,
-) -> Served:
-    """Serve a request with a manager, except for the completion of its store.
-
-    The manager is not asked for the `on_device` leading blocks that the accelerator's cache has. It
-    receives the hints in `told`.
-    """
-    if told is None:
-        request = manager.begin(hashes)
-    else:
-        request = manager.begin(hashes, hints=told.at_begin, now=told.now_s)
-    hits = request.lookup(on_device)
-    if hits:
-        request.prepare_load(on_device, on_device + hits)
-        request.complete_load(on_device, on_device + hits)
-    output = request.prepare_store()
-    if told is None:
-        request.finish()
-    else:
-        request.finish(hints=told.at_finish)
-    return Served(hits, output, request)
 
 
 @dataclass(slots=True)
@@ -197,13 +133,13 @@ class Learning:
     @classmethod
     def of(cls, entry: registry.Entry | None) -> Learning:
         """Return that of a policy; a user's class, None, receives every use."""
-        name = "" if entry is None else entry.name
-        by_chain = entry is not None and entry.learns_by_request
+        if entry is None:
+            return cls(is_lru=False, is_arc=False, from_ghosts=False, by_chain=False)
         return cls(
-            name == "lru",
-            name == "arc",
-            name in ("arc", "arc-classic") or by_chain,
-            by_chain,
+            is_lru=entry.vllm == "lru",
+            is_arc=entry.vllm == "arc",
+            from_ghosts=entry.learns_from_ghosts,
+            by_chain=entry.learns_by_request,
         )
 
 

@@ -1,227 +1,27 @@
-"""A disk behind host memory: its additional hits, and the blocks written to it.
+"""A tier behind host memory, for requests that are served as vLLM's scheduler serves them.
 
-Every block stored in host memory is also offered to the disk, whose own policy decides, as vLLM
-cascades stores to its secondary tiers. A request is served up to the first block that neither has.
-A block from the disk needs a slot of host memory, and is resident there afterwards; without a slot
-it is a miss. So host memory declines nothing, regardless of its policy: otherwise the disk would
-receive no blocks and could not be read.
+A lookup finds the chunks of both. As in vLLM, it fetches each chunk that only the tier has, even if
+the hit does not need it in the end; the request waits for them and looks up again. What it has
+fetched stays in host memory until it loads or stores. The tier counts one use of all its chunks
+when its stores have ended.
 
-A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
-become the most recent of both again, last block first. Host memory receives the clients' hints at
-once, the disk when a request ends.
-
-With several groups or steps, requests are served as by `GroupServer`, and a lookup finds the chunks
-of both tiers. As in vLLM, it fetches each chunk that only the disk has, even if the hit does not
-need it in the end; the request waits for them and looks up again. What it has fetched stays in host
-memory until it loads or stores. The disk counts one use of all its chunks when its stores have
-ended.
+A token is the tier's, as vLLM's ``prompt_tokens_cached_by_source`` counts it, if the request
+fetched any of the chunks that hold the token and are loaded, in any group; a state holds all tokens
+before it. Tokens before all loaded windows, which vLLM counts for neither, are host memory's.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Sequence
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._hold import Hold
 
-from .device import DeviceCache
 from .groups import ChunkIndex, GroupChunks
 from .hints import Told
-from .policies import new_manager
-from .requests import DecodedTrace
-from .serving import GroupServed, GroupServer, SteppedRequest
+from .serving import GroupServer, SteppedRequest
 
-__all__ = ["TierCounts", "simulate_tiers"]
-
-
-@dataclass(frozen=True, slots=True)
-class TierCounts:
-    """Counts of host memory with a disk behind it.
-
-    With several groups, `asked` and hits are tokens, and stores are slots.
-
-    Attributes
-    ----------
-    asked : int
-        Blocks that the two tiers were asked for.
-    host_hits, disk_hits : int
-        Blocks of those that came from host memory, and from the disk. Tokens as vLLM's
-        ``prompt_tokens_cached_by_source`` counts them: a token is the disk's if the request fetched
-        any of the chunks that hold the token and are loaded, in any group; a state holds all tokens
-        before it. Tokens before all loaded windows, which vLLM counts for neither, are host
-        memory's.
-    host_stored, disk_stored : int
-        Blocks written to each; those from the disk count for host memory, too.
-    """
-
-    asked: int
-    host_hits: int
-    disk_hits: int
-    host_stored: int
-    disk_stored: int
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of what was asked for that came from either; 0 if nothing was asked for."""
-        return (self.host_hits + self.disk_hits) / self.asked if self.asked else 0.0
-
-
-def simulate_tiers(
-    trace: DecodedTrace,
-    keys: list[BlockHash],
-    *,
-    policy: str,
-    capacity: int,
-    disk_policy: str,
-    disk_capacity: int,
-    device_hits: npt.NDArray[np.int64] | None = None,
-    pending: int = 0,
-    step_blocks: int | None = None,
-    groups: GroupChunks | None = None,
-    device_slots: int = 0,
-) -> TierCounts:
-    """Replay a decoded trace through host memory and a disk; reads complete at once.
-
-    Parameters
-    ----------
-    trace, keys
-        As in `simulate`.
-    policy, disk_policy : str
-        Policy strings, not ceilings.
-    capacity, disk_capacity : int
-        Blocks of host memory and of the disk, slots with several groups. Without a disk, 0, host
-        memory declines what its policy declines.
-    device_hits : (requests,) int64, optional
-        As in `simulate`, with one group whose prompts are offered whole; 0 by default.
-    pending : int
-        Number of the latest stores that are in flight while a request is served; an offer that
-        stores nothing does not count. The disk is offered a store's blocks when it completes.
-    step_blocks : int, optional
-        Blocks that are offered to host memory at a time, as an engine offers those of a scheduler
-        step; a read without enough slots then takes as many blocks as fit. By default all blocks of
-        a request, as in a fleet. Has no effect with several groups or the steps of `groups`.
-    groups : GroupChunks, optional
-        The KV groups of the model, and how prompts are offered, as in `simulate`; by default one
-        full group, whose prompts are offered whole.
-    device_slots : int
-        Capacity of the accelerator's own cache with several groups or steps. It is replayed with
-        the tiers, since it keeps only what a request loads of a window.
-
-    Returns
-    -------
-    TierCounts
-
-    Raises
-    ------
-    ValueError
-        If `device_hits` are given with several groups or steps, or `device_slots` without.
-    """
-    host, disk = new_manager(policy, capacity), new_manager(disk_policy, disk_capacity)
-    if disk_capacity:
-        host.policy._set_declining(False)
-    rows = trace.hashes(np.array(keys, dtype=object), slice(0, trace.num_requests))
-    told: Iterator[Told | None] = itertools.repeat(None, trace.num_requests)
-    if trace.hints is not None:
-        told = trace.hints.of_each()
-    if groups is not None and not (groups.is_plain and groups.step_tokens is None):
-        if device_hits is not None:
-            raise ValueError(
-                "device_hits must go with one group, got several or steps: give device_slots"
-            )
-        server = TieredServer(groups, host, disk, ends_stores=not pending)
-        device = DeviceCache(device_slots, groups)
-        requests = zip(rows, trace.lengths.tolist(), told, strict=True)
-        tokens = _serve_all(server, device, requests, pending)
-        asked, host_hits, disk_hits = (count // groups.hit_unit for count in tokens)
-        return _counts(asked, host_hits, disk_hits, host, disk)
-    if device_slots:
-        raise ValueError(
-            f"device_slots must be 0 with one group without steps, got {device_slots}: give "
-            "device_hits"
-        )
-    if device_hits is None:
-        device_hits = np.zeros(trace.num_requests, dtype=np.int64)
-    in_flight: deque[list[BlockHash]] = deque()
-    asked = host_hits = disk_hits = 0
-    for request, on_device, said in zip(rows, device_hits.tolist(), told, strict=True):
-        missing = request[on_device:]
-        asked += len(missing)
-        if said is None:
-            served = host.begin(request)
-        else:
-            served = host.begin(request, hints=said.at_begin, now=said.now_s)
-        behind = disk.begin(request)
-        from_host, from_disk = _read(host, disk, missing, in_parts=step_blocks is not None)
-        host_hits += from_host
-        disk_hits += from_disk
-        step = step_blocks or max(1, len(request))
-        for start in range(0, len(request), step):
-            stored = _offer(host, request[start : start + step])
-            if stored:
-                in_flight.append(stored)
-        served.finish(hints=None if said is None else said.at_finish)
-        ended = [in_flight.popleft() for _ in range(len(in_flight) - pending)]
-        to_disk = []
-        for stored in ended:
-            host.complete_store(stored)
-            to_disk += _offer(disk, stored)
-        behind.finish(hints=None if said is None else said.at_finish)
-        disk.complete_store(to_disk)
-    return _counts(asked, host_hits, disk_hits, host, disk)
-
-
-def _counts(
-    asked: int,
-    host_hits: int,
-    disk_hits: int,
-    host: CPUOffloadingManager,
-    disk: CPUOffloadingManager,
-) -> TierCounts:
-    return TierCounts(
-        asked, host_hits, disk_hits, host.stats()["stored_blocks"], disk.stats()["stored_blocks"]
-    )
-
-
-def _read(
-    host: CPUOffloadingManager, disk: OffloadingManager, blocks: list[BlockHash], *, in_parts: bool
-) -> tuple[int, int]:
-    """Read the leading blocks that either has; return the number from each.
-
-    The disk's blocks are offered to host memory: a block already in host memory comes from there,
-    and one without a slot ends the read. With `in_parts` as many are offered as there is room for.
-    """
-    hold = hold_of(host)
-    num_read = from_host = from_disk = 0
-    while True:
-        rest = blocks[num_read:]
-        here = rest[: host.lookup(rest)]
-        hold.add(here)
-        num_read += len(here)
-        from_host += len(here)
-        rest = rest[len(here) :]
-        on_disk = offered = rest[: disk.lookup(rest)]
-        if in_parts and on_disk:
-            hold.expect(block for block in rest if block in host and host.lookup([block]))
-            on_disk = list(itertools.takewhile(lambda block: block not in host, on_disk))
-            offered = on_disk[: hold.make_room(len(on_disk))]
-        promoted = _offer(host, offered)
-        host.complete_store(promoted)
-        came = on_disk[: host.lookup(on_disk)]
-        hold.add(came)
-        num_read += len(came)
-        new = len(set(came).intersection(promoted))
-        from_disk += new
-        from_host += len(came) - new
-        if not on_disk or len(came) < len(on_disk):
-            break
-    hold.let_go()
-    return from_host, from_disk
+__all__ = ["TieredServer"]
 
 
 def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
@@ -246,7 +46,7 @@ class TieredServer(GroupServer):
     def __init__(
         self,
         groups: GroupChunks,
-        manager: CPUOffloadingManager,
+        manager: OffloadingManager,
         disk: CPUOffloadingManager,
         *,
         ends_stores: bool = True,
@@ -396,30 +196,6 @@ class _TieredRequest(SteppedRequest):
         if self._hints is not None and self._hints.ends:
             self._disk.release(self._every())
         self._end_writes()
-
-
-def _serve_all(
-    server: TieredServer,
-    device: DeviceCache,
-    requests: Iterable[tuple[list[BlockHash], int, Told | None]],
-    pending: int,
-) -> tuple[int, int, int]:
-    """Serve requests; return the tokens asked for, and those from host memory and the disk."""
-    size = server.groups.block_tokens
-    in_flight: deque[GroupServed] = deque()
-    asked = host_hits = disk_hits = 0
-    for hashes, input_length, said in requests:
-        on_device, junction = device.find(hashes, input_length)
-        length = server.groups.length_of(input_length, len(hashes))
-        served = server.serve(hashes, length, on_device * size, junction * size, said)
-        device.leave(hashes, input_length, on_device, junction, served.hit_tokens)
-        asked += length - on_device * size
-        disk_hits += served.disk_tokens
-        host_hits += served.hit_tokens - served.disk_tokens
-        in_flight.append(served)
-        if len(in_flight) > pending:
-            in_flight.popleft().complete()
-    return asked, host_hits, disk_hits
 
 
 def _length(ranges: Iterable[range]) -> int:

@@ -6,12 +6,10 @@ import os
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.wording import findings, headline
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, grid, replay, simulate
-from kvoffload.replay.offline import infinite_hits
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
 from kvoffload.traces import Request, Workload
 
 MIB = 2**20
@@ -56,15 +54,15 @@ def test_memories_that_are_given_are_the_ones_compared():
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
     for position, capacity in enumerate(advice.capacities):
-        manager = CPUOffloadingManager(512, capacity, policy)
-        result = replay(WORKLOAD, manager, block_tokens=512, step_tokens=8192)
+        groups = GroupChunks.of_blocks(512, step_tokens=8192)
+        result = replay(WORKLOAD, Configuration(policy=policy, host=capacity, groups=groups))
         cell = advice.cell(policy, position)
         assert cell.hit_ratio == result.hit_ratio
-        assert cell.saved_tokens == result.hit_blocks * 512
-        assert cell.stored_per_hit == result.stored_slots / result.hit_blocks
+        assert cell.saved_tokens == result.hits * 512
+        assert cell.stored_per_hit == result.stored / result.hits
         seconds = advice.facts.seconds
-        assert cell.store_rate == pytest.approx(result.stored_slots * MIB / seconds)
-        assert cell.load_rate == pytest.approx(result.hit_blocks * MIB / seconds)
+        assert cell.store_rate == pytest.approx(result.stored * MIB / seconds)
+        assert cell.load_rate == pytest.approx(result.hits * MIB / seconds)
         assert cell.busiest_store_rate + cell.busiest_load_rate >= (
             cell.store_rate + cell.load_rate
         )
@@ -79,8 +77,7 @@ def test_no_policy_exceeds_the_ceilings(advice):
 def test_the_ceilings_save_the_tokens_of_their_hits(advice):
     best, unbounded = advice.ceiling_tokens()
     assert best == round(advice.ceilings[advice.memory_index] * advice.facts.blocks) * 512
-    trace = DecodedTrace.of(WORKLOAD)
-    assert unbounded == infinite_hits(trace, device_hits(trace, 0)) * 512
+    assert unbounded == replay(WORKLOAD, Configuration(policy="infinite", host=1)).hits * 512
     saved = [advice.cell(policy).saved_tokens for policy in registry.names()]
     assert max(saved) <= best <= unbounded
 
@@ -90,7 +87,7 @@ def test_processes_change_nothing(advice):
 
 
 def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
-    monkeypatch.setattr(grid, "_computing", os.abort)  # it is called with an argument: it dies
+    monkeypatch.setattr(grid, "_replaying", os.abort)  # it is called with an argument: it dies
     with pytest.raises(ChildProcessError, match="a process was killed, perhaps for want of memory"):
         advise(WORKLOAD, SETUP, jobs=2)
 
@@ -128,9 +125,9 @@ def test_a_cache_on_the_accelerator_answers_first():
     for policy in registry.names():
         assert behind.cell(policy).saved_tokens < alone.cell(policy).saved_tokens
     trace = DecodedTrace.of(WORKLOAD)
-    front = device_hits(trace, 100)
-    assert behind.unbounded == 512 * infinite_hits(trace, front) / behind.facts.asked_tokens
-    counts = simulate(trace, trace.keys(), "lru", 200, device_hits=front)
+    everything = replay(trace, Configuration(policy="infinite", host=1, device=100))
+    assert behind.unbounded == 512 * everything.hits / behind.facts.asked_tokens
+    counts = replay(trace, Configuration(policy="lru", host=200, device=100))
     assert behind.cell("lru").hit_ratio == counts.hit_ratio
 
 

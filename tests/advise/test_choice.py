@@ -6,19 +6,23 @@ import statistics
 import pytest
 
 from kvoffload.advise.choice import LEAST_NOISE, POLICIES, STUDENT_T, choose, noise
-from kvoffload.advise.grid import PARTS, Outcome
-from kvoffload.replay import ReplayResult
+from kvoffload.advise.grid import PARTS
+from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
 
 
-def outcome(policy, hits_of_parts, blocks=1_000):
-    parts = (ReplayResult(asked_tokens=blocks, loaded_tokens=hits) for hits in hits_of_parts)
-    return Outcome(policy, tuple(parts))
+def result(policy, hits_of_parts, blocks=1_000):
+    one = Configuration(policy=policy, host=1)
+    parts = tuple(
+        Result(configuration=one, asked_tokens=blocks, host_tokens=hits) for hits in hits_of_parts
+    )
+    asked, hits = blocks * len(parts), sum(hits_of_parts)
+    return Result(configuration=one, asked_tokens=asked, host_tokens=hits, parts=parts)
 
 
 def steady(**hits):
-    """Return outcomes by policy that hit this much of 1,000 in every part."""
-    return [outcome(name.replace("_", "-"), [count] * PARTS) for name, count in hits.items()]
+    """Return results by policy that hit this much of 1,000 in every part."""
+    return [result(name.replace("_", "-"), [count] * PARTS) for name, count in hits.items()]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,7 @@ def test_another_policy_is_taken_only_where_it_is_ahead_of_both_by_more_than_noi
     both = steady(lru=300, hit_density=320)
     assert choose([*both, *steady(arc=323)]).policy == "arc"
     assert choose([*both, *steady(arc=321)]).policy == "hit-density"
-    varies = outcome("arc", [400, 400, 300, 300] * 2 + [300, 300])
+    varies = result("arc", [400, 400, 300, 300] * 2 + [300, 300])
     assert varies.hit_ratio == 0.34
     choice = choose([*both, varies])
     assert (choice.policy, choice.best) == ("hit-density", "arc")
@@ -66,7 +70,7 @@ def test_the_named_policies_are_the_ones_to_choose_from():
 def test_noise_is_half_of_a_98_percent_interval_over_five_parts():
     differences = [20, 0, 40, 10, 30]
     pairs = itertools.chain.from_iterable((d, d) for d in differences)
-    wide, flat = outcome("arc", [20 + d for d in pairs]), outcome("lru", [20] * PARTS)
+    wide, flat = result("arc", [20 + d for d in pairs]), result("lru", [20] * PARTS)
     error = statistics.stdev(differences) / ERROR_PARTS**0.5 / 1_000
     assert noise(wide.parts, flat.parts) == pytest.approx(STUDENT_T * error)
     # the distribution function of Student's t with 4 degrees of freedom
@@ -82,6 +86,6 @@ def test_a_steady_difference_is_noise_only_where_it_is_too_small_to_notice():
 
 
 def test_nothing_replayed_is_all_noise():
-    choice = choose([outcome(policy, [0] * PARTS, blocks=0) for policy in (*POLICIES, "arc")])
+    choice = choose([result(policy, [0] * PARTS, blocks=0) for policy in (*POLICIES, "arc")])
     assert choice.policy == "lru"
     assert set(choice.behind.values()) == {0.0}

@@ -8,8 +8,7 @@ import pytest
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
 from kvoffload.advise.wording import findings
-from kvoffload.replay import DecodedTrace, device_hits, simulate, simulate_tiers, stack_distances
-from kvoffload.replay.simulate import simulate_requests
+from kvoffload.replay import Configuration, DecodedTrace, Tier, replay, stack_distances
 from kvoffload.traces import Request, Workload
 
 pytestmark = pytest.mark.fast
@@ -29,13 +28,11 @@ def found():
 def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     advice, closer = found
     trace = DecodedTrace.of(WORKLOAD)
-    front = device_hits(trace, 0)
     assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
     for one in closer.policies:
-        how = {"device_hits": front, "groups": SETUP.chunks}
-        hits = simulate_requests(trace, trace.keys(), one.policy, 200, **how)
-        counts = simulate(trace, trace.keys(), one.policy, 200, **how)
-        assert int(hits.sum()) == counts.loaded_tokens
+        result = replay(trace, Configuration(policy=one.policy, host=200, groups=SETUP.chunks))
+        hits = result.log["host"]
+        assert int(hits.sum()) == advice.cell(one.policy).saved_tokens
         lengths = 512 * np.diff(trace.starts)
         assert len(one.over_time) == POINTS
         assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
@@ -73,10 +70,9 @@ def test_an_lru_cache_hits_what_is_reused_within_it():
     rows = [Request(n, 0, 0, (int(b),)) for n, b in enumerate(rng.zipf(1.3, 3000) % 500)]
     trace = DecodedTrace.of(rows)
     distances, _ = stack_distances(trace)
-    front = device_hits(trace, 0)
     for capacity in (1, 10, 100):
-        counts = simulate(trace, trace.keys(), "lru", capacity, device_hits=front)
-        assert counts.hit_blocks == int((distances < capacity).sum())
+        counts = replay(trace, Configuration(policy="lru", host=capacity))
+        assert counts.hits == int((distances < capacity).sum())
 
 
 def test_of_a_long_trace_a_sample_is_looked_at():
@@ -91,33 +87,29 @@ def test_of_a_long_trace_a_sample_is_looked_at():
 
 def test_a_disk_hits_what_host_memory_has_not():
     trace = DecodedTrace.of(WORKLOAD)
-    front = device_hits(trace, 0)
 
-    def tiers(capacity, disk_capacity, policy="lru"):
-        return simulate_tiers(
-            trace, trace.keys(), policy=policy, capacity=capacity,
-            disk_policy=policy, disk_capacity=disk_capacity, device_hits=front,
-        )  # fmt: skip
+    def tiers(capacity, disk_capacity):
+        return replay(trace, Configuration(host=capacity, tier=Tier("private", disk_capacity)))
 
     def hits(capacity):
-        return simulate(trace, trace.keys(), "lru", capacity, device_hits=front).hit_blocks
+        return replay(trace, Configuration(host=capacity)).hits
 
     both = tiers(100, 800)
-    assert both.host_hits + both.disk_hits == hits(800)  # lru over lru is the larger lru
+    assert both.hits == both.host_hits + both.tier_hits == hits(800)  # as the larger lru
     assert both.host_hits <= hits(800)
-    assert both.disk_stored <= both.host_stored
+    assert both.tier_stored <= both.stored
     everything = tiers(100, trace.unique_blocks)
-    assert everything.disk_stored == trace.unique_blocks  # written once, and never again
-    assert everything.host_hits + everything.disk_hits == hits(trace.unique_blocks)
+    assert everything.tier_stored == trace.unique_blocks  # written once, and never again
+    assert everything.hits == hits(trace.unique_blocks)
     alone = tiers(800, 0)
-    assert (alone.host_hits, alone.disk_hits, alone.disk_stored) == (hits(800), 0, 0)
+    assert (alone.host_hits, alone.tier_hits, alone.tier_stored) == (hits(800), 0, 0)
 
 
 def test_what_is_written_to_the_disk_is_reported_per_day(found):
     advice, closer = found
     assert len(closer.disk_cells) == 2 * (4 + (advice.policy != "lru"))
     for cell in closer.disk_cells:
-        written = cell.counts.disk_stored * MIB
+        written = cell.counts.tier_stored * MIB
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
         index = advice.memories.index(cell.memory)
         assert cell.alone == advice.cell(cell.host_policy, index).hit_ratio
@@ -161,8 +153,10 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     idle = []
     for cell in closer.disk_cells:
         if cell.policy == "hit-density":
-            hits = int(advice.cell(cell.host_policy).hit_ratio * cell.counts.asked)
-            counts = dataclasses.replace(cell.counts, host_hits=hits, disk_hits=0, disk_stored=1)
+            hits = int(advice.cell(cell.host_policy).hit_ratio * cell.counts.asked_tokens)
+            counts = dataclasses.replace(
+                cell.counts, host_tokens=hits, tier_tokens=0, tier_stored=1
+            )
             cell = dataclasses.replace(cell, counts=counts)
         idle.append(cell)
     text = findings(advice, found=dataclasses.replace(closer, disk_cells=idle))[-1].text

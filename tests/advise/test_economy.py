@@ -8,6 +8,7 @@ from kvoffload.advise import Setup, accelerator, accelerator_names, advise, bala
 from kvoffload.advise.economy import workers_for
 from kvoffload.advise.models import model_shape
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.units import duration_text
 from kvoffload.advise.wording import findings, headline, side_by_side
 from kvoffload.policies import registry
 from kvoffload.traces import Workload
@@ -96,13 +97,17 @@ def titled(found, title):
 
 def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_nothing(advice):
     slow = with_rates(1e6, MIB)
-    assert headline(slow).startswith("It does not pay: with 200 MiB on the engine ")
+    assert headline(slow).startswith("Offloading does not pay: with 200 MiB on the engine ")
     assert (slow.pays, slow.policy, slow.paying) == (False, None, [()] * 4)
     assert "No policy pays in any memory" in titled(findings(slow), "More memory")
     fast = with_rates(1000.0)
     text = headline(fast)
     assert (fast.pays, fast.policy) == (True, advice.policy)
-    assert text.startswith(f"Take {advice.policy}: ")
+    gained = balance(fast, fast.cell(advice.policy), fast.setup.rates).net_seconds
+    assert text.startswith(f"Offloading pays: {advice.policy} in 200 MiB saves ")
+    assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
+    of_a_day = gained / fast.facts.seconds * 86_400
+    assert f", {duration_text(of_a_day)} a day at its rate. " in text
     assert "skip prefill thanks to offloading" in text
     assert " gained." in titled(findings(fast), "Time")
     assert advice.pays is None  # nothing is known of an engine
@@ -120,7 +125,7 @@ def test_a_policy_that_does_not_pay_is_never_recommended(advice):
     assert found.policy in found.paying[1]
     for position, choice in enumerate(found.choices):
         assert not found.paying[position] or choice.policy in found.paying[position]
-    assert headline(found).startswith(f"Take {found.policy}: ")
+    assert headline(found).startswith(f"Offloading pays: {found.policy} in ")
     text = " ".join(finding.text for finding in findings(found))
     assert f", {chosen}, " in titled(findings(found), "Reason")
     assert f"{found.policy} is the only policy that pays" in titled(findings(found), "Reason")

@@ -16,7 +16,8 @@ from kvoffload.advise.fleets import (
     choose_fleet,
     saving,
 )
-from kvoffload.replay.fleet import replay_fleet
+from kvoffload.advise.units import bytes_text, duration_text
+from kvoffload.replay import replay
 from kvoffload.traces import Request
 
 pytestmark = pytest.mark.fast
@@ -60,20 +61,18 @@ def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
     cases = replace(SETUP, tiers=(None, SHARED)).cases(1000)
     without, cases = cases[:3], cases[3:]
     assert [case.fleet.router for case in without] == ["round-robin", "session", "events"]
-    assert {(case.memory, case.fleet.host_blocks, case.offloads) for case in without} == {
-        (0, 0, False)
-    }
+    assert {(case.memory, case.fleet.host, case.offloads) for case in without} == {(0, 0, False)}
     assert len(cases) == 4 * 2 * 2 * 3
     assert [case.fleet.router for case in cases[:3]] == ["round-robin", "session", "events"]
     assert [case.fleet.policy for case in cases[:6:3]] == ["lru", "hit-density"]
     assert [case.tier for case in cases[:12:6]] == [None, SHARED]
-    assert [case.fleet.host_blocks for case in cases[::12]] == [20, 40, 80, 160]
-    assert cases[6].fleet.tier.blocks == 100
+    assert [case.fleet.host for case in cases[::12]] == [20, 40, 80, 160]
+    assert cases[6].fleet.tier.slots == 100
 
 
 def test_a_cache_that_holds_everything_is_replayed_once():
     cases = SETUP.cases(50)
-    assert [case.fleet.host_blocks for case in cases[3::6]] == [20, 40, 50, 50]
+    assert [case.fleet.host for case in cases[3::6]] == [20, 40, 50, 50]
     assert len(SETUP.fleets(50)) == 3 + 18
 
 
@@ -91,9 +90,8 @@ def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():
 
 
 def test_the_results_are_those_of_fleets_and_the_choice_is_made_of_them(trace, timed):
-    keys = trace.trace.keys()
     for case in timed.cases[::7]:
-        assert timed.results[case.fleet] == replay_fleet(trace.trace, keys, case.fleet)
+        assert timed.results[case.fleet] == replay(trace.trace, case.fleet)
     choice = choose_fleet(timed.results)
     assert timed.case.fleet == choice.fleet
     assert timed.result == choice.result
@@ -115,9 +113,13 @@ def test_the_headline_and_findings_say_what_was_found(timed):
     text = fleet_headline(timed)
     case = timed.case
     gain = saving(timed.result) - saving(timed.like(router="round-robin"))
+    none = saving(timed.result) - saving(timed.like(memory=0))
+    gained = none * timed.result.tokens / timed.setup.rate
     assert text.startswith(
-        f"Take {case.fleet.router} in front of 2 engines with {case.fleet.policy}"
+        f"Offloading pays: {case.fleet.policy} in {bytes_text(case.memory)} each"
     )
+    assert f", {case.fleet.router} in front of 2 engines, saves " in text
+    assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
     assert f"{100 * gain:.1f} points more than round-robin" in text
     found = {finding.title: finding.text for finding in fleet_findings(timed)}
     assert set(found) == {

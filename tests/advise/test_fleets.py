@@ -8,46 +8,34 @@ import pytest
 
 from kvoffload.advise.choice import STUDENT_T
 from kvoffload.advise.fleets import Prices, choose_fleet, p95_error
-from kvoffload.replay.fleet import Fleet, FleetResult, Tier
+from kvoffload.replay import Configuration, GroupChunks, Result, Tier
 from kvoffload.replay.results import ERROR_PARTS
 
 GIB = 2**30
-FLEET = Fleet(
-    engines=4, router="events", host_blocks=100, block_bytes=GIB, rate=10, policy="hit-density"
+FLEET = Configuration(
+    engines=4,
+    router="events",
+    host=100,
+    groups=GroupChunks.of_blocks(16, block_bytes=GIB),
+    rate=10,
+    policy="hit-density",
 )
 
 
 def result(saved, p95=1.0, of_parts=None):
     """Return a result with the figures that decide; by default all parts have the same p95."""
-    return FleetResult(
-        requests=1,
-        blocks=10,
+    return Result(
+        configuration=FLEET,
         tokens=100,
-        device_hits=0,
-        host_hits=0,
-        tier_hits=0,
-        hit_tokens=round(100 * saved),
-        missed_tokens=0,
-        missed_p50=0,
-        missed_p95=0,
-        host_stored=0,
-        tier_stored=0,
+        missed_tokens=100 - round(100 * saved),
         saved=saved,
-        ttft_p50=None,
         ttft_p95=p95,
-        ttft_mean=None,
-        ttft_p95_ns=0,
-        latency_mean=None,
-        busy=None,
-        imbalance=1.0,
-        placement="",
-        engines=(),
         ttft_p95_of_parts=() if p95 is None else tuple(of_parts or [p95] * ERROR_PARTS),
     )
 
 
 def test_the_smallest_within_a_point_of_the_best_is_enough() -> None:
-    half, more = replace(FLEET, host_blocks=50), replace(FLEET, host_blocks=200)
+    half, more = replace(FLEET, host=50), replace(FLEET, host=200)
     found = choose_fleet({half: result(0.70), FLEET: result(0.791), more: result(0.80)})
     assert found is not None
     assert (found.fleet, found.best.saved) == (FLEET, 0.80)
@@ -56,7 +44,7 @@ def test_the_smallest_within_a_point_of_the_best_is_enough() -> None:
 
 
 def test_what_is_much_slower_is_not_enough() -> None:
-    slow, fast = replace(FLEET, host_blocks=50), replace(FLEET, host_blocks=60)
+    slow, fast = replace(FLEET, host=50), replace(FLEET, host=60)
     bound = {slow: result(0.8, 1.26), fast: result(0.8, 1.0), FLEET: result(0.8, 1.25)}
     found = choose_fleet(bound)
     assert found is not None
@@ -67,8 +55,8 @@ def test_what_is_much_slower_is_not_enough() -> None:
 
 
 def test_prices_decide_where_there_are_any() -> None:
-    shared = replace(FLEET, host_blocks=10, tier=Tier("shared", 1000))
-    private = replace(FLEET, host_blocks=10, tier=Tier("private", 1000))
+    shared = replace(FLEET, host=10, tier=Tier("shared", 1000))
+    private = replace(FLEET, host=10, tier=Tier("private", 1000))
     some = {FLEET: result(0.8), shared: result(0.8), private: result(0.8)}
     for prices, chosen in (
         (None, shared),  # the least host memory, then the smallest tier
@@ -85,7 +73,7 @@ def test_a_router_that_is_fast_by_chance_does_not_win() -> None:
     prefix, scored = replace(FLEET, router="prefix"), replace(FLEET, router="scored")
     calm, wild = [4.8, 5.0, 5.2, 5.0, 5.0], [1.0, 2.0, 9.0, 6.0, 7.0]
 
-    def chosen(time: float, of_parts: list[float]) -> Fleet:
+    def chosen(time: float, of_parts: list[float]) -> Configuration:
         some = {scored: result(0.8, 5.0, of_parts), prefix: result(0.8, time, calm)}
         found = choose_fleet(some)
         assert found is not None
@@ -127,9 +115,9 @@ def test_without_a_rate_tokens_decide() -> None:
     bare = replace(FLEET, rate=None)
     some = {
         bare: replace(result(0.5, None), saved=None),
-        replace(bare, host_blocks=50): replace(result(0.49, None), saved=None),
+        replace(bare, host=50): replace(result(0.49, None), saved=None),
     }
     found = choose_fleet(some)
     assert found is not None
-    assert found.fleet.host_blocks == 50
+    assert found.fleet.host == 50
     assert choose_fleet({}) is None

@@ -5,10 +5,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kvoffload import CPUOffloadingManager
 from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
@@ -17,17 +15,14 @@ from kvoffload.advise.retention import retentions, vllm_flag, worth
 from kvoffload.advise.wording import detail_findings, findings, headline
 from kvoffload.policies import registry
 from kvoffload.replay import (
+    Configuration,
     DecodedTrace,
-    DeviceCache,
     Group,
     GroupChunks,
     GroupLayout,
     Selection,
-    device_hits_and_junctions,
     replay,
-    simulate,
 )
-from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request, Trace, Workload
 
 TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
@@ -70,18 +65,17 @@ def test_memory_is_divided_into_slots(advice):
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
     for position, capacity in enumerate(advice.capacities):
-        manager = CPUOffloadingManager(512, capacity, policy)
-        result = replay(WORKLOAD, manager, groups=CHUNKS)
+        result = replay(WORKLOAD, Configuration(policy=policy, host=capacity, groups=CHUNKS))
         cell = advice.cell(policy, position)
-        assert cell.hit_ratio == result.loaded_tokens / result.asked_tokens
-        assert cell.saved_tokens == result.loaded_tokens
-        assert cell.stored == result.stored_slots
+        assert cell.hit_ratio == result.offloaded_tokens / result.asked_tokens
+        assert cell.saved_tokens == result.offloaded_tokens
+        assert cell.stored == result.stored
         assert cell.store_rate == pytest.approx(
-            result.stored_slots * CHUNKS.slot_bytes / advice.facts.seconds
+            result.stored * CHUNKS.slot_bytes / advice.facts.seconds
         )
         # each chunk of the full group is loaded, and one of the window's per request that hits
-        assert cell.loaded == result.loaded_slots
-        hits = result.loaded_tokens / 512
+        assert cell.loaded == result.loaded
+        hits = result.offloaded_tokens / 512
         assert hits <= cell.loaded <= hits + len(WORKLOAD)
 
 
@@ -149,27 +143,24 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
 
 
 @pytest.mark.parametrize(
-    ("kinds", "interval", "junction", "expected"),
+    ("kinds", "interval", "junctions", "expected"),
     [
-        (("full", "chunked"), 0, 64, True),
-        (("full", "window"), 0, 0, True),
-        (("full", "window"), 64, 0, True),
-        (("full", "window"), None, 0, True),
-        (("full", "window"), 0, 64, False),
-        (("full", "state"), 0, 0, True),
-        (("full", "state"), 64, 0, False),
-        (("full", "state"), None, 0, False),
-        (("full", "state", "window"), 0, 64, False),
+        (("full", "chunked"), 0, True, True),
+        (("full", "window"), 0, False, True),
+        (("full", "window"), 64, False, True),
+        (("full", "window"), None, False, True),
+        (("full", "window"), 0, True, False),
+        (("full", "state"), 0, False, True),
+        (("full", "state"), 64, False, False),
+        (("full", "state"), None, False, False),
+        (("full", "state", "window"), 0, True, False),
     ],
 )
-def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junction, expected):
+def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junctions, expected):
     width = {"window": 32, "chunked": 32}
     layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
-    none, junctions = np.zeros((2, 2), dtype=np.int64)
-    junctions[1] = junction
-    trace = DecodedTrace.of([Request(0, 100, 1, (1,))] * 2)
-    demand = Demand(trace, GroupChunks.of(layout, 16, interval), none, junctions)
-    assert demand.is_bounded is expected
+    groups = GroupChunks.of(layout, 16, interval)
+    assert groups.is_bounded(junctions=junctions) is expected
 
 
 def test_a_ceiling_is_that_of_a_cache_without_bounds_where_that_is_lower():
@@ -202,23 +193,34 @@ def test_without_a_full_group_the_ceiling_is_not_known():
 def test_the_accelerator_answers_first_by_the_same_rule(recorded):
     setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
     behind = advise(recorded, setup)
-    trace = recorded.trace
-    hits, junctions = device_hits_and_junctions(trace, setup.device_blocks, CHUNKS)
-    same = {"device_hits": hits, "junctions": junctions, "groups": CHUNKS}
-    result = simulate(trace, trace.keys(), "lru", 200, **same)
+    one = Configuration(policy="lru", host=200, device=setup.device_blocks, groups=CHUNKS)
+    result = replay(recorded.trace, one)
+    cell = behind.cell("lru")
+    assert (cell.saved_tokens, cell.hit_ratio) == (result.offloaded_tokens, result.hit_ratio)
+    assert (cell.stored, cell.loaded) == (result.stored, result.loaded)
+    everything = replay(recorded.trace, replace(one, policy="infinite"))
     assert behind.facts.asked_tokens == result.asked_tokens < behind.all_tokens
-    assert behind.cell("lru").saved_tokens == result.loaded_tokens
+    assert behind.unbounded == everything.hit_ratio
     assert 0 < behind.device_hit_ratio < 1
 
 
 @pytest.mark.thorough
-def test_a_replay_knows_which_windows_the_accelerator_lacks_for_what_was_loaded(recorded):
-    setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
-    behind = advise(recorded, setup)
-    device = DeviceCache(setup.device_blocks, CHUNKS)
-    result = replay(WORKLOAD, CPUOffloadingManager(512, 200, "lru"), groups=CHUNKS, device=device)
-    assert result.asked_tokens > behind.facts.asked_tokens
-    assert result.loaded_tokens > behind.cell("lru").saved_tokens
+def test_the_accelerator_lacks_the_windows_of_what_was_loaded(recorded):
+    """So more is asked for behind it than if there were no host memory."""
+    one = Configuration(host=200, device=96, groups=CHUNKS)
+    alone, behind = (replay(recorded.trace, replace(one, host=slots)) for slots in (0, 200))
+    assert alone.hits == 0 < behind.hits
+    assert alone.asked_tokens < behind.asked_tokens
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("interval", [0, 512])
+def test_no_policy_behind_an_accelerator_exceeds_the_ceilings(recorded, interval):
+    groups = GroupChunks.of(LAYOUT, 512, interval)
+    found = advise(recorded, Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=groups))
+    for position, ceiling in enumerate(found.ceilings):
+        for policy in found.setup.policies:
+            assert found.cell(policy, position).hit_ratio <= ceiling
 
 
 def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
@@ -385,5 +387,5 @@ def test_a_public_trace_with_gpt_oss(interval, expected):
     trace = DecodedTrace.of(Selection(requests, full_block_tokens=512))
     setup = Setup(2**36, 512, 0, groups=groups)
     assert setup.capacity(setup.memory) == 5461
-    counts = Demand.of(trace, groups, 0).simulate("lru", 5461)
-    assert counts.hit_ratio == pytest.approx(expected, abs=0.0005)
+    found = replay(trace, Configuration(host=5461, groups=groups))
+    assert found.hit_ratio == pytest.approx(expected, abs=0.0005)

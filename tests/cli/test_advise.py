@@ -38,7 +38,7 @@ def test_it_prints_table_recommendation_and_configuration(kvoffload, trace):
     assert "hit ratio" in done.out
     assert "100 MiB" in done.out
     assert "800 MiB" in done.out
-    assert "\nTake " in done.out
+    assert done.out.startswith("Take ")
     assert "\nMore memory: Doubling it to 400 MiB buys " in done.out
     assert "num_blocks=200" in done.out
     python = done.out.partition("\nPython:\n\n")[2].partition("\nvLLM, ")[0]
@@ -80,6 +80,7 @@ def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
     assert unknown["recommendation"] in registry.names()
     rates = ("--link-bandwidth", "1MiB", "--prefill-tokens-per-second")
     pays, text = found(*rates, "100")
+    assert text.startswith("Offloading pays: ")
     assert pays["pays"] is True
     assert pays["recommendation"] in registry.names()
     assert pays["configuration"] is not None
@@ -87,10 +88,10 @@ def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
     assert loses["pays"] is False
     assert (loses["recommendation"], loses["configuration"]) == (None, None)
     assert loses["objections"] == ["no policy saves more prefill than moving the blocks takes"]
-    assert "\nIt does not pay: " in text
-    assert "\nTake " not in text
+    assert text.startswith("Offloading does not pay: ")
+    assert "Take " not in text
     assert "vLLM, --kv-transfer-config" not in text
-    assert " *" not in text.partition("\nIt does not pay: ")[0]  # no policy is marked
+    assert " *" not in text  # no policy is marked
     report = tmp_path / "advice.html"
     kvoffload("advise", trace, *SIZE, *rates, "1e6", "--report", report)
     page = report.read_text(encoding="utf-8")
@@ -317,13 +318,13 @@ def test_a_number_that_json_does_not_know_is_null(capsys):
 @pytest.mark.parametrize(("columns", "most"), [("200", 100), ("100", 100), ("80", 80), ("60", 60)])
 def test_the_prose_fits_the_width(kvoffload, trace, columns, most):
     done = kvoffload("advise", trace, *SIZE, COLUMNS=columns)
-    prose = done.out.partition("\nTake ")[2].partition("\nPython:")[0].splitlines()
+    prose = done.out.partition("\nReason: ")[2].partition("\nPython:")[0].splitlines()
     assert most - 15 < max(map(len, prose)) <= most
 
 
 def test_where_no_width_is_known_the_prose_is_80_wide(kvoffload, trace):
     done = kvoffload("advise", trace, *SIZE)
-    prose = done.out.partition("\nTake ")[2].partition("\nPython:")[0].splitlines()
+    prose = done.out.partition("\nReason: ")[2].partition("\nPython:")[0].splitlines()
     assert 65 < max(map(len, prose)) <= 80
 
 

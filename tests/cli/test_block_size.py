@@ -116,8 +116,9 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
         whole = json.loads(run(command, trace, "--block-tokens", 16, "--json").out)
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
     whole = json.loads(run("sweep", trace, "--block-tokens", 16, "--json").out)
-    assert whole["no_token_hit_ratio"] == "the trace has no lengths of prompts"
-    assert whole["results"][0]["token_hit_ratio"] is None
+    assert whole["no_token_hit_ratio"] is None
+    (row,) = whole["results"]  # prompts are as long as their blocks
+    assert (row["tokens"], row["token_hit_ratio"]) == (48, row["hit_ratio"])
     for command in ("replay --full-blocks", "sweep --full-blocks"):
         done = run(command, trace, "--block-tokens", 16)
         assert done.code == 0

@@ -111,12 +111,13 @@ def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcach
     assert (info["format"], info["block_tokens"], info["seconds"]) == ("lmcache", 256, 2)
 
 
-def test_where_lengths_are_not_known_there_is_no_token_ratio(kvoffload, tmp_path):
+def test_where_lengths_are_not_known_prompts_are_as_long_as_their_blocks(kvoffload, tmp_path):
     path = tmp_path / "hashes.txt"
     path.write_text("aabbccdd 11223344\naabbccdd\n")
     done = kvoffload("replay", path, "--capacity=5", "--block-tokens=16", "--full-blocks", "--json")
     row = json.loads(done.out)["results"][0]
-    assert (row["hits"], row["blocks"], row["token_hit_ratio"]) == (1, 3, None)
+    assert (row["hits"], row["blocks"], row["tokens"]) == (1, 3, 48)
+    assert row["token_hit_ratio"] == 1 / 3
     first, second = Trace(path)
     assert second == Request(0, 0, 0, first.hash_ids[:1])
 

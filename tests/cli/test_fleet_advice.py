@@ -58,7 +58,7 @@ def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise,
         for one in value["results"]
         if all(one[name] == found[name] for name in ("router", "policy", "memory", "tier_memory"))
     ]
-    assert (same["saved"], same["ttft"]["p95"]) == (found["saved"], found["ttft"]["p95"])
+    assert (same["saved"], same["ttft_p95"]) == (found["saved"], found["ttft_p95"])
     extra = value["configuration"]["vllm"]["kv_connector_extra_config"]
     assert extra["cpu_bytes_to_use"] == found["memory"]
     text = kvoffload("advise", trace, *SIZE, *asked, "--shared", "128MiB", "--disk", "100MiB").out
@@ -84,8 +84,8 @@ def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_p
     (same,) = [
         one for one in value["results"] if (one["router"], one["memory"]) == ("session", 20 * 2**20)
     ]
-    for name in ("placement", "saved", "ttft", "host_hits"):
-        assert same[name] == fleet[name]
+    for name in fleet.keys() - {"capacity_given"}:
+        assert same[name] == fleet[name], name
 
 
 def test_a_trace_without_times_has_no_first_tokens(kvoffload, tmp_path):
@@ -135,9 +135,9 @@ def test_what_host_memory_cannot_gain_is_not_offloaded(kvoffload, trace, advise,
     assert (chosen["memory"], chosen["policy"], chosen["tier"]) == (0, None, None)
     without = [one for one in value["results"] if one["memory"] == 0]
     assert {one["router"] for one in without} == {"round-robin", "session"}
-    assert all(one["host_blocks"] == one["host_hits"] == 0 for one in without)
+    assert all(one["capacity"] == one["host_hits"] == 0 for one in without)
     text = kvoffload("advise", trace, *SIZE, *asked).out
-    assert "\nOffloading does not pay: without offloading " in text
+    assert text.startswith("Offloading does not pay: without offloading ")
     assert "kv-transfer-config" not in text
     page = report.read_text(encoding="utf-8")
     assert "Offloading does not pay" in page
@@ -175,7 +175,7 @@ def test_a_disk_is_given_in_blocks_in_a_share_or_in_bytes(advise, kvoffload, tra
     assert found[0] == found[1]
     assert found[2]["disk"]["size"] in {59 * 2**20, 60 * 2**20}
     fleet = advise("--capacity", "8", "--policy", "lru", "--disk", "60", "--engines", "2")
-    assert {one["tier_blocks"] for one in fleet["results"]} == {0, 60}
+    assert {one["tier_blocks"] for one in fleet["results"]} == {None, 60}
     for engines in ((), ("--engines", "2")):
         done = kvoffload("advise", trace, *SIZE, "--capacity", "8", "--disk", "1kB", *engines)
         assert done.code == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload import IMPLEMENTATION
-from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.traces import Workload, write_trace
 
 from .conftest import BARE
@@ -78,13 +78,11 @@ def test_ceilings_are_rows_wherever_policies_are_compared(kvoffload, trace):
     arguments = ["--policy", "lru,belady,infinite", "--capacity", "99", "--device-memory", "80"]
     arguments += ["--json", "--quiet"]
     decoded = DecodedTrace.of(WORKLOAD)
-    front = device_hits(decoded, 80)
     for command in ("replay", "sweep"):
         for row in found(kvoffload(command, trace, *arguments))["results"]:
-            counts = simulate(decoded, decoded.keys(), row["policy"], 99, device_hits=front)
-            assert (row["hits"], row["asked"], row["stored"]) == (
-                counts.hit_blocks, counts.asked_blocks, counts.stored_slots
-            )  # fmt: skip
+            counts = replay(decoded, Configuration(policy=row["policy"], host=99, device=80))
+            for name in ("hits", "asked", "stored"):
+                assert row[name] == getattr(counts, name)
             assert (row["evicted"] is None) == (row["policy"] != "lru")
     table = kvoffload("replay", trace, *arguments[:-2], "--quiet").out
     assert "found in 80 on device" in table

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvoffload import Hints
+from kvoffload import Hints, PrepareStoreOutput
 from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.policies import registry
-from kvoffload.replay.serving import serve
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D
 from tests.differential.pairs import Pair, Twins, require_equal
@@ -67,6 +67,42 @@ def require_a_managers(miniature: Any, manager: Any) -> None:
     stats = manager.stats()
     for own, counter in COUNTED.items():
         assert getattr(miniature, own) == stats[counter], own
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a manager answered to the calls for a request, whose store has not ended."""
+
+    request: Any
+    hits: int
+    output: PrepareStoreOutput | None
+    num_not_admitted: int
+
+    @property
+    def stored(self) -> list[bytes]:
+        return [] if self.output is None else self.output.block_hashes_to_store
+
+    @property
+    def evicted(self) -> list[bytes]:
+        return [] if self.output is None else self.output.block_hashes_evicted
+
+    @property
+    def counts(self) -> list[int]:
+        """Those of a row: hits, stored, evicted, refused, not admitted."""
+        numbers = len(self.stored), len(self.evicted), int(self.output is None)
+        return [self.hits, *numbers, self.num_not_admitted]
+
+
+def serve(manager: Any, hashes: list[bytes], first: int) -> Served:
+    """Serve a request, which asks for its blocks from the given one on."""
+    before = manager.stats()["not_admitted"]
+    request = manager.begin(hashes)
+    if hits := request.lookup(first):
+        request.prepare_load(first, first + hits)
+        request.complete_load(first, first + hits)
+    output = request.prepare_store()
+    request.finish()
+    return Served(request, hits, output, manager.stats()["not_admitted"] - before)
 
 
 def num_pending(miniature: Any) -> int:
@@ -144,25 +180,27 @@ def test_rows_are_served_as_a_manager_serves_them_call_by_call(
     rows, keys = numbered(workload, seed)
     starts, blocks, first = as_arrays(rows, seed)
     pair = miniatures(twins, name, capacity)
+    counts: list[list[int]] = []
     for start, stop in ((0, 30), (30, len(rows))):
         part = starts[start : stop + 1], blocks, first[start:stop]
         nodes = np.full(len(keys), 7, dtype=np.uint32)
         python, compiled = (
             each.serve_rows(keys, *part, nodes, position=start, lag=pending) for each in pair.both
         )
-        require_equal(python.tolist(), compiled.tolist(), "the hits of each row")
+        require_equal(python.tolist(), compiled.tolist(), "the counts of each row")
+        counts += compiled.tolist()
         agree(pair)
     with secrets_from(REPEATABLE):
         manager = twins[1].CPUOffloadingManager(16, capacity, name)
     in_flight = []
     for number, row in enumerate(rows):
         served = serve(manager, [keys[block] for block in row], int(first[number]))
-        assert start > number or served.hits == compiled[number - start]
-        in_flight.append(served)
+        assert served.counts == counts[number]
+        in_flight.append(served.request)
         if len(in_flight) > pending:
-            in_flight.pop(0).complete()
-    for served in in_flight:
-        served.complete()
+            in_flight.pop(0).complete_store()
+    for request in in_flight:
+        request.complete_store()
     pair.do("end_stores", float(len(rows)))
     require_a_managers(pair.compiled, manager)
 
@@ -181,14 +219,14 @@ def test_one_row_and_what_it_changes(
     nodes = np.zeros(len(keys), dtype=np.uint32)
     for number, (row, first) in enumerate(zip(rows, skipped, strict=True)):
         served = serve(manager, [keys[block] for block in row], first)
-        served.complete()
+        served.request.complete_store()
         arrays = np.array([0, len(row)]), np.array(row, dtype=np.uint32), np.array([first])
         for each in pair.both:
-            hits = each.serve_rows(keys, *arrays, nodes, position=number, lag=0)
-            assert hits.tolist() == [served.hits]
+            counts = each.serve_rows(keys, *arrays, nodes, position=number, lag=0)
+            assert counts.tolist() == [served.counts]
         _, (left, entered) = pair.do("changes")
         require_equal(served.evicted, [keys[block] for block in left], "what has left")
-        require_equal(served.to_store, [keys[block] for block in entered], "what has entered")
+        require_equal(served.stored, [keys[block] for block in entered], "what has entered")
     agree(pair)
     pair.do("end_stores", float(len(rows)))
     require_a_managers(pair.compiled, manager)

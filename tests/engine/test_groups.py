@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.replay import Group, GroupChunks, GroupLayout, replay
-from kvoffload.replay.requests import BlockKeys
+from kvoffload.replay import Configuration, DecodedTrace, Group, GroupChunks, GroupLayout, replay
 from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Request, Trace
 from tests.engine.load import Client, plan
@@ -137,23 +136,26 @@ def test_the_recording_tells_each_prompt_s_blocks_and_whether_it_goes_on_behind_
 
 
 def test_the_recording_replays_by_the_rule_to_the_engine_s_own_hits(served):
-    result = replay(served.trace, served.new_manager(), groups=served.chunks)
-    assert result.loaded_tokens == served.metrics.loaded_tokens
-    assert result.loaded_tokens == sum(answer.cached_tokens for answer in served.answers)
-    assert result.stored_slots == served.exported.value("vllm:kvoffload_stored_blocks_total")
-    assert result.evicted_slots == served.exported.value("vllm:kvoffload_evicted_blocks_total")
-    assert result.loaded_tokens > 20 * served.block_tokens
-    assert result.evicted_slots > served.setting.num_slots
+    result = replay(
+        served.trace, Configuration(host=served.setting.num_slots, groups=served.chunks)
+    )
+    assert result.offloaded_tokens == served.metrics.loaded_tokens
+    assert result.offloaded_tokens == sum(answer.cached_tokens for answer in served.answers)
+    assert result.stored == served.exported.value("vllm:kvoffload_stored_blocks_total")
+    assert result.evicted == served.exported.value("vllm:kvoffload_evicted_blocks_total")
+    assert result.offloaded_tokens > 20 * served.block_tokens
+    assert result.evicted > served.setting.num_slots
 
 
 def test_the_watch_counts_what_windows_and_states_kept_from_being_loaded(served):
     manager, size = served.new_manager(), served.block_tokens
-    server, keys = GroupServer(served.chunks, manager), BlockKeys()
+    server, trace = GroupServer(served.chunks, manager), DecodedTrace.of(served.trace)
+    keys = trace.keys()
     full = len(served.setting.layout.groups) - 1
     has_states = any(group.kind == "state" for group in served.setting.layout.groups)
     kept = hits = asked = 0
-    for request in served.trace:
-        hashes = keys.of(request)
+    for request, row in zip(served.trace, trace.rows(), strict=True):
+        hashes = [keys[block] for block in row]
         # A token is left to compute, and with states the chunk that it is in.
         asks = (request.input_length - 1) // size if has_states else len(hashes)
         had = manager.lookup([group_key(block_hash, full) for block_hash in hashes[:asks]])

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
-from kvoffload import CPUOffloadingManager
-from kvoffload.replay import replay
+from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Trace
 from tests.engine.offline import run_offline
 from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS, NUM_TURNS, OURS
@@ -56,16 +55,15 @@ def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
     """
     run = runs[f"{policy} alone"]
     assert recorded_blocks(run.trace) == full_blocks(run.answers)
-    manager = CPUOffloadingManager(BLOCK_TOKENS, NUM_CHUNKS, policy)
-    result = replay(Trace(run.trace), manager)
+    result = replay(Trace(run.trace), Configuration(policy=policy, host=NUM_CHUNKS))
     assert result.requests == NUM_TURNS
     apart = 0 if policy == "lru" else 0.05
     stored_bytes = run.metrics.value("vllm:kv_offload_store_bytes_total")
-    hit_tokens, stored = result.hit_blocks * BLOCK_TOKENS, result.stored_slots * CHUNK_BYTES
+    hit_tokens, stored = result.hits * BLOCK_TOKENS, result.stored * CHUNK_BYTES
     assert hit_tokens == pytest.approx(run.metrics.loaded_tokens, rel=apart, abs=0)
     assert stored == pytest.approx(stored_bytes, rel=apart, abs=0)
     assert sum(answer.cached_tokens for answer in run.answers) == run.metrics.loaded_tokens
-    assert result.hit_blocks > NUM_TURNS
+    assert result.hits > NUM_TURNS
 
 
 @pytest.mark.engine_runs("lru")

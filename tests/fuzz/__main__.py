@@ -92,7 +92,7 @@ def config() -> Callable[[bytes], int]:
 
 def options() -> Callable[[bytes], int]:
     """Return the function that reads values of options, their readers instrumented."""
-    with atheris.instrument_imports(include=["kvoffload.cli", "kvoffload.replay.fleet"]):
+    with atheris.instrument_imports(include=["kvoffload.cli", "kvoffload.replay"]):
         importlib.import_module("kvoffload.cli._fleet_options")
     from .options import run_options
 

@@ -22,7 +22,7 @@ from kvoffload._sampling import (
     words_of,
 )
 from kvoffload.policies._duel_py import sample_shift
-from kvoffload.replay import device_hits, simulate
+from kvoffload.replay import Configuration, replay
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import KEY_LENGTHS, A, B, C, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
@@ -263,14 +263,7 @@ def test_a_store_of_a_miniature_takes_as_long_as_the_cache_s(twin: ModuleType) -
 def test_stores_that_overlap_do_not_mislead_it() -> None:
     trace = decoded("lmcache_agents_64c")
     capacity = trace.unique_blocks * 5 // 100
-    found = simulate(
-        trace,
-        trace.keys(),
-        "hit-density",
-        capacity,
-        device_hits=device_hits(trace, 0),
-        pending=16,
-    )
+    found = replay(trace, Configuration(policy="hit-density", host=capacity, pending=16))
     assert found.hit_ratio >= 0.38  # samples .399 to .416; without a guard .411, LRU .243
 
 

@@ -10,12 +10,13 @@ import random
 import subprocess
 import sys
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from kvoffload import BlockStatus, CachePolicy, CPUOffloadingManager
-from kvoffload.replay import replay
+from kvoffload.replay import Configuration, Result, replay
 from kvoffload.testing.policies import PolicyConformance, policy_machine
 from kvoffload.traces import Request, Workload
 from tests.blocks import block_hash, block_hashes
@@ -402,16 +403,20 @@ def single_blocks(seed: int, count: int) -> list[int]:
     return asked[:count]
 
 
+def run(requests: Iterable[Request], manager: CPUOffloadingManager) -> Result:
+    return replay(requests, Configuration(host=manager.policy.cache_capacity), manager=manager)
+
+
 @pytest.mark.parametrize("name", TEXTBOOKS)
 @pytest.mark.parametrize("capacity", [4, 20, 100])
 def test_it_hits_what_the_textbook_version_hits(name: str, capacity: int) -> None:
     asked = single_blocks(capacity, 3000)
     manager = CPUOffloadingManager(16, capacity, MAKE[name](cache_capacity=capacity))
     textbook = TEXTBOOKS[name](capacity)
-    found, expected = [], []
-    for block in asked:
-        found.append(replay([Request(0, 0, 0, (block,))], manager).hit_blocks == 1)
-        expected.append(textbook.ask(block))
+    log = run((Request(0, 0, 0, (block,)) for block in asked), manager).log
+    assert log is not None
+    found = (log["host"] == 1).tolist()
+    expected = [textbook.ask(block) for block in asked]
     assert 300 < sum(expected) < 2900
     differing = [
         place for place, pair in enumerate(zip(found, expected, strict=True)) if len({*pair}) > 1
@@ -442,14 +447,14 @@ def test_lru_1_is_lru() -> None:
         own = CPUOffloadingManager(16, capacity, LRUK(capacity, k=1))
         lru = CPUOffloadingManager(16, capacity, "lru")
         singles = [Request(0, 0, 0, (block,)) for block in single_blocks(1, 1500)]
-        assert replay(singles, own).hit_blocks == replay(singles, lru).hit_blocks
+        assert run(singles, own).hits == run(singles, lru).hits
 
 
 def test_gdsf_hits_what_lfu_hits_while_no_count_is_at_its_end() -> None:
     workload = list(Workload(300, seed=2))
-    own = replay(workload, CPUOffloadingManager(16, 400, GDSF(400)))
-    lfu = replay(workload, CPUOffloadingManager(16, 400, "lfu"))
-    assert own.hit_blocks == pytest.approx(lfu.hit_blocks, rel=0.02)
+    own = run(workload, CPUOffloadingManager(16, 400, GDSF(400)))
+    lfu = run(workload, CPUOffloadingManager(16, 400, "lfu"))
+    assert own.hits == pytest.approx(lfu.hits, rel=0.02)
 
 
 def test_random_takes_each_block_as_often_and_the_same_by_one_seed() -> None:
@@ -531,9 +536,9 @@ def test_the_finish_of_a_request_changes_nothing(name: str) -> None:
 def test_it_works_after_a_reset_as_before(name: str) -> None:
     workload = list(Workload(80, seed=4))
     manager = CPUOffloadingManager(16, 200, MAKE[name](cache_capacity=200))
-    first = replay(workload, manager).hit_blocks
+    first = run(workload, manager).hits
     manager.reset_cache()
-    assert replay(workload, manager).hit_blocks == first > 0
+    assert run(workload, manager).hits == first > 0
 
 
 # -- options and the command ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace
@@ -140,6 +140,5 @@ def test_every_policy_has_tests_of_its_own(policy: str) -> None:
     ("name", "policy", "capacity"), [key for key in GOLDEN if key[1] in CEILINGS]
 )
 def test_ceilings(name: str, policy: str, capacity: int) -> None:
-    trace = decoded(name)
-    found = simulate(trace, [], policy, capacity, device_hits=device_hits(trace, 0))
-    assert (found.hit_blocks, found.stored_slots) == GOLDEN[name, policy, capacity][:2]
+    found = replay(decoded(name), Configuration(policy=policy, host=capacity))
+    assert (found.hits, found.stored) == GOLDEN[name, policy, capacity][:2]

@@ -1,6 +1,6 @@
 """A fleet of engines behind a router, replayed naively: written to be read, not to be fast.
 
-It is a second program for the rules of ``kvoffload.replay.fleet`` and shares no code with it: plain
+It is a second program for the rules of ``kvoffload.replay`` and shares no code with it: plain
 lists, dicts and sets, one sorted list of events. Only the managers are the package's.
 
 Rows are numbered by arrival, then by place. Times are whole nanoseconds.
@@ -46,10 +46,10 @@ class NaiveFleet:
     engines: int = 1
     router: str = "round-robin"  # with options: "events?lag_ms=500&ahead=0"
     policy: str = "lru"
-    host_blocks: int = 0  # per engine
-    device_blocks: int = 0  # per engine
+    host: int = 0  # per engine
+    device: int = 0  # per engine
     tier: str | None = None  # None, "private" or "shared"
-    tier_blocks: int = 0  # of the shared one, or of each private one
+    tier_slots: int = 0  # of the shared one, or of each private one
     tier_policy: str = "lru"
     rate: int | None = None  # tokens
     link: int | None = 50 * 10**9  # bytes
@@ -59,7 +59,7 @@ class NaiveFleet:
     decode_ns: int = 20 * MILLISECOND  # per token of output
     slots: int = 0  # 0: no bound
     seed: int = 0
-    closed: bool | str = False  # False, True or "recorded"
+    loop: str = "open"  # "open", "closed" or "recorded"
 
 
 @dataclass
@@ -74,14 +74,14 @@ class EngineCounts:
     tokens: int = 0
     hit_tokens: int = 0
     missed_tokens: int = 0
-    host_stored: int = 0  # those that were read from the tier included
+    stored: int = 0  # those that were read from the tier included
     tier_stored: int = 0  # those that this engine's rows gave it
     prefill_ns: int = 0
 
 
 @dataclass
 class FleetResult:
-    """What came of it; lists have one element per row, in the order of their numbers."""
+    """What came of it; lists have one element per row, in the order of their places."""
 
     engines: list[int]
     ttft: list[int]  # ns
@@ -94,7 +94,7 @@ class FleetResult:
     tokens: int
     hit_tokens: int
     missed_tokens: int
-    host_stored: int
+    stored: int
     tier_stored: int
     prefill_ns: int  # the numerator of busy
     span: int  # ns, from the first arrival to the last finish
@@ -108,6 +108,7 @@ class Row:
     """A request, and what becomes of it."""
 
     number: int
+    place: int  # in the trace
     arrival: int  # recorded; in a closed loop the simulated one, once it is known
     length: int
     output: int
@@ -192,8 +193,8 @@ class Engine:
     """One engine: its caches, its queue, and what is open on it."""
 
     def __init__(self, fleet: NaiveFleet) -> None:
-        self.device = Lru(fleet.device_blocks)
-        self.host = CPUOffloadingManager(fleet.block_tokens, fleet.host_blocks, fleet.policy)
+        self.device = Lru(fleet.device)
+        self.host = CPUOffloadingManager(fleet.block_tokens, fleet.host, fleet.policy)
         self.tier: CPUOffloadingManager | None = None
         self.queue: list[Row] = []  # waiting
         self.prefilling: Row | None = None
@@ -285,9 +286,7 @@ class Simulation:
                 continue
             engine.host.policy._set_declining(False)
             if tier is None or fleet.tier == "private":
-                tier = CPUOffloadingManager(
-                    fleet.block_tokens, fleet.tier_blocks, fleet.tier_policy
-                )
+                tier = CPUOffloadingManager(fleet.block_tokens, fleet.tier_slots, fleet.tier_policy)
             engine.tier = tier
         self.rows = numbered(rows, fleet)
         self.events: list[tuple[int, int, int, int]] = []
@@ -312,7 +311,7 @@ class Simulation:
 
     def run(self) -> FleetResult:
         for row in self.rows:
-            if not self.fleet.closed or row.wait is None:
+            if self.fleet.loop == "open" or row.wait is None:
                 self.schedule(row.arrival, ARRIVAL, row.number)
         while self.events:
             now, kind, first, second = self.events.pop(0)
@@ -348,7 +347,7 @@ class Simulation:
             self.sent_last.update((block, row.engine) for block in hashes)
         if self.options.get("ahead") == "1":
             self.ahead[row.engine].append(row)
-        if self.fleet.closed == "recorded" and row.after is not None:
+        if self.fleet.loop == "recorded" and row.after is not None:
             self.schedule(now + row.service + (row.after.wait or 0), ARRIVAL, row.after.number)
         return row.engine
 
@@ -363,7 +362,7 @@ class Simulation:
         row = engine.prefilling = engine.queue.pop(0)
         engine.taken_slots += 1
         message = engine.message = Message(row, Net(), Net(), Net())
-        if fleet.device_blocks:
+        if fleet.device:
             row.device_hits = lead(row.hashes, engine.device.order)
             message.device.entered, message.device.left = engine.device.use(row.hashes)
         engine.request = engine.host.begin(row.hashes)
@@ -401,7 +400,7 @@ class Simulation:
             if output is None:
                 return
             with_slots = set(output.block_hashes_to_store)
-            counts.host_stored += len(with_slots)
+            counts.stored += len(with_slots)
             engine.message.host.leave(output.block_hashes_evicted)
             engine.message.host.enter(with_slots)
             read = []
@@ -436,7 +435,7 @@ class Simulation:
             stored = output.block_hashes_to_store
             message.host.leave(output.block_hashes_evicted)
             message.host.enter(stored)
-            counts.host_stored += len(stored)
+            counts.stored += len(stored)
         given = None
         if engine.tier is not None and stored:
             given = engine.tier.prepare_store(stored)
@@ -481,7 +480,7 @@ class Simulation:
         engine = self.engines[number]
         engine.open.remove(row)
         engine.taken_slots -= 1
-        if self.fleet.closed is True and row.after is not None:
+        if self.fleet.loop == "closed" and row.after is not None:
             self.schedule(now + (row.after.wait or 0), ARRIVAL, row.after.number)
 
     # Routers
@@ -605,7 +604,7 @@ class Simulation:
     # Counts
 
     def result(self) -> FleetResult:
-        fleet, rows = self.fleet, self.rows
+        fleet, rows = self.fleet, sorted(self.rows, key=lambda row: row.place)
         for row in rows:
             counts = self.engines[row.engine].counts
             counts.requests += 1
@@ -639,7 +638,7 @@ class Simulation:
             tokens=total("tokens"),
             hit_tokens=total("hit_tokens"),
             missed_tokens=missed,
-            host_stored=total("host_stored"),
+            stored=total("stored"),
             tier_stored=total("tier_stored"),
             prefill_ns=prefill_ns,
             span=span,
@@ -651,14 +650,15 @@ class Simulation:
 
 def numbered(rows: Sequence[Sequence[Any]], fleet: NaiveFleet) -> list[Row]:
     """Return rows in the order of their numbers, linked within their sessions."""
-    ordered = sorted(rows, key=lambda row: nanoseconds(row[0]))  # stable: then by place
+    ordered = sorted(enumerate(rows), key=lambda one: nanoseconds(one[1][0]))  # stable
     made: list[Row] = []
     last: dict[str, Row] = {}
-    for number, values in enumerate(ordered):
+    for number, (place, values) in enumerate(ordered):
         timestamp, length, output, ids, session, think, service = values
         arrival = nanoseconds(timestamp)
         row = Row(
             number=number,
+            place=place,
             arrival=arrival,
             length=length or len(ids) * fleet.block_tokens,
             output=output,

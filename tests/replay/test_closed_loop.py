@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,10 +13,17 @@ from hypothesis import strategies as st
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import BlockHash, CPUOffloadingManager, Hints, LRUCachePolicy
-from kvoffload.replay import DecodedTrace, DeviceCache, GroupChunks, HintOptions, replay
-from kvoffload.replay.arrivals import Arrivals, NoSessionsError
-from kvoffload.replay.closed_loop import ClosedLoop, replay_closed
-from kvoffload.replay.fleet.events import (
+from kvoffload.replay import (
+    Arrivals,
+    Configuration,
+    DecodedTrace,
+    GroupChunks,
+    HintOptions,
+    NoSessionsError,
+    replay,
+    replay_all,
+)
+from kvoffload.replay.events import (
     ARRIVAL,
     FINISH,
     INDEX_HEARS,
@@ -23,8 +31,6 @@ from kvoffload.replay.fleet.events import (
     Events,
     duration,
 )
-from kvoffload.replay.grid import Cell, GridWork, run_grid
-from kvoffload.replay.policies import new_manager
 from kvoffload.traces import Request
 
 TOKENS = 16
@@ -52,17 +58,15 @@ rows = st.lists(
 )
 
 
-def closed(requests, policy="lru", capacity=6, *, loop, device=0, hints=None):
+def looped(**settings):
+    """Return the configuration of a closed loop, with host memory of 6 slots by default."""
+    groups = GroupChunks.of_blocks(TOKENS)
+    return Configuration(**{"host": 6, "groups": groups, "loop": "closed"} | settings)
+
+
+def closed(requests, hints=None, **settings):
     """Replay a closed loop; return its result."""
-    trace = DecodedTrace.of(requests, arrivals=True, hints=hints)
-    return replay_closed(
-        trace,
-        trace.keys(),
-        new_manager(policy, capacity),
-        loop,
-        groups=GroupChunks.of_blocks(TOKENS),
-        device_blocks=device,
-    )
+    return replay(DecodedTrace.of(requests, arrivals=True, hints=hints), looped(**settings))
 
 
 def use(cache, keys):
@@ -148,18 +152,24 @@ def naively(requests, capacity, rate, decode_ns):
     decode=0,
 )
 def test_a_second_program_agrees(requests, rate, decode) -> None:
-    result = closed(requests, loop=ClosedLoop(rate, decode * MS))
+    result = closed(requests, rate=rate, decode_ns=decode * MS)
     hits, first, latency, prefill = naively(requests, 6, rate, decode * MS)
-    assert result.hit_blocks == hits
-    times = result.loop
+    assert result.hits == hits
     ordered = sorted(first.values())
     count = len(ordered)
-    assert times.ttft_p50 == ordered[math.ceil(count * 0.5) - 1] / 1e9
-    assert times.ttft_p95 == ordered[math.ceil(count * 0.95) - 1] / 1e9
-    assert times.ttft_mean == sum(ordered) / count / 1e9
-    assert times.latency_mean == sum(latency.values()) / count / 1e9
-    assert (times.busy > 0) == (prefill > 0)
-    assert 0 <= times.busy <= 1
+    assert result.ttft_p50 == ordered[math.ceil(count * 0.5) - 1] / 1e9
+    assert result.ttft_p95 == ordered[math.ceil(count * 0.95) - 1] / 1e9
+    assert result.ttft_mean == sum(ordered) / count / 1e9
+    assert result.latency_mean == sum(latency.values()) / count / 1e9
+    assert result.log["host"].sum() == hits * TOKENS
+    assert (result.log["first"] - result.log["arrival"]).tolist() == [
+        first[row] for row in range(count)
+    ]
+    if result.busy is None:  # nothing took any time
+        assert not any(latency.values())
+    else:
+        assert (result.busy > 0) == (prefill > 0)
+        assert 0 <= result.busy <= 1
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc", "hit-density"])
@@ -170,13 +180,10 @@ def test_without_waits_it_is_the_open_replay(policy, device, requests) -> None:
         Request(row.timestamp, row.input_length, row.output_length, row.hash_ids, row.session)
         for row in sorted(requests, key=lambda row: row.timestamp)
     ]
-    looped = closed(plain, policy, loop=ClosedLoop(None), device=device)
-    groups = GroupChunks.of_blocks(TOKENS)
-    opened = replay(
-        plain, new_manager(policy, 6), groups=groups, device=DeviceCache(device, groups)
-    )
-    assert looped == opened
-    assert looped.loop is None
+    found = closed(plain, policy=policy, device=device, loop="recorded")
+    opened = looped(policy=policy, device=device, loop="open")
+    assert found == replace(replay(plain, opened), configuration=found.configuration)
+    assert found.ttft_mean is None
 
 
 def test_each_request_waits_for_the_one_before() -> None:
@@ -186,7 +193,7 @@ def test_each_request_waits_for_the_one_before() -> None:
         Request(1000, 16, 1, (9,)),
     ]
     # 32 tokens at 16 a second: 2 s, two tokens of answer 40 ms; then half a second of thought.
-    times = closed(requests, loop=ClosedLoop(16)).loop
+    times = closed(requests, rate=16)
     # The request without a session waits from 1 s for the end of the first prefill, then 1 s.
     assert times.ttft_mean == pytest.approx((2.0 + 2.0 + (3.0 - 2.54) + 1.0) / 3)
     assert times.latency_mean == pytest.approx((2.04 + 2.02 + (3.0 - 2.54) + 1.0) / 3)
@@ -245,13 +252,12 @@ def test_order_and_rounding_of_times() -> None:
 
 def test_a_trace_without_sessions_is_refused() -> None:
     with pytest.raises(NoSessionsError, match="must have sessions of several requests, got 2"):
-        closed([Request(0, 1, 0, (), "a"), Request(1, 1, 0, ())], loop=ClosedLoop(5))
+        closed([Request(0, 1, 0, (), "a"), Request(1, 1, 0, ())], rate=5)
     with pytest.raises(ValueError, match="times must be below"):
         Arrivals.of([Request(2**62, 1, 0, (), "a"), Request(2**62, 1, 0, (), "a")])
     trace = DecodedTrace.of([Request(0, 1, 0, (1,), "a")])
-    manager, groups = CPUOffloadingManager(TOKENS, 4), GroupChunks.of_blocks(TOKENS)
     with pytest.raises(ValueError, match="trace must have arrivals"):
-        replay_closed(trace, trace.keys(), manager, ClosedLoop(5), groups=groups)
+        replay(trace, looped(rate=5))
 
 
 class Clock(LRUCachePolicy):
@@ -269,9 +275,7 @@ def test_hints_are_told_in_the_loop() -> None:
     Clock.heard.clear()
     trace = DecodedTrace.of(requests, arrivals=True, hints=HintOptions(told="expect"))
     manager = CPUOffloadingManager(TOKENS, 4, Clock)
-    replay_closed(
-        trace, trace.keys(), manager, ClosedLoop(100), groups=GroupChunks.of_blocks(TOKENS)
-    )
+    replay(trace, looped(rate=100), manager=manager)
     assert [hints.expect_s for hints in Clock.heard] == [0.05, 0.05]
 
 
@@ -279,12 +283,14 @@ def test_hints_are_told_in_the_loop() -> None:
 def test_a_grid_of_closed_loops(jobs: int) -> None:
     requests = [Request(at, 32, 1, (at % 5, 7), f"s{at % 3}") for at in range(40)]
     trace = DecodedTrace.of(requests, arrivals=True)
-    cells = [Cell(policy, size) for policy in ("lru", "infinite") for size in (2, 5)]
-    loop = ClosedLoop(400)
-    work = GridWork(trace, cells, groups=GroupChunks.of_blocks(TOKENS), loop=loop)
-    found = {cell: counts for cell, (counts,) in run_grid(jobs, work)}
+    cells = [
+        looped(policy=policy, host=size, rate=400)
+        for policy in ("lru", "infinite")
+        for size in (2, 6)
+    ]
+    found = {one.configuration: one for one in replay_all(trace, cells, jobs=jobs)}
     assert set(found) == set(cells)
-    for size in (2, 5):
-        assert found[Cell("lru", size)] == closed(requests, "lru", size, loop=loop)
-    assert found[Cell("infinite", 2)].loop == found[Cell("infinite", 5)].loop
-    assert found[Cell("infinite", 2)].hit_blocks >= found[Cell("lru", 5)].hit_blocks
+    assert all(one == replay(trace, cell) for cell, one in found.items())
+    small, large, first, second = (found[cell] for cell in cells)
+    assert first == replace(second, configuration=first.configuration)
+    assert first.hits == large.hits > small.hits  # all six blocks fit

@@ -12,21 +12,19 @@ import pytest
 from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.policies import registry
 from kvoffload.replay import (
+    Configuration,
     DecodedTrace,
-    DeviceCache,
     Group,
     GroupChunks,
     GroupLayout,
     HintOptions,
+    Result,
     Selection,
-    TierCounts,
-    TraceHints,
-    device_hits,
+    Tier,
     replay,
-    simulate,
 )
 from kvoffload.replay.serving import group_key
-from kvoffload.replay.tiers import TieredServer, simulate_tiers
+from kvoffload.replay.tiers import TieredServer
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Request, Trace, Workload
 from tests.policies.test_golden import FOLDER, decoded
@@ -42,28 +40,28 @@ SAVED = {
 }
 
 
-def tiers(
-    trace: DecodedTrace, policy: str, capacity: int, disk_capacity: int, **options: Any
-) -> TierCounts:
-    return simulate_tiers(
-        trace,
-        trace.keys(),
-        policy=policy,
-        capacity=capacity,
-        disk_policy=policy,
-        disk_capacity=disk_capacity,
-        **options,
-    )
+def with_disk(policy: str, host: int, disk: int, **settings: Any) -> Configuration:
+    """Return host memory and a disk of one policy."""
+    return Configuration(policy=policy, host=host, tier=Tier("private", disk, policy), **settings)
 
 
+def without_disk(trace: DecodedTrace, configuration: Configuration) -> Result:
+    """Replay host memory alone, which declines nothing either; it is a result as with a disk."""
+    manager = CPUOffloadingManager(16, configuration.host, configuration.policy)
+    manager.policy._set_declining(False)
+    alone = replay(trace, replace(configuration, tier=None), manager=manager)
+    return replace(alone, configuration=configuration)
+
+
+@pytest.mark.parametrize("device", [0, 100])
 @pytest.mark.parametrize("policy", ["lru", "arc", "arc-classic"])
-def test_host_memory_hits_as_without_a_disk(policy: str) -> None:
+def test_host_memory_hits_as_without_a_disk(policy: str, device: int) -> None:
     trace = decoded("lmcache_agents_64c")
-    alone = simulate(trace, trace.keys(), policy, 482, device_hits=device_hits(trace, 0))
     # A disk that holds nothing: what follows a miss in host memory is not looked up.
-    both = tiers(trace, policy, 482, 0)
-    assert (both.host_hits, both.host_stored) == (alone.hit_blocks, alone.stored_slots)
-    assert both.disk_hits == both.disk_stored == 0
+    both = with_disk(policy, 482, 0, device=device)
+    alone = replay(trace, replace(both, tier=None))
+    assert replay(trace, both) == replace(alone, configuration=both)
+    assert alone.host_hits > alone.tier_hits == alone.tier_stored == 0
 
 
 @pytest.mark.parametrize("device", [0, 100])
@@ -71,32 +69,33 @@ def test_host_memory_hits_as_without_a_disk(policy: str) -> None:
 def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: int) -> None:
     """Steps of 16 blocks: a prompt can push out its own head."""
     trace = decoded("lmcache_agents_64c")
-    in_front, groups = device_hits(trace, device), GroupChunks.of_blocks(16, step_tokens=256)
-    alone = simulate(trace, trace.keys(), policy, 482, device_hits=in_front, groups=groups)
-    whole = simulate(trace, trace.keys(), policy, 482, device_hits=in_front)
-    assert alone.hit_blocks != whole.hit_blocks
-    steps = {"groups": groups, "device_slots": device}
-    both = tiers(trace, policy, 482, 0, **steps)
-    assert (both.asked, both.disk_hits) == (alone.asked_blocks, 0)
-    assert (both.host_hits, both.host_stored) == (alone.hit_blocks, alone.stored_slots)
-    behind = tiers(trace, policy, 482, 4_820, **steps)
-    assert behind.asked == both.asked
-    assert behind.host_hits + behind.disk_hits > both.host_hits
+    groups = GroupChunks.of_blocks(16, step_tokens=256)
+    both = with_disk(policy, 482, 0, device=device, groups=groups)
+    host_only, alone = replace(both, tier=None), without_disk(trace, both)
+    if policy != "hit-density":  # which declines blocks where no disk is behind it
+        assert replay(trace, host_only) == replace(alone, configuration=host_only)
+    assert alone.hits != replay(trace, replace(host_only, groups=GroupChunks.of_blocks())).hits
+    assert replay(trace, both) == alone
+    behind = replay(trace, with_disk(policy, 482, 4_820, device=device, groups=groups))
+    assert behind.asked == alone.asked
+    assert behind.hits > alone.hits
 
 
 def test_host_memory_above_a_disk_declines_nothing() -> None:
     trace = decoded("lmcache_agents_64c")
-    by_density, by_lru = (tiers(trace, policy, 482, 4_820) for policy in ("hit-density", "lru"))
+    by_density, by_lru = (
+        replay(trace, with_disk(policy, 482, 4_820)) for policy in ("hit-density", "lru")
+    )
     assert by_density.hit_ratio > 1.1 * by_lru.hit_ratio
 
 
 def test_a_read_from_the_disk_takes_a_slot() -> None:
     """A chain of 8 comes twice, with 20 blocks between: memory for 4 reads 4 of them."""
     rows = [range(8), range(100, 120), range(8), range(8)]
-    trace = DecodedTrace.of([Request(0, 0, 0, tuple(row)) for row in rows])
-    counts = tiers(trace, "hit-density", 4, 100)
-    assert counts.disk_stored == 8
-    assert (counts.host_hits, counts.disk_hits) == (4, 4)
+    requests = [Request(0, 0, 0, tuple(row)) for row in rows]
+    found = replay(requests, with_disk("hit-density", 4, 100))
+    assert found.tier_stored == 8
+    assert (found.host_hits, found.tier_hits) == (4, 4)
 
 
 @pytest.mark.parametrize("case", SAVED, ids=str)
@@ -107,10 +106,11 @@ def test_what_a_disk_saves(case: tuple[str, float, int, int]) -> None:
         pytest.skip(f"no {path.name} in KVOFFLOAD_TRACES")
     trace = DecodedTrace.of(Selection(Trace(path), full_block_tokens=512))
     capacity = int(trace.unique_blocks * percent / 100)
+    settings = {"pending": pending, "groups": GroupChunks.of_blocks(512, step_tokens=16 * 512)}
     for policy, expected in SAVED[case].items():
-        counts = tiers(trace, policy, capacity, times * capacity, pending=pending, step_blocks=16)
-        missed = counts.asked - counts.host_hits - counts.disk_hits
-        recomputed = (missed + READ_COST * counts.disk_hits) / trace.num_requests
+        found = replay(trace, with_disk(policy, capacity, times * capacity, **settings))
+        missed = found.asked - found.hits
+        recomputed = (missed + READ_COST * found.tier_hits) / trace.num_requests
         assert recomputed == pytest.approx(expected, rel=0.02)
 
 
@@ -122,16 +122,15 @@ def test_the_disk_hears_that_a_session_ends() -> None:
         Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=ending, expect=1)
         for number, (row, ending) in enumerate(zip(rows, ends, strict=True))
     ]
-    trace = DecodedTrace.of(requests)
-    said = replace(trace, hints=TraceHints.of(requests, HintOptions(told="ends")))
-    assert tiers(trace, "lru", 4, 8).disk_hits == 0
-    assert tiers(said, "lru", 4, 8).disk_hits == 4
+    said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
+    assert replay(requests, with_disk("lru", 4, 8)).tier_hits == 0
+    assert replay(said, with_disk("lru", 4, 8)).tier_hits == 4
 
 
 # -- several groups --------------------------------------------------------------------------------
 
 FULL, WINDOW, STATE = Group("full", 4, 16), Group("window", 4, 16, 48), Group("state", 4, 16)
-WORKLOAD = list(Workload(300, seed=3))
+WORKLOAD = DecodedTrace.of(Workload(300, seed=3))
 LAYOUTS = {
     "window": GroupLayout((FULL, WINDOW), 4096),
     "windows": GroupLayout((FULL, WINDOW, Group("window", 4, 16, 100)), 4096),
@@ -140,45 +139,29 @@ LAYOUTS = {
 }
 
 
-def of_groups(
-    name: str, policy: str, capacity: int, disk_capacity: int, **options: int
-) -> TierCounts:
-    trace = DecodedTrace.of(WORKLOAD)
-    return simulate_tiers(
-        trace,
-        trace.keys(),
-        groups=GroupChunks.of(LAYOUTS[name], 512),
-        policy=policy,
-        capacity=capacity,
-        disk_policy=policy,
-        disk_capacity=disk_capacity,
-        **options,
-    )
+def of_groups(name: str, policy: str, host: int, disk: int, **settings: int) -> Configuration:
+    return with_disk(policy, host, disk, groups=GroupChunks.of(LAYOUTS[name], 512), **settings)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("policy", registry.names())
-@pytest.mark.parametrize("device_slots", [0, 100])
-def test_without_a_disk_groups_are_replayed_as_ever(
-    name: str, policy: str, device_slots: int
-) -> None:
-    groups = GroupChunks.of(LAYOUTS[name], 512)
-    manager = CPUOffloadingManager(512, 200, policy)
-    alone = replay(WORKLOAD, manager, groups=groups, device=DeviceCache(device_slots, groups))
-    assert alone.loaded_tokens
-    both = of_groups(name, policy, 200, 0, device_slots=device_slots)
-    assert both == TierCounts(alone.asked_tokens, alone.loaded_tokens, 0, alone.stored_slots, 0)
+@pytest.mark.parametrize("device", [0, 100])
+def test_without_a_disk_groups_are_replayed_as_ever(name: str, policy: str, device: int) -> None:
+    both = of_groups(name, policy, 200, 0, device=device)
+    alone = without_disk(WORKLOAD, both)
+    assert alone.host_tokens
+    assert replay(WORKLOAD, both) == alone
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("device_slots", [0, 100])
-def test_a_disk_for_everything_hits_as_memory_for_everything(name: str, device_slots: int) -> None:
-    everything = of_groups(name, "lru", 100_000, 0, device_slots=device_slots)
-    both = of_groups(name, "lru", 200, 100_000, device_slots=device_slots)
-    assert both.disk_hits > 0
+@pytest.mark.parametrize("device", [0, 100])
+def test_a_disk_for_everything_hits_as_memory_for_everything(name: str, device: int) -> None:
+    everything = replay(WORKLOAD, of_groups(name, "lru", 100_000, 0, device=device))
+    both = replay(WORKLOAD, of_groups(name, "lru", 200, 100_000, device=device))
+    assert both.tier_hits > 0
     assert both.asked == everything.asked
-    assert both.host_hits + both.disk_hits == everything.host_hits
-    assert both.disk_stored == everything.host_stored  # each chunk once
+    assert both.hits == everything.host_hits
+    assert both.tier_stored == everything.stored  # each chunk once
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -269,16 +252,7 @@ def test_the_disk_hears_that_a_session_ends_with_groups() -> None:
         Request(1000 * number, 65, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
         for number, row in enumerate(rows)
     ]
-    trace = DecodedTrace.of(requests)
-    said = replace(trace, hints=TraceHints.of(requests, HintOptions(told="ends")))
-    sizes = {"policy": "lru", "capacity": 7, "disk_policy": "lru", "disk_capacity": 14}
-    assert simulate_tiers(trace, trace.keys(), groups=groups, **sizes).disk_hits == 0
-    assert simulate_tiers(said, said.keys(), groups=groups, **sizes).disk_hits == 64
-
-
-def test_the_accelerators_cache_is_given_in_one_way() -> None:
-    trace = DecodedTrace.of(WORKLOAD)
-    with pytest.raises(ValueError, match="device_hits must go with one group, got several"):
-        of_groups("window", "lru", 10, 10, device_hits=device_hits(trace, 5))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="device_slots must be 0 with one group without steps"):
-        tiers(trace, "lru", 10, 10, device_slots=5)
+    said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
+    tiers = Configuration(policy="lru", host=7, tier=Tier("private", 14, "lru"), groups=groups)
+    assert replay(requests, tiers).tier_hits == 0
+    assert replay(said, tiers).tier_hits == 64

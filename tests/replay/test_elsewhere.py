@@ -10,14 +10,24 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.replay import ClosedLoop, DecodedTrace, HintOptions, processes
-from kvoffload.replay.fleet import Fleet
-from kvoffload.replay.grid import Cell, GridWork, run_grid
-from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
+    GroupChunks,
+    HintOptions,
+    Result,
+    processes,
+    replay_all,
+)
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request, Workload
 
 HINTS = HintOptions(told="both")
+BLOCKS = GroupChunks.of_blocks(512)
+
+
+def by_configuration(results):
+    return {one.configuration: one for one in results}
 
 
 def read(seed: int = 1, more: int = 0) -> DecodedTrace:
@@ -45,29 +55,32 @@ def test_a_trace_is_read_once_for_many_grids(machines) -> None:
         return read()
 
     for policies in (("lru",), ("arc", "lru")):
-        cells = [Cell(policy, 10) for policy in policies]
-        work = GridWork(read(), cells, groups=GroupChunks.of_blocks(512))
-        assert len(list(run_grid(1, work, machines(counted)))) == len(cells)
+        cells = [Configuration(policy=policy, host=10, groups=BLOCKS) for policy in policies]
+        found = replay_all(read(), cells, elsewhere=machines(counted))
+        assert len(list(found)) == len(cells)
     assert len(reads) == 1
 
 
-CELLS = [Cell(policy, size) for policy in ("lru", "arc", "belady") for size in (10, 50)]
+CELLS = [
+    Configuration(policy=policy, host=size, groups=BLOCKS)
+    for policy in ("lru", "arc", "belady")
+    for size in (10, 50)
+]
 
 
-def test_a_grid_is_that_of_this_machine(machines) -> None:
-    for loop, cells in ((None, CELLS), (ClosedLoop(5000), CELLS[:4])):
-        work = GridWork(read(), cells, groups=GroupChunks.of_blocks(512), loop=loop)
-        assert dict(run_grid(1, work)).keys() == dict(run_grid(1, work, machines(read))).keys()
-        for cell, (found,) in run_grid(1, work, machines(read)):
-            (alone,) = dict(run_grid(1, work))[cell]
-            assert found.as_row() == alone.as_row()
-            assert found.loop == alone.loop
-
-
-def test_fleets_are_those_of_this_machine(machines) -> None:
-    work = [Fleet(engines=count, host_blocks=20) for count in (1, 2)] + [Cell("lru", 40)]
-    grid = GridWork(read(), work)
-    assert dict(run_grid(1, grid, machines(read))) == dict(run_grid(1, grid))
+@pytest.mark.parametrize(
+    "cells",
+    [
+        CELLS,
+        [replace(cell, loop="closed", rate=5000) for cell in CELLS[:4]],
+        [*(Configuration(engines=count, host=20) for count in (1, 2)), CELLS[0]],
+    ],
+    ids=["caches", "loops", "fleets"],
+)
+def test_a_grid_is_that_of_this_machine(machines, cells) -> None:
+    alone = by_configuration(replay_all(read(), cells))
+    assert set(alone) == set(cells)
+    assert by_configuration(replay_all(read(), cells, elsewhere=machines(read))) == alone
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,7 @@ def test_fleets_are_those_of_this_machine(machines) -> None:
 )
 def test_another_trace_is_refused(machines, other) -> None:
     with pytest.raises(ValueError, match="trace must be the same on all machines, got another"):
-        dict(run_grid(1, GridWork(read(), CELLS), machines(other)))
+        list(replay_all(read(), CELLS, elsewhere=machines(other)))
 
 
 def test_hints_and_times_are_of_the_trace(machines) -> None:
@@ -83,7 +96,7 @@ def test_hints_and_times_are_of_the_trace(machines) -> None:
         return replace(read(), hints=None)
 
     with pytest.raises(ValueError, match="trace must be the same"):
-        dict(run_grid(1, GridWork(read(), CELLS), machines(silent)))
+        list(replay_all(read(), CELLS, elsewhere=machines(silent)))
 
 
 def test_what_is_left_is_cancelled() -> None:
@@ -94,11 +107,11 @@ def test_what_is_left_is_cancelled() -> None:
         def submit(self, *_: object) -> Future[object]:
             self.futures.append(Future())
             if len(self.futures) == 1:
-                self.futures[0].set_result([])
+                self.futures[0].set_result(Result(configuration=CELLS[0]))
             return self.futures[-1]
 
     executor = Never()
-    rows = run_grid(1, GridWork(read(), CELLS), Elsewhere(executor, read))
-    next(rows)
-    rows.close()
+    results = replay_all(read(), CELLS, elsewhere=Elsewhere(executor, read))
+    next(results)
+    results.close()
     assert [one.cancelled() for one in executor.futures] == [False] + [True] * (len(CELLS) - 1)

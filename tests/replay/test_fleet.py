@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.replay import DecodedTrace, device_hits, simulate, simulate_tiers
-from kvoffload.replay.arrivals import NoSessionsError
-from kvoffload.replay.fleet import ROUTERS, Fleet, Tier, parse_router, replay_fleet
-from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
+    Group,
+    GroupChunks,
+    GroupLayout,
+    HintOptions,
+    NoSessionsError,
+    Tier,
+    parse_router,
+    replay,
+)
+from kvoffload.replay.loop import Replays
+from kvoffload.replay.routers import ROUTERS
 from kvoffload.traces import Request, Trace
 
 from . import naive_fleet
@@ -28,14 +38,13 @@ SETTINGS = (
     "engines",
     "router",
     "policy",
-    "host_blocks",
-    "device_blocks",
+    "host",
+    "device",
     "rate",
     "link",
     "tier_link",
-    "block_bytes",
-    "block_tokens",
     "decode_ns",
+    "loop",
     "slots",
     "seed",
 )
@@ -44,8 +53,18 @@ COUNTS = (
     "host_hits",
     "tier_hits",
     "missed_tokens",
-    "host_stored",
+    "stored",
     "tier_stored",
+)
+OF_TIMES = (
+    "saved",
+    "ttft_p50",
+    "ttft_p95",
+    "ttft_mean",
+    "latency_mean",
+    "requests_per_second",
+    "tokens_per_second",
+    "busy",
 )
 
 rows = st.lists(
@@ -84,12 +103,12 @@ routers = st.sampled_from(
     ]
 )
 fleets = st.builds(
-    Fleet,
+    Configuration,
     engines=st.integers(1, 5),
     router=st.just("round-robin"),
     policy=st.sampled_from(["lru", "arc", "lru", "hit-density"]),
-    host_blocks=st.integers(1, 12),
-    device_blocks=st.sampled_from([0, 0, 2, 6]),
+    host=st.integers(0, 12),
+    device=st.sampled_from([0, 0, 2, 6]),
     tier=st.none()
     | st.builds(
         Tier,
@@ -100,13 +119,16 @@ fleets = st.builds(
     rate=st.sampled_from([None, 100, 3000, 10**6]),
     link=st.sampled_from([None, 10**6, 10**9]),
     tier_link=st.sampled_from([None, 10**5]),
-    block_bytes=st.just(1000),
-    block_tokens=st.just(TOKENS),
+    groups=st.just(GroupChunks.of_blocks(TOKENS, block_bytes=1000)),
     decode_ns=st.sampled_from([0, MS]),
     slots=st.sampled_from([0, 0, 1, 2]),
     loop=st.sampled_from(["open", "open", "closed", "recorded"]),
     seed=st.integers(0, 3),
 )
+
+
+BLOCKS = GroupChunks.of_blocks(16)
+SEVERAL = GroupChunks.of(GroupLayout((Group("full", 1, 16), Group("state", 1, 16)), 4096), 16)
 
 
 def is_possible(router, fleet):
@@ -118,8 +140,7 @@ def is_possible(router, fleet):
 
 def replayed(requests, fleet):
     """Replay requests through a fleet."""
-    trace = DecodedTrace.of(requests, arrivals=True)
-    return replay_fleet(trace, trace.keys(), fleet)
+    return replay(DecodedTrace.of(requests, arrivals=True), fleet)
 
 
 def naively(requests, fleet):
@@ -139,30 +160,20 @@ def naively(requests, fleet):
             for one in requests
         ],
         NaiveFleet(
-            **{
-                name: getattr(fleet, name)
-                for name in [
-                    "engines",
-                    "router",
-                    "policy",
-                    "host_blocks",
-                    "device_blocks",
-                    "rate",
-                    "link",
-                    "tier_link",
-                    "block_bytes",
-                    "block_tokens",
-                    "decode_ns",
-                    "slots",
-                    "seed",
-                ]
-            },
+            **{name: getattr(fleet, name) for name in SETTINGS},
             tier=None if fleet.tier is None else fleet.tier.kind,
-            tier_blocks=tier.blocks,
+            tier_slots=tier.slots,
             tier_policy=tier.policy,
-            closed={"open": False, "closed": True, "recorded": "recorded"}[fleet.loop],
+            block_bytes=fleet.block_bytes,
+            block_tokens=fleet.groups.block_tokens,
         ),
     )
+
+
+def renamed(result, configuration):
+    """Return a result as one of another configuration."""
+    engines = tuple(renamed(one, configuration) for one in result.engines)
+    return replace(result, configuration=configuration, engines=engines)
 
 
 def compare(requests, fleet):
@@ -176,7 +187,10 @@ def compare(requests, fleet):
         assert found.saved == pytest.approx(naive.saved)
         assert found.busy == (None if naive.busy is None else pytest.approx(naive.busy))
         assert found.latency_mean == pytest.approx(sum(naive.latencies) / len(requests) / 1e9)
-    for one, other in zip(found.engines, naive.per_engine, strict=True):
+    assert found.log["engine"].tolist() == naive.engines
+    assert (found.log["first"] - found.log["arrival"]).tolist() == naive.ttft
+    assert (found.log["end"] - found.log["arrival"]).tolist() == naive.latencies
+    for one, other in zip(found.engines or [found], naive.per_engine, strict=True):
         for name in ("requests", *COUNTS):
             assert getattr(one, name) == getattr(other, name), name
 
@@ -212,37 +226,26 @@ def test_any_text_is_a_router_or_an_error(text) -> None:
         assert parse_router(str(spec)) == spec
 
 
-@given(requests=rows, fleet=fleets, router=routers, device=st.sampled_from([0, 5]))
-def test_one_engine_is_a_replay(requests, fleet, router, device) -> None:
-    fleet = replace(fleet, engines=1, device_blocks=device, loop="open")
+@given(
+    requests=rows, fleet=fleets, router=routers, device=st.sampled_from([0, 5]), more=st.booleans()
+)
+def test_one_engine_is_a_replay(requests, fleet, router, device, more) -> None:
+    """Time changes no counts, nor does a trace without arrivals."""
+    fleet = replace(fleet, engines=1, device=device, loop="open", rate=fleet.rate or 50)
     assume(is_possible(router, fleet))
     requests = sorted(requests, key=lambda one: one.timestamp)
-    trace = DecodedTrace.of(requests, arrivals=True)
-    keys, on_device = trace.keys(), device_hits(trace, device)
-    found = replay_fleet(trace, keys, replace(fleet, router=router))
-    assert found.device_hits == on_device.sum()
-    if fleet.tier is None:
-        alone = simulate(
-            trace,
-            keys,
-            fleet.policy,
-            fleet.host_blocks,
-            device_hits=on_device,
-            groups=GroupChunks.of_blocks(TOKENS),
-        )
-        assert (found.host_hits, found.host_stored) == (alone.hit_blocks, alone.stored_slots)
-    else:
-        tiers = simulate_tiers(
-            trace,
-            keys,
-            policy=fleet.policy,
-            capacity=fleet.host_blocks,
-            disk_policy=fleet.tier.policy,
-            disk_capacity=fleet.tier.blocks,
-            device_hits=on_device,
-        )
-        assert (found.host_hits, found.tier_hits) == (tiers.host_hits, tiers.disk_hits)
-        assert (found.host_stored, found.tier_stored) == (tiers.host_stored, tiers.disk_stored)
+    found = replayed(requests, replace(fleet, router=router))
+    in_turn = replace(fleet, rate=None)
+    alone = replay(DecodedTrace.of(requests, arrivals=more), in_turn)
+    for name in (*COUNTS, "asked", "evicted", "refused", "not_admitted", "loaded", "tokens"):
+        assert getattr(found, name) == getattr(alone, name), name
+    assert alone == replace(
+        found,
+        configuration=in_turn,
+        **dict.fromkeys(OF_TIMES),
+        ttft_p95_ns=0,
+        ttft_p95_of_parts=(),
+    )
 
 
 @given(requests=rows, fleet=fleets, copies=st.integers(2, 4))
@@ -251,10 +254,12 @@ def test_engines_that_share_nothing_are_each_one_alone(requests, fleet, copies) 
     fleet = replace(fleet, engines=1, tier=private, loop="open")
     requests = sorted(requests, key=lambda one: one.timestamp)
     alone = replayed(requests, fleet)
-    every = replayed(
-        [one for one in requests for _ in range(copies)], replace(fleet, engines=copies)
-    )
-    assert every.engines == alone.engines * copies
+    assert alone.engines == ()
+    several = replace(fleet, engines=copies)
+    every = replayed([one for one in requests for _ in range(copies)], several)
+    assert len(every.engines) == copies
+    for one in every.engines:
+        assert one == replace(renamed(alone, several), placement=one.placement)
     assert every.ttft_p95_ns == alone.ttft_p95_ns
 
 
@@ -265,28 +270,25 @@ def test_what_bounds_hits(requests, fleet, router) -> None:
     fleet = replace(fleet, loop="open", rate=None, router=parse_router(router).name)
     assume(is_possible(fleet.router, fleet))
     trace = DecodedTrace.of(requests, arrivals=True)
-    found = replay_fleet(trace, trace.keys(), fleet)
+    found = replay(trace, fleet)
     assert found.hit_tokens + found.missed_tokens == found.tokens
     assert found.token_hit_ratio * found.tokens == pytest.approx(found.hit_tokens)
-    total = found.device_hits + found.host_hits + found.tier_hits
-    assert found.hit_ratio * found.blocks == pytest.approx(total)
-    nothing = device_hits(trace, 0)
+    assert found.device_hits + found.asked == found.blocks
+    assert found.hits == found.host_hits + found.tier_hits
+    assert found.hit_ratio * found.asked == pytest.approx(found.hits)
+    total = found.device_hits + found.hits
 
     def ceiling(policy, capacity):
-        return simulate(trace, None, policy, capacity, device_hits=nothing).hit_blocks
+        return replay(trace, Configuration(policy=policy, host=capacity)).hits
 
     assert total <= ceiling("infinite", 1)
     if fleet.tier is None:
-        capacity = fleet.engines * (fleet.host_blocks + fleet.device_blocks)
-        assert total <= ceiling("belady", capacity)
+        assert total <= ceiling("belady", fleet.engines * (fleet.host + fleet.device))
     elif fleet.policy != "hit-density":
         longest = max(len(one.hash_ids) for one in requests)
         everything = Tier("shared", max(1, trace.unique_blocks))
-        fleet = replace(
-            fleet, host_blocks=max(1, longest), device_blocks=0, rate=None, tier=everything
-        )
-        found = replay_fleet(trace, trace.keys(), fleet)
-        assert found.host_hits + found.tier_hits == ceiling("infinite", 1)
+        fleet = replace(fleet, host=max(1, longest), device=0, tier=everything)
+        assert replay(trace, fleet).hits == ceiling("infinite", 1)
 
 
 @given(requests=rows, fleet=fleets, router=routers)
@@ -295,14 +297,33 @@ def test_recorded_without_waits_is_the_open_loop(requests, fleet, router) -> Non
     requests = [replace(one, think=None, service=None) for one in requests]
     fleet = replace(fleet, router=router)
     found = [replayed(requests, replace(fleet, loop=loop)) for loop in ("open", "recorded")]
-    assert found[0] == found[1]
+    assert found[0] == renamed(found[1], found[0].configuration)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_tier_hears_that_a_session_ends(engines) -> None:
+    """Its blocks leave first: the tier keeps the chain that came before it."""
+    requests = [
+        Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
+        for number, row in enumerate([range(4), range(10, 14), range(20, 24), range(4)])
+    ]
+    fleet = Configuration(
+        engines=engines,
+        host=4,
+        tier=Tier("shared", 8),
+        rate=10**4,
+        groups=GroupChunks.of_blocks(TOKENS),
+    )
+    for hints, hits in ((None, 0), (HintOptions(told="ends"), 4)):
+        trace = DecodedTrace.of(requests, arrivals=True, hints=hints)
+        assert replay(trace, fleet).tier_hits == hits
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engines": 0}, "engines must be 1 ... 256, got 0"),
-        ({"engines": 257}, "engines must be 1 ... 256, got 257"),
+        ({"engines": 0}, "engines must be >= 1, got 0"),
+        ({"engines": 257}, "engines must be <= 256, got 257"),
         ({"router": "round"}, "router must be one of round-robin, random, .*, got 'round'"),
         ({"router": "sticky?block=2"}, "router: sticky takes the options blocks, got 'block'"),
         ({"router": "random?a=2"}, "router: random takes the options none, got 'a'"),
@@ -313,21 +334,31 @@ def test_recorded_without_waits_is_the_open_loop(requests, fleet, router) -> Non
         ({"router": "events?sees=disk"}, "sees must be one of device, host, tier, got 'disk'"),
         ({"router": "events?sees=tier"}, "must have a tier to see, got none"),
         ({"router": "events?lag_ms=5"}, "must have a rate for its lag, got none"),
+        ({"policy": "infinite", "tier": Tier("shared", 4)}, "must not be a ceiling with a tier"),
+        ({"rate": 5}, "groups must know the tokens of a block with a rate"),
+        ({"policy": "belady"}, "must not be 'belady' with time or several engines"),
+        ({"pending": 2}, "pending must be 0 with time or several engines, got 2"),
+        (
+            {"engines": 1, "rate": 5, "pending": 2, "groups": BLOCKS},
+            "pending must be 0 with time or several",
+        ),
+        ({"engines": 1, "loop": "recorded", "pending": 2}, "must be 0 with a closed loop, got 2"),
+        ({"groups": GroupChunks.of_blocks(16, step_tokens=16)}, "groups must have no steps with"),
+        ({"groups": SEVERAL}, "groups must be one with time or several engines, got several"),
     ],
 )
 def test_bad_fleets_are_refused(options, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Fleet(**{"engines": 2, "host_blocks": 4} | options)
+        Configuration(**{"engines": 2, "host": 4} | options)
 
 
 def test_bad_traces_are_refused() -> None:
-    fleet = Fleet(engines=2, host_blocks=4)
+    fleet = Configuration(engines=2, host=4)
     still = [Request(0, 20, 1, (1,), "a"), Request(0, 20, 1, (1,), "b")]
-    trace = DecodedTrace.of(still)
     with pytest.raises(ValueError, match="trace must have arrivals, got none"):
-        replay_fleet(trace, trace.keys(), fleet)
+        replay(DecodedTrace.of(still), fleet)
     with pytest.raises(ValueError, match="must have times of arrival with a rate, got 0 in all"):
-        replayed(still, replace(fleet, rate=5))
+        replayed(still, replace(fleet, rate=5, groups=BLOCKS))
     with pytest.raises(NoSessionsError, match="must have sessions of several requests, got 2"):
         replayed(still, replace(fleet, loop="closed"))
     assert replayed([], fleet).requests == 0
@@ -335,25 +366,34 @@ def test_bad_traces_are_refused() -> None:
 
 @pytest.mark.parametrize("loop", ["open", "closed", "recorded"])
 def test_times_may_be_longer_than_any_clock(loop) -> None:
-    ages = 4 * 10**12  # ms: 127 years
-    requests = [
-        Request(ages, 10**9, 10**9, (1,), "a", think=ages, service=ages),
-        *[Request(ages, 10**9, 10**9, (1, 2), "a", think=ages, service=ages)] * 3,
-    ]
-    fleet = Fleet(engines=2, host_blocks=2, rate=1, block_tokens=TOKENS, loop=loop)
-    found, naive = replayed(requests, fleet), naively(requests, fleet)
-    assert found.ttft_p95_ns == max(naive.ttft)
-    assert found.latency_mean == pytest.approx(sum(naive.latencies) / 4 / 1e9)
+    ages = 10**12  # ms: 31 years
+
+    def requests(ages):
+        return [
+            Request(ages, 10**9, 10**9, (1,), "a", think=ages, service=ages),
+            *[Request(ages, 10**9, 10**9, (1, 2), "a", think=ages, service=ages)] * 3,
+        ]
+
+    fleet = Configuration(
+        engines=2, host=2, rate=1, groups=GroupChunks.of_blocks(TOKENS), loop=loop
+    )
+    compare(requests(ages), fleet)
+    if loop == "open":
+        compare(requests(4 * ages), fleet)
+    else:
+        with pytest.raises(ValueError, match=f"times must be below {2**63} ns, got "):
+            replayed(requests(4 * ages), fleet)
 
 
 def _cell(engines, router, policy, host, **more):
-    return Fleet(
+    return Configuration(
         engines=engines,
         router=router,
         policy=policy,
-        host_blocks=host,
+        host=host,
         link=50 * 10**9,
         tier_link=10**10,
+        groups=GroupChunks.of_blocks(TOKENS),
         **more,
     )
 
@@ -367,7 +407,7 @@ CELLS = {
             (0, 206465, 0, 36354, 0, 589986, 10569748314, "132d1ad5b8ce"),
         ),
         (
-            _cell(8, "round-robin", "hit-density", 603, device_blocks=128, rate=500),
+            _cell(8, "round-robin", "hit-density", 603, device=128, rate=500),
             (24484, 49634, 0, 105511, 0, 2707538, 173960244665, "8ab6db3ee4c7"),
         ),
         (
@@ -379,7 +419,7 @@ CELLS = {
             (0, 152313, 0, 22572, 0, 1456418, 122070194308, "fa54617d9feb"),
         ),
         (
-            _cell(4, "events?lag_ms=1000", "lru", 1206, device_blocks=256, rate=1000),
+            _cell(4, "events?lag_ms=1000", "lru", 1206, device=256, rate=1000),
             (84464, 108621, 0, 25267, 0, 804066, 12340291929, "b3ebbc39c10c"),
         ),
         (
@@ -393,7 +433,7 @@ CELLS = {
             (0, 98324, 0, 190176, 0, 94475728, 29263824513, "688d668f720a"),
         ),
         (
-            _cell(8, "cost", "lru", 4569, device_blocks=512, rate=5000),
+            _cell(8, "cost", "lru", 4569, device=512, rate=5000),
             (17710, 37558, 0, 233232, 0, 116503281, 12773800000, "ed11480a1e87"),
         ),
         (
@@ -422,7 +462,7 @@ CELLS = {
             (0, 1134797, 0, 3248010, 0, 1772022069, 153783655602, "afc80f632564"),
         ),
         (
-            _cell(8, "events", "hit-density", 1047, device_blocks=256, rate=10000),
+            _cell(8, "events", "hit-density", 1047, device=256, rate=10000),
             (1700180, 2211505, 0, 458040, 0, 350255413, 34698401874, "bfd89fabc174"),
         ),
         (
@@ -449,17 +489,17 @@ def test_published_cells_are_met(name) -> None:
     if not path.exists():
         pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
     trace = DecodedTrace.of(Trace(path), arrivals=True)
-    keys, size = trace.keys(), BLOCK_TOKENS[name]
+    size = BLOCK_TOKENS[name]
+    groups, replays = GroupChunks.of_blocks(size, block_bytes=size * TOKEN_BYTES), Replays(trace)
     for cell, expected in CELLS[name]:
-        fleet = replace(cell, block_tokens=size, block_bytes=size * TOKEN_BYTES)
-        found = replay_fleet(trace, keys, fleet)
+        found = replays.of(replace(cell, groups=groups))
         assert (
             found.device_hits,
             found.host_hits,
             found.tier_hits,
-            found.host_stored,
+            found.stored,
             found.tier_stored,
             found.missed_tokens,
             found.ttft_p95_ns,
             found.placement,
-        ) == expected, fleet
+        ) == expected, cell

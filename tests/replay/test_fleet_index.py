@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from kvoffload.replay.fleet import _index_py as python
+from kvoffload.replay import _index_py as python
 
-compiled = pytest.importorskip("kvoffload.replay.fleet._index_c")
+compiled = pytest.importorskip("kvoffload.replay._index_c")
 TWINS = (python, compiled)
 
 BLOCKS = 300

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.replay import replay
+from kvoffload.replay import Configuration, replay
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Survey, Trace
 
@@ -51,13 +51,13 @@ def trace(name: str) -> Trace:
 
 
 def counts(result):
-    return (result.hit_blocks, result.stored_slots, result.evicted_slots, result.refused)
+    return (result.hits, result.stored, result.evicted, result.refused)
 
 
 @pytest.mark.parametrize(("name", "policy", "capacity"), GOLDEN)
 def test_counts(twin, name, policy, capacity):
     manager = twin.CPUOffloadingManager(16, capacity, policy)
-    result = replay(trace(name), manager)
+    result = replay(trace(name), Configuration(policy=policy, host=capacity), manager=manager)
     assert counts(result) == GOLDEN[name, policy, capacity]
     assert (result.requests, result.blocks) == CONTENTS[name][:2]
     check_invariants(manager)
@@ -67,7 +67,8 @@ def test_counts(twin, name, policy, capacity):
 def test_counts_over_a_backend(twin, policy):
     managers = {"lru": twin.LRUOffloadingManager, "arc": twin.ARCOffloadingManager}
     manager = managers[policy](twin.CPUBackend(16, 482))
-    result = replay(trace("lmcache_agents_64c"), manager)
+    configuration = Configuration(policy=policy, host=482)
+    result = replay(trace("lmcache_agents_64c"), configuration, manager=manager)
     assert counts(result) == GOLDEN["lmcache_agents_64c", policy, 482]
 
 

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, GroupChunks, device_hits, simulate
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay, replay_all
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Workload
 
-BLOCKS = GroupChunks.of_blocks(512)
+UNKNOWN, BLOCKS = GroupChunks.of_blocks(), GroupChunks.of_blocks(512)
 CELLS = [
-    Cell(policy, capacity, device, pending)
+    Configuration(policy=policy, host=capacity, device=device, pending=pending)
     for policy in ("lru", "belady", "infinite")
     for capacity in (30, 300)
     for device, pending in ((0, 0), (100, 2))
 ]
 
 
-def run(trace, cells, jobs):
-    for cell, (counts,) in run_grid(jobs, GridWork(trace, cells)):
-        yield cell, counts
+def found_of(trace, cells, jobs=1):
+    return {one.configuration: one for one in replay_all(trace, cells, jobs=jobs)}
+
+
+def with_blocks(cells):
+    return [replace(cell, groups=BLOCKS) for cell in cells]
 
 
 @pytest.fixture(scope="module")
@@ -33,50 +36,52 @@ def trace() -> DecodedTrace:
     return DecodedTrace.of(Workload(200, seed=4))
 
 
-def test_every_cell_is_what_a_simulation_gives(trace) -> None:
-    for cell, counts in run(trace, CELLS, 1):
-        assert counts == simulate(
-            trace,
-            trace.keys(),
-            cell.policy,
-            cell.capacity,
-            device_hits=device_hits(trace, cell.device_blocks),
-            pending=cell.pending,
-        )
+def test_every_cell_is_what_a_replay_gives(trace) -> None:
+    for cell, result in found_of(trace, CELLS).items():
+        assert result == replay(trace, cell)
+        assert result.log is None
+
+
+def test_every_part_is_what_a_replay_gives(trace) -> None:
+    cells = [cell for cell in CELLS if cell.policy != "belady"]
+    for one in replay_all(trace, cells, parts=3):
+        assert one.parts == replay(trace, one.configuration, parts=3).parts
+        assert [part.requests for part in one.parts] == [66, 67, 67]
 
 
 def test_processes_give_the_same(trace) -> None:
-    work = GridWork(trace, CELLS, groups=BLOCKS)
-    alone = dict(run_grid(1, work))
-    assert dict(run_grid(2, work)) == alone
-    assert set(alone) == set(CELLS)
-    assert all((found.hit_tokens or 1) > 0 for [found] in alone.values())
+    cells = with_blocks(CELLS)
+    alone = found_of(trace, cells)
+    assert found_of(trace, cells, jobs=2) == alone
+    assert set(alone) == set(cells)
+    assert all((found.hit_tokens or 1) > 0 for found in alone.values())
 
 
 def test_repeated_cells_are_computed_once(trace) -> None:
-    assert [cell for cell, _ in run(trace, CELLS[:1] * 3, 1)] == CELLS[:1]
+    assert [one.configuration for one in replay_all(trace, CELLS[:1] * 3)] == CELLS[:1]
 
 
 def test_results_come_back(trace, tmp_path) -> None:
     path = tmp_path / "results.jsonl"
-    found = dict(run(trace, CELLS, 1))
-    file = ResultsFile(path, trace)
+    found = found_of(trace, CELLS)
+    file = ResultsFile(path, trace, UNKNOWN)
     assert file.read(CELLS) == {}
-    for cell, counts in found.items():
-        file.add(cell, counts)
-    assert ResultsFile(path, trace).read(CELLS) == found
-    assert ResultsFile(path, trace).read(CELLS[:3]) == {cell: found[cell] for cell in CELLS[:3]}
-    assert ResultsFile(path, DecodedTrace.of(Workload(5))).read(CELLS) == {}
+    for result in found.values():
+        file.add(result)
+    again = ResultsFile(path, trace, UNKNOWN)
+    assert again.read(CELLS) == found
+    assert again.read(CELLS[:3]) == {cell: found[cell] for cell in CELLS[:3]}
+    assert ResultsFile(path, DecodedTrace.of(Workload(5)), UNKNOWN).read(CELLS) == {}
 
 
 @pytest.mark.parametrize("field", ["trace", "version"])
 def test_results_of_other_traces_and_versions_are_not_used(trace, tmp_path, field) -> None:
     path = tmp_path / "results.jsonl"
-    [(cell, counts)] = run(trace, CELLS[:1], 1)
-    ResultsFile(path, trace).add(cell, counts)
+    [result] = replay_all(trace, CELLS[:1])
+    ResultsFile(path, trace, UNKNOWN).add(result)
     row = json.loads(path.read_text())
     path.write_text(json.dumps(row | {field: "other"}) + "\n")
-    assert ResultsFile(path, trace).read(CELLS) == {}
+    assert ResultsFile(path, trace, UNKNOWN).read(CELLS) == {}
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,15 @@ def test_results_of_other_traces_and_versions_are_not_used(trace, tmp_path, fiel
 )  # fmt: skip
 def test_damaged_lines_are_passed_over(trace, tmp_path, damage) -> None:
     path = tmp_path / "results.jsonl"
-    first, second = run(trace, CELLS[:2], 1)
-    ResultsFile(path, trace).add(*first)
+    first, second = replay_all(trace, CELLS[:2])
+    ResultsFile(path, trace, UNKNOWN).add(first)
     with path.open("a") as file:
         file.write(damage)  # without a newline, as a crash leaves it
-    again = ResultsFile(path, trace)
-    assert again.read(CELLS) == dict([first])
-    again.add(*second)
-    assert ResultsFile(path, trace).read(CELLS) == dict([first, second])
+    again = ResultsFile(path, trace, UNKNOWN)
+    assert again.read(CELLS) == {first.configuration: first}
+    again.add(second)
+    both = {one.configuration: one for one in (first, second)}
+    assert ResultsFile(path, trace, UNKNOWN).read(CELLS) == both
 
 
 @pytest.mark.parametrize("content", ["x", "\n", "[]\n", '{"trace": 1}\n', "x" * 10**6, "[" * 10**5])
@@ -104,60 +110,78 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(trace, tmp_path, 
     path = tmp_path / "notes.txt"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"must be a file of results or an empty one, got .*notes"):
-        ResultsFile(path, trace)
+        ResultsFile(path, trace, UNKNOWN)
     assert path.read_text() == content
 
 
+TOO_MANY = (-1, 10**9, 10**400)
 IMPOSSIBLE = {
     "requests": (199, 201, 10**400),
     "blocks": (0, -1, 10**400),
-    "asked": (0, -1, 10**400),
-    "hits": (-1, 10**9, 10**400),
-    "stored": (-1, 10**9, 10**400),
-    "evicted": (-1, 10**9, 10**400),
-    "refused": (-1, 201, 10**400),
-    "not_admitted": (-1, 10**9, 10**400),
     "tokens": (-1, 0, 10**400),
-    "hit_tokens": (-1, 10**9, 10**400),
+    "asked_tokens": (0, -1, 10**400),
+    "device_tokens": (-1, 1, 512, 10**400),
+    "host_tokens": TOO_MANY,
+    "loaded": (-1,),
+    "stored": TOO_MANY,
+    "evicted": TOO_MANY,
+    "refused": (-1, 201, 10**400),
+    "not_admitted": TOO_MANY,
+    "missed_tokens": TOO_MANY,
+    "missed_p50": TOO_MANY,
+    "missed_p95": TOO_MANY,
 }
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_counts_that_no_replay_of_the_trace_can_have_are_not_used(trace, tmp_path, name) -> None:
-    path = tmp_path / "results.jsonl"
-    [(cell, [counts])] = run_grid(1, GridWork(trace, CELLS[:1], groups=BLOCKS))
-    ResultsFile(path, trace, BLOCKS).add(cell, counts)
+    path, cells = tmp_path / "results.jsonl", with_blocks(CELLS)
+    [result] = replay_all(trace, cells[:1])
+    ResultsFile(path, trace, BLOCKS).add(result)
     row = json.loads(path.read_text())
-    for value in ("3", None, 1.5, True, *IMPOSSIBLE[name]):
+    unknown = () if name == "loaded" else (None,)
+    for value in ("3", 1.5, True, *unknown, *IMPOSSIBLE[name]):
         path.write_text(json.dumps(row | {"counts": row["counts"] | {name: value}}) + "\n")
-        assert ResultsFile(path, trace, BLOCKS).read(CELLS) == {}, value
+        assert ResultsFile(path, trace, BLOCKS).read(cells) == {}, value
     path.write_text(json.dumps(row) + "\n")
-    assert ResultsFile(path, trace, BLOCKS).read(CELLS) == {cell: counts}
-    assert ResultsFile(path, trace).read(CELLS) == {}
+    assert ResultsFile(path, trace, BLOCKS).read(cells) == {cells[0]: result}
+    assert ResultsFile(path, trace, UNKNOWN).read(cells) == {}
+
+
+def test_every_count_of_a_file_is_checked(trace, tmp_path) -> None:
+    [result] = replay_all(trace, with_blocks(CELLS[:1]))
+    ResultsFile(tmp_path / "results.jsonl", trace, BLOCKS).add(result)
+    assert json.loads((tmp_path / "results.jsonl").read_text())["counts"].keys() == {
+        "has_junctions",
+        *IMPOSSIBLE,
+    }
 
 
 @pytest.mark.parametrize("policy", [*registry.names(), "belady", "infinite"])
 def test_what_a_replay_gives_is_possible(trace, tmp_path, policy) -> None:
     path = tmp_path / "results.jsonl"
-    cells = [Cell(policy, *rest) for rest in itertools.product((1, 40), (0, 100), (0, 3))]
-    work = GridWork(trace, cells, groups=BLOCKS)
-    found = {cell: counts for cell, (counts,) in run_grid(1, work)}
-    for cell, counts in found.items():
-        ResultsFile(path, trace, BLOCKS).add(cell, counts)
-    assert ResultsFile(path, trace, BLOCKS).read(cells) == found
+    cells = [
+        Configuration(policy=policy, host=host, device=device, pending=pending, groups=BLOCKS)
+        for host, device, pending in itertools.product((1, 40), (0, 100), (0, 3))
+    ]
+    found = found_of(trace, cells)
+    for result in found.values():
+        ResultsFile(path, trace, BLOCKS).add(result)
+    read = ResultsFile(path, trace, BLOCKS).read(cells)
+    assert read == found
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
 def test_a_device_is_not_read_and_is_written_through(trace) -> None:
-    file = ResultsFile("/dev/zero", trace)
+    file = ResultsFile("/dev/zero", trace, UNKNOWN)
     assert file.read(CELLS) == {}  # it has no end
-    [(cell, counts)] = run(trace, CELLS[:1], 1)
-    file.add(cell, counts)
+    [result] = replay_all(trace, CELLS[:1])
+    file.add(result)
     assert Path("/dev/zero").is_char_device()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_names_the_file(trace) -> None:
-    [(cell, counts)] = run(trace, CELLS[:1], 1)
+    [result] = replay_all(trace, CELLS[:1])
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        ResultsFile("/dev/full", trace).add(cell, counts)
+        ResultsFile("/dev/full", trace, UNKNOWN).add(result)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.policies import registry
 from kvoffload.replay import (
+    Configuration,
     DecodedTrace,
-    DeviceCache,
     Group,
     GroupChunks,
     GroupLayout,
-    device_hits,
-    device_hits_and_junctions,
+    Result,
     replay,
-    simulate,
+    replay_all,
 )
-from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.device import DeviceCache, device_hits, new_device
+from kvoffload.replay.loop import Replays
 from kvoffload.replay.serving import GroupServer, group_key
-from kvoffload.replay.simulate import simulate_requests
 from kvoffload.traces import Request
 
 FULL = Group("full", 12, 16)
@@ -261,6 +261,10 @@ def test_what_is_loaded() -> None:
 # -- replays ---------------------------------------------------------------------------------------
 
 
+def run(trace: DecodedTrace, policy: str, host: int, groups: GroupChunks, **how) -> Result:
+    return replay(trace, Configuration(policy=policy, host=host, groups=groups, **how))
+
+
 def system_prompt(count: int = 40) -> list[Request]:
     """Prompts that share 4,096 tokens and nothing else; of 4,480 tokens each."""
     shared = tuple(range(1, 257))
@@ -281,30 +285,43 @@ def system_prompt(count: int = 40) -> list[Request]:
 )
 def test_a_shared_system_prompt_on_a_cold_cache(groups, retention, hit_tokens) -> None:
     chunks = bound(*groups, retention=retention)
-    result = replay(system_prompt(), CPUOffloadingManager(16, 100_000), groups=chunks)
-    assert result.loaded_tokens == 39 * hit_tokens
+    result = run(DecodedTrace.of(system_prompt()), "lru", 100_000, chunks)
+    assert result.offloaded_tokens == 39 * hit_tokens
     assert result.asked_tokens == 40 * 4480
     if hit_tokens:
         assert result.hit_ratio == pytest.approx(0.891, abs=1e-3)
 
 
+def on_device(trace: DecodedTrace, slots: int, groups: GroupChunks):
+    return device_hits(trace.starts, trace.blocks, trace.lengths, slots, groups)
+
+
 def test_a_junction_makes_the_third_prompt_hit() -> None:
-    chunks = bound(FULL, WINDOW)
-    device = DeviceCache(100_000, chunks)
-    requests = system_prompt(4)
-    asked = [device.ask(request.hash_ids, 4480) for request in requests]
-    assert asked == [(0, 0), (0, 256), (256, 0), (256, 0)]
+    trace, chunks = DecodedTrace.of(system_prompt(4)), bound(FULL, WINDOW)
+    hits, junctions = on_device(trace, 100_000, chunks)
+    assert hits.tolist() == [0, 0, 256, 256]
+    assert junctions.tolist() == [0, 256, 0, 0]
+    # Behind it, host memory is offered the resume point there.
+    result = run(trace, "lru", 100_000, chunks, device=100_000)
+    assert result.has_junctions
+    assert result.log["junction"].tolist() == [0, 4096, 0, 0]
+    assert result.log["device"].tolist() == [0, 0, 4096, 4096]
 
 
 def test_the_accelerators_cache_forgets_the_least_recent() -> None:
     trace = DecodedTrace.of(system_prompt(3))
     chunks = bound(FULL)
-    for none in device_hits_and_junctions(trace, 0, chunks):
+    for none in on_device(trace, 0, chunks):
         assert none.tolist() == [0] * 3
-    found = device_hits(trace, 300, chunks)
-    assert found.tolist() == device_hits(trace, 300).tolist()
-    assert DeviceCache(300).ask(()) == (0, 0)
-    assert DeviceCache(0, chunks).ask((1, 2), 33) == (0, 0)
+    found = on_device(trace, 300, chunks).hits
+    assert found.tolist() == on_device(trace, 300, GroupChunks.of_blocks()).hits.tolist()
+    some = np.array((1, 2), dtype=np.uint32)
+    assert DeviceCache(300).find(some[:0]) == (0, 0)
+    assert new_device(300, chunks).find(some[:0], 0) == (0, 0)
+    without = new_device(0, chunks)
+    for _ in range(2):
+        assert without.find(some, 33) == (0, 0)
+        without.leave(some, 33, 0, 0)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -358,133 +375,80 @@ def test_a_refused_call_is_refused_whole() -> None:
     assert (served.refused, served.to_store) == (1, [])
 
 
-def test_simulations_and_grids_count_as_the_replay_does() -> None:
-    requests = system_prompt(12)
-    trace = DecodedTrace.of(requests)
+def test_managers_and_grids_count_alike() -> None:
+    trace = DecodedTrace.of(system_prompt(12))
     chunks = bound(FULL, WINDOW, retention=512)
-    front = device_hits(trace, 0)
-    result = replay(requests, CPUOffloadingManager(16, 350), groups=chunks)
-    counts = simulate(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
-    assert counts == result
-    of_each = simulate_requests(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
-    assert of_each.sum() == result.loaded_tokens
-    cells = [Cell("lru", 350), Cell("infinite", 0), Cell("belady", 350)]
-    found = dict(run_grid(1, GridWork(trace, cells, groups=chunks)))
-    assert found[cells[0]] == [counts]
-    (unbounded,), (belady,) = found[cells[1]], found[cells[2]]
-    assert counts.loaded_tokens <= unbounded.loaded_tokens <= trace.lengths.sum()
-    assert belady.loaded_tokens >= counts.loaded_tokens
-    assert belady.hit_tokens is None
+    lru, unbounded, belady = (
+        Configuration(policy=policy, host=host, groups=chunks)
+        for policy, host in (("lru", 350), ("infinite", 0), ("belady", 350))
+    )
+    counts = replay(trace, lru, manager=CPUOffloadingManager(16, 350))
+    found = {result.configuration: result for result in replay_all(trace, [lru, unbounded, belady])}
+    assert found[lru] == counts
+    most = found[unbounded].offloaded_tokens
+    assert counts.offloaded_tokens <= most <= trace.lengths.sum()
+    assert found[belady].offloaded_tokens >= counts.offloaded_tokens
+    assert found[belady].hit_tokens is None
 
 
-def test_tokens_hit_are_those_of_prompts_of_known_length() -> None:
+def test_prompts_of_unknown_length_are_a_token_longer_than_their_blocks() -> None:
     prompt = tuple(range(8))
     requests = [Request(0, length, 0, prompt) for length in (0, 129, 0, 0, 129)]
-    chunks = bound(FULL, WINDOW)
-    result = replay(requests, CPUOffloadingManager(16, 100), groups=chunks)
-    assert (result.loaded_tokens, result.hit_tokens, result.tokens) == (4 * 128, 2 * 128, 2 * 129)
-    trace = DecodedTrace.of(requests)
-    front = device_hits(trace, 0)
-    counts = simulate(trace, trace.keys(), "lru", 100, device_hits=front, groups=chunks)
-    assert (counts.loaded_tokens, counts.hit_tokens, counts.tokens) == (4 * 128, 2 * 128, 2 * 129)
+    result = run(DecodedTrace.of(requests), "lru", 100, bound(FULL, WINDOW))
+    assert (result.offloaded_tokens, result.hit_tokens) == (4 * 128, 4 * 128)
+    assert (result.tokens, result.missed_tokens) == (5 * 129, 129 + 4)
 
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_lengths_are_added_without_overflow(policy: str) -> None:
     trace = DecodedTrace.of(Request(0, 2**62, 0, (1, 2)) for _ in range(4))
-    chunks = bound(FULL, WINDOW)
-    front = device_hits(trace, 0)
-    counts = simulate(trace, trace.keys(), policy, 10, device_hits=front, groups=chunks)
-    assert counts.tokens == 2**64
+    assert run(trace, policy, 10, bound(FULL, WINDOW)).tokens == 2**64
 
 
 def test_full_groups_with_chunks_of_several_sizes_do_not_share_alike() -> None:
     """A prompt of 64 tokens takes four slots of one group and two of the other."""
     chunks = bound(FULL, Group("full", 12, 32))
-    requests = [Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5)]
-    trace = DecodedTrace.of(requests)
-    front = device_hits(trace, 0)
-
-    def hits(policy: str, chunks: GroupChunks) -> int:
-        result = simulate(trace, None, policy, 6, device_hits=front, groups=chunks)
-        return result.loaded_tokens
-
-    assert hits("lru", chunks) == 4 * 64 <= hits("belady", chunks)
-    assert hits("belady", bound(FULL, FULL)) == 4 * 48  # three slots each
+    trace = DecodedTrace.of(Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5))
+    hits = [run(trace, policy, 6, chunks).offloaded_tokens for policy in ("lru", "belady")]
+    assert hits[0] == 4 * 64 <= hits[1]
+    assert run(trace, "belady", 6, bound(FULL, FULL)).offloaded_tokens == 4 * 48  # 3 slots each
 
 
 def test_a_ceiling_counts_the_slots_of_every_full_group() -> None:
     trace = DecodedTrace.of(Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5))
     for groups, slots in ((FULL,), 4), ((FULL, FULL), 8):
-        chunks = bound(*groups)
-        front = device_hits(trace, 0)
-        counts = simulate(trace, trace.keys(), "belady", 100, device_hits=front, groups=chunks)
-        assert counts.stored_slots == slots
+        assert run(trace, "belady", 100, bound(*groups)).stored == slots
 
 
 def test_what_is_refused_or_not_admitted_is_counted() -> None:
     trace = DecodedTrace.of(system_prompt(6))
     chunks = bound(FULL, WINDOW)
-    front = device_hits(trace, 0)
     for policy in ("lru", "hit-density"):
         manager = CPUOffloadingManager(16, 300, policy)
-        result = replay(system_prompt(6), manager, groups=chunks)
-        counts = simulate(trace, trace.keys(), policy, 300, device_hits=front, groups=chunks)
-        assert counts.refused == result.refused
-        assert counts.not_admitted == result.not_admitted
+        one = Configuration(policy=policy, host=300, groups=chunks)
+        result = replay(trace, one, manager=manager)
+        counts = run(trace, policy, 300, chunks)
+        stats = manager.stats()
+        assert counts.refused == result.refused == stats["refused_stores"]
+        assert counts.not_admitted == result.not_admitted == stats["not_admitted"]
     assert result.not_admitted > 0
-    tiny = simulate(trace, trace.keys(), "lru", 4, device_hits=front, groups=chunks)
-    assert (tiny.refused, tiny.stored_slots) == (6, 0)
+    tiny = run(trace, "lru", 4, chunks)
+    assert (tiny.refused, tiny.stored) == (6, 0)
 
 
 def test_a_grid_of_groups_in_other_processes() -> None:
-    trace = DecodedTrace.of(system_prompt(6))
-    work = GridWork(trace, [Cell("lru", 350, 100), Cell("arc", 350)], groups=bound(FULL, WINDOW))
-    assert dict(run_grid(2, work)) == dict(run_grid(1, work))
+    trace, groups = DecodedTrace.of(system_prompt(6)), bound(FULL, WINDOW)
+    every = [
+        Configuration(policy="lru", host=350, device=100, groups=groups),
+        Configuration(policy="arc", host=350, groups=groups),
+    ]
+    here, there = ({*replay_all(trace, every, jobs=jobs)} for jobs in (1, 2))
+    assert here == there
+    replays = Replays(trace)
+    assert here == {replays.of(one) for one in every}
 
 
 def test_without_a_full_group_belady_bounds_nothing() -> None:
     trace = DecodedTrace.of(system_prompt(2))
-    chunks = bound(WINDOW)
     with pytest.raises(ValueError, match="'belady' where no group is full"):
-        simulate(
-            trace,
-            trace.keys(),
-            "belady",
-            10,
-            device_hits=device_hits(trace, 0),
-            groups=chunks,
-        )
-
-
-def test_earlier_names_work_and_warn() -> None:
-    import kvoffload.replay
-
-    with pytest.warns(DeprecationWarning, match="Counts goes in 0.5: it is ReplayResult"):
-        assert kvoffload.replay.Counts is kvoffload.replay.ReplayResult
-    with pytest.warns(DeprecationWarning, match="replay_groups goes in 0.5: replay takes groups"):
-        replay_groups = kvoffload.replay.replay_groups
-    chunks = bound(FULL, WINDOW)
-    found = replay_groups(system_prompt(3), CPUOffloadingManager(16, 350), chunks)
-    assert found == replay(system_prompt(3), CPUOffloadingManager(16, 350), groups=chunks)
-    with pytest.raises(AttributeError, match="no attribute 'GroupDevice'"):
-        kvoffload.replay.GroupDevice  # noqa: B018
-
-
-def test_what_is_no_longer_public_works_and_warns() -> None:
-    import kvoffload.replay
-    import kvoffload.traces
-    from kvoffload.replay import grid, offline, serving
-    from kvoffload.traces import merged
-
-    for package, module, name in [
-        (kvoffload.replay, grid, "Cell"),
-        (kvoffload.replay, offline, "CEILINGS"),
-        (kvoffload.replay, serving, "serve"),
-        (kvoffload.traces, merged, "trace_files"),
-    ]:
-        assert name not in package.__all__
-        with pytest.warns(DeprecationWarning, match=f"{name} goes in 0.5: .*{module.__name__}"):
-            assert getattr(package, name) is getattr(module, name)
-    with pytest.warns(DeprecationWarning, match='simulate takes "belady" as a policy'):
-        assert kvoffload.replay.belady is offline.belady
+        run(trace, "belady", 10, bound(WINDOW))

@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager, Hints, HitDensityCachePolicy, LRUCachePolicy
 from kvoffload.replay import (
+    Configuration,
     DecodedTrace,
     GroupChunks,
     HintOptions,
+    Tier,
     TraceHints,
-    device_hits,
     replay,
-    simulate,
-    simulate_tiers,
+    replay_all,
 )
-from kvoffload.replay.fleet import Fleet, replay_fleet
-from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.requests import digest_of
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Request
@@ -243,7 +241,7 @@ class HearingHitDensity(Hearing, HitDensityCachePolicy):
 def calls(rows: list[Request], hints: TraceHints) -> list[tuple[str, int, Hints | None]]:
     """Return what a policy should hear."""
     found = []
-    for row, told in hints.beside(rows):
+    for row, told in zip(rows, hints.of_each(), strict=True):
         size = len(row.hash_ids)
         found += [("begun", size, told.at_begin), ("finished", size, told.at_finish)]
         if told.at_finish is not None and told.at_finish.ends:
@@ -257,29 +255,28 @@ def test_a_policy_hears_the_time_at_begin_and_the_end_at_finish() -> None:
     assert {kind for kind, _, _ in wanted} == {"begun", "finished", "released"}
     policy = HearingLRU(cache_capacity=2000)  # nothing leaves: every session goes on
     policy.heard = []
-    replay(TRACE, CPUOffloadingManager(16, 2000, policy), hints=hints)
+    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", share=0.5))
+    replay(trace, Configuration(host=2000), manager=CPUOffloadingManager(16, 2000, policy))
     assert policy.heard == wanted
     HearingLRU.heard.clear()
-    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", share=0.5))
-    simulate(
-        trace, None, f"{__name__}:HearingLRU", 2000, device_hits=device_hits(trace, 0), pending=2
-    )
+    replay(trace, Configuration(policy=f"{__name__}:HearingLRU", host=2000, pending=2))
     assert HearingLRU.heard == wanted
 
 
 def test_a_policy_that_learns_by_request_hears_it_from_steps_too() -> None:
-    hints = TraceHints.of(TRACE, HintOptions(told="both"))
+    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both"))
     policy = HearingHitDensity(cache_capacity=60)
     policy.heard = []
     manager = CPUOffloadingManager(16, 60, policy)
-    replay(TRACE, manager, block_tokens=16, step_tokens=64, hints=hints)
+    groups = GroupChunks.of_blocks(16, step_tokens=64)
+    replay(trace, Configuration(host=60, groups=groups), manager=manager)
     begun = [said for kind, _, said in policy.heard if kind == "begun"]
     finished = [said for kind, _, said in policy.heard if kind == "finished"]
     released = [size for kind, size, _ in policy.heard if kind == "released"]
-    told = list(hints.of_each())
+    told = list(trace.hints.of_each())
     assert begun == [one.at_begin for one in told]
     assert finished == [one.at_finish for one in told]
-    assert len(released) >= hints.num_ending > 0
+    assert len(released) >= trace.hints.num_ending > 0
 
 
 class Clock(CPUOffloadingManager):
@@ -292,76 +289,52 @@ class Clock(CPUOffloadingManager):
 
 def test_the_clock_is_the_trace_s_with_hints_and_none_without() -> None:
     manager = Clock(16, 60)
-    replay(TRACE, manager, hints=TraceHints.of(TRACE, HintOptions(told="ends")))
+    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="ends"))
+    replay(trace, Configuration(host=60), manager=manager)
     assert manager.clock == [row.timestamp / 1000 for row in TRACE]
     manager = Clock(16, 60)
-    replay(TRACE, manager)
+    replay(TRACE, Configuration(host=60), manager=manager)
     assert set(manager.clock) == {None}
 
 
 def test_every_kind_of_replay_hears_the_same() -> None:
-    options = HintOptions(told="both", noise=2.7)
-    groups = GroupChunks.of_blocks(16)
-    trace = DecodedTrace.of(TRACE, hints=options)
+    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", noise=2.7))
     silent = DecodedTrace.of(TRACE)
-    cells = [Cell(policy, size) for policy in POLICIES for size in (60, 120)]
-    alone = dict(run_grid(1, GridWork(trace, cells, groups=groups)))
-    assert dict(run_grid(2, GridWork(trace, cells, groups=groups))) == alone
-    without = dict(run_grid(1, GridWork(silent, cells, groups=groups)))
-    for cell in cells:
-        manager = CPUOffloadingManager(16, cell.capacity, cell.policy)
-        result = replay(TRACE, manager, groups=groups, hints=trace.hints)
-        assert [result] == alone[cell]
-        # many sessions end: their room is worth something
-        assert alone[cell][0].hit_blocks > without[cell][0].hit_blocks
-    stepped = GroupChunks.of_blocks(16, step_tokens=64)
-    for cell in cells:
-        result = replay(
-            TRACE,
-            CPUOffloadingManager(16, cell.capacity, cell.policy),
-            groups=stepped,
-            hints=trace.hints,
+    for step in (None, 64):
+        groups = GroupChunks.of_blocks(16, step_tokens=step)
+        every = [
+            Configuration(policy=policy, host=size, groups=groups)
+            for policy in POLICIES
+            for size in (60, 120)
+        ]
+        alone, together, without = (
+            {result.configuration: result for result in replay_all(one, every, jobs=jobs)}
+            for one, jobs in ((trace, 1), (trace, 2), (silent, 1))
         )
-        without_hints = replay(
-            TRACE, CPUOffloadingManager(16, cell.capacity, cell.policy), groups=stepped
-        )
-        assert result.hit_blocks > without_hints.hit_blocks
-    tiers = [
-        simulate_tiers(
-            one,
-            one.keys(),
-            policy="lru",
-            capacity=60,
-            disk_policy="lru",
-            disk_capacity=200,
-            device_hits=device_hits(one, 0),
-        )
-        for one in (trace, silent)
-    ]
-    assert tiers[0].host_hits > tiers[1].host_hits
-
-
-def test_hints_of_another_trace_are_refused() -> None:
-    hints = TraceHints.of(TRACE, HintOptions(told="both"))
-    for rows, how in ((TRACE[:-1], "fewer"), ([*TRACE, TRACE[-1]], "more")):
-        with pytest.raises(ValueError, match=f"hints must be those of the requests.*{how}"):
-            replay(rows, CPUOffloadingManager(16, 60), hints=hints)
+        assert alone.keys() == set(every)
+        assert alone == together
+        for one, heard in alone.items():
+            manager = CPUOffloadingManager(16, one.host, one.policy)
+            assert replay(trace, one, manager=manager) == heard
+            # many sessions end: their room is worth something
+            assert heard.hits > without[one].hits
+    tiers = Configuration(host=60, tier=Tier("private", 200))
+    assert replay(trace, tiers).host_hits > replay(silent, tiers).host_hits
 
 
 def test_results_are_kept_apart_by_what_was_told(tmp_path) -> None:
-    cell, file = Cell("lru", 60), tmp_path / "results"
+    wanted, file = Configuration(host=60), tmp_path / "results"
     told = (None, HintOptions(told="both"), HintOptions(told="both", noise=2))
     traces = [DecodedTrace.of(TRACE, hints=options) for options in told]
     for trace in traces:
-        results = ResultsFile(file, trace)
-        assert results.read([cell]) == {}
-        ((_, (found,)),) = run_grid(1, GridWork(trace, [cell]))
-        results.add(cell, found)
+        results = ResultsFile(file, trace, wanted.groups)
+        assert results.read([wanted]) == {}
+        results.add(replay(trace, wanted))
     for trace in traces:
-        assert len(ResultsFile(file, trace).read([cell])) == 1
+        assert len(ResultsFile(file, trace, wanted.groups).read([wanted])) == 1
 
 
-def test_a_fleet_counts_liars_by_session_where_files_are_out_of_order() -> None:
+def test_liars_are_counted_by_session_where_files_are_out_of_order() -> None:
     early = [Request(minute * MINUTE, 1, 1, (minute,), "new") for minute in range(1, 6)]
     late = [Request(minute * MINUTE, 1, 1, (0,), "same") for minute in range(10, 14)]
     rows = [*late, *early]
@@ -370,6 +343,7 @@ def test_a_fleet_counts_liars_by_session_where_files_are_out_of_order() -> None:
         trace = DecodedTrace.of(rows, hints=options, arrivals=True)
         if trace.hints is not None and trace.hints.lies.tolist() == [True] * 4 + [False] * 5:
             break
-    found = replay_fleet(trace, trace.keys(), Fleet(engines=1, host_blocks=100))
-    assert (found.liar_asked, found.liar_hits) == (4, 3)
-    assert (found.honest_hit_ratio, found.liar_hit_ratio) == (0.0, 0.75)
+    for engines in (1, 2):
+        found = replay(trace, Configuration(host=100, engines=engines))  # which take turns
+        assert (found.liar_asked, found.liar_hits) == (4, 4 - engines)
+        assert (found.honest_hit_ratio, found.liar_hit_ratio) == (0.0, 1 - engines / 4)

@@ -25,11 +25,11 @@ def test_two_engines() -> None:
         (1, 40, 0, [1, 2, 4, 5], None, None, None),  # waits to 25; two hits, 20 + 20 ms
         (100, 25, 0, [1, 2, 3], None, None, None),  # three hits, 0 + 30 ms
     ]
-    result = run(rows, NaiveFleet(engines=2, host_blocks=10, **SETTINGS))
+    result = run(rows, NaiveFleet(engines=2, host=10, **SETTINGS))
     assert result.engines == [0, 1, 0, 1]
     placed = b"\0\0\1\0\0\0\1\0"
     assert result.placement == hashlib.sha256(placed).hexdigest()[:12]
-    assert (result.host_hits, result.host_stored) == (5, 8)
+    assert (result.host_hits, result.stored) == (5, 8)
     assert (result.hit_tokens, result.missed_tokens, result.tokens) == (45, 70, 115)
     assert result.ttft == [ms * MILLISECOND for ms in (25, 25, 64, 30)]
     assert result.latencies == [ms * MILLISECOND for ms in (65, 45, 64, 30)]
@@ -45,16 +45,16 @@ def test_a_tier() -> None:
         (30, 25, 0, [1, 2, 5], "a", None, None),  # comes at 65; 5 + 200 ms, 5 finds no room
     ]
     settings = NaiveFleet(
-        host_blocks=2, tier="private", tier_blocks=10, closed=True, policy="hit-density", **SETTINGS
+        host=2, tier="private", tier_slots=10, loop="closed", policy="hit-density", **SETTINGS
     )
     result = run(rows, settings)
     assert (result.host_hits, result.tier_hits) == (0, 2)
-    assert (result.host_stored, result.tier_stored) == (6, 4)
+    assert (result.stored, result.tier_stored) == (6, 4)
     assert result.ttft == [ms * MILLISECOND for ms in (20, 20, 205)]
     assert result.span == 270 * MILLISECOND
 
 
 def test_ties_go_to_the_engine_with_fewest_rows() -> None:
     rows = [(time, 10, 0, [time], None, None, None) for time in (0, 100, 200, 300)]
-    result = run(rows, NaiveFleet(engines=3, router="least-loaded", host_blocks=1, **SETTINGS))
+    result = run(rows, NaiveFleet(engines=3, router="least-loaded", host=1, **SETTINGS))
     assert result.engines == [0, 1, 2, 0]

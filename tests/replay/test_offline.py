@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,19 @@ from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager, LRUCachePolicy
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    DecodedTrace,
-    GroupChunks,
-    _belady_py,
-    device_hits,
-    replay,
-    simulate,
-)
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, _belady_py, replay
+from kvoffload.replay.device import device_hits
+from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import CEILINGS, belady, infinite_hits
 from kvoffload.replay.processes import mapped_arrays, shared_arrays
-from kvoffload.replay.simulate import simulate_in_parts
 from kvoffload.traces import Request, Survey, Workload
 
 pytestmark = pytest.mark.fast
+
+SUMMED = (
+    *("requests", "blocks", "tokens", "asked", "device_hits", "hits"),
+    *("loaded", "stored", "evicted", "refused", "not_admitted"),
+)
 
 
 def trace_of(*rows: tuple[int, ...]) -> DecodedTrace:
@@ -49,8 +49,14 @@ def test_the_twins_choose_alike(seed, capacity):
         assert compiled.belady(*arguments) == _belady_py.belady(*arguments)
 
 
-def nothing(trace: DecodedTrace):
-    return device_hits(trace, 0)
+def on_device(trace: DecodedTrace, slots: int) -> np.ndarray:
+    """Return the leading blocks of each request that the accelerator's cache has."""
+    groups = GroupChunks.of_blocks()
+    return device_hits(trace.starts, trace.blocks, trace.lengths, slots, groups).hits
+
+
+def nothing(trace: DecodedTrace) -> np.ndarray:
+    return on_device(trace, 0)
 
 
 def best_hits(trace: DecodedTrace, capacity: int, front: list[int]) -> int:
@@ -101,7 +107,7 @@ def best_managed_hits(trace: DecodedTrace, capacity: int, front: list[int]) -> i
 
 
 def tiny_traces(count: int, *, chained: bool, seed: int = 0):
-    """Yield short traces of few blocks, each with a capacity and with what an accelerator has."""
+    """Yield short traces of few blocks, each with a capacity and the slots of an accelerator."""
     rng = random.Random(seed)
     for _ in range(count):
         rows = []
@@ -114,13 +120,14 @@ def tiny_traces(count: int, *, chained: bool, seed: int = 0):
                 row = rng.sample(range(5), rng.randint(1, 3))
             rows.append(tuple(row))
         trace = trace_of(*rows)
-        yield trace, rng.randint(1, 3), device_hits(trace, rng.randint(0, 3))
+        yield trace, rng.randint(1, 3), rng.randint(0, 3)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("chained", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_belady_is_the_best_choice_behind_an_accelerator(chained: bool) -> None:
-    for trace, capacity, front in tiny_traces(50_000, chained=chained):
+    for trace, capacity, device in tiny_traces(50_000, chained=chained):
+        front = on_device(trace, device)
         found = belady(trace, capacity, front)[0]
         assert found == best_hits(trace, capacity, front.tolist()), list(trace.rows())
 
@@ -129,20 +136,21 @@ def test_belady_is_the_best_choice_behind_an_accelerator(chained: bool) -> None:
 @pytest.mark.parametrize("chained", [False, True])
 def test_no_manager_exceeds_belady_behind_an_accelerator(chained: bool) -> None:
     names = [name for name in registry.names() if name != "hit-density"]  # needs longer traces
-    for trace, capacity, front in tiny_traces(300, chained=chained, seed=1):
+    for trace, capacity, device in tiny_traces(300, chained=chained, seed=1):
+        front, replays = on_device(trace, device), Replays(trace)
         found = belady(trace, capacity, front)[0]
         best = best_managed_hits(trace, capacity, front.tolist())
         assert best <= found, list(trace.rows())
         if chained and not front.any():
             assert best == found, list(trace.rows())
         for name in names:
-            counts = simulate(trace, trace.keys(), name, capacity, device_hits=front)
-            assert counts.hit_blocks <= best
+            one = Configuration(policy=name, host=capacity, device=device)
+            assert replays.of(one).hits <= best
 
 
 def test_a_block_that_passes_on_the_accelerator_is_stored_again_for_nothing() -> None:
     trace = trace_of((1, 4), (1, 3), (1, 3), (1,), (0, 2, 5), (1, 4))
-    front = device_hits(trace, 1)
+    front = on_device(trace, 1)
     assert front.tolist() == [0, 1, 1, 1, 0, 0]
     # Until it last passes, keeping 1 is worth nothing: there is room for 3 and 4.
     assert belady(trace, 2, front) == (3, 3)
@@ -168,15 +176,15 @@ def test_without_a_slot_there_is_no_hit() -> None:
 @pytest.mark.parametrize("device_blocks", [0, 30, 300])
 def test_with_room_for_all_belady_is_the_infinite_cache(device_blocks: int) -> None:
     trace = DecodedTrace.of(Workload(300, seed=3))
-    front = device_hits(trace, device_blocks)
-    assert belady(trace, trace.unique_blocks, front)[0] == infinite_hits(trace, front)
+    front = on_device(trace, device_blocks)
+    assert belady(trace, trace.unique_blocks, front)[0] == infinite_hits(trace, front).sum()
 
 
 def test_the_infinite_cache_hits_what_a_survey_calls_ideal() -> None:
     workload = Workload(300, seed=1)
     trace = DecodedTrace.of(workload)
     survey = Survey.of(workload)
-    assert infinite_hits(trace, nothing(trace)) == survey.ideal_hits
+    assert infinite_hits(trace, nothing(trace)).sum() == survey.ideal_hits
     assert (trace.num_requests, trace.num_blocks) == (survey.requests, survey.blocks)
     assert trace.unique_blocks == survey.unique_blocks
 
@@ -185,10 +193,10 @@ def test_the_infinite_cache_hits_what_a_survey_calls_ideal() -> None:
 @pytest.mark.parametrize("policy", ["lru", "arc-classic", "slru?protected=0.5", "lfu"])
 def test_no_policy_reaches_a_ceiling(policy: str, device_blocks: int) -> None:
     trace = DecodedTrace.of(Workload(400, seed=2))
-    keys, front = trace.keys(), device_hits(trace, device_blocks)
+    replays = Replays(trace)
     for capacity in (50, 500, 3000):
         found = [
-            simulate(trace, keys, name, capacity, device_hits=front).hit_blocks
+            replays.of(Configuration(policy=name, host=capacity, device=device_blocks)).hits
             for name in (policy, *CEILINGS)
         ]
         assert found == sorted(found)
@@ -198,46 +206,40 @@ def test_no_policy_reaches_a_ceiling(policy: str, device_blocks: int) -> None:
 def test_the_device_keeps_the_last_prefixes() -> None:
     trace = trace_of((1, 2, 3), (1, 2, 4), (9,), (1, 2, 3), (1, 2, 3, 5, 6), (1, 2, 3, 5, 6))
     # Room for four: 1 2 3; then 1 2 4 and 3; then 9 drives out 3; 4 leaves for 3; of five, four.
-    assert device_hits(trace, 4).tolist() == [0, 2, 0, 2, 3, 4]
+    assert on_device(trace, 4).tolist() == [0, 2, 0, 2, 3, 4]
 
 
-def test_simulation_without_delay_or_device_is_the_replay() -> None:
+def test_the_calls_of_a_manager_are_counted_as_whole_rows() -> None:
     workload = Workload(300, seed=5)
     trace = DecodedTrace.of(workload)
     for policy in ("lru", "arc"):
-        found = simulate(trace, trace.keys(), policy, 400, device_hits=nothing(trace))
-        result = replay(workload, CPUOffloadingManager(1, 400, policy))
-        assert (found.hit_blocks, found.stored_slots, found.evicted_slots, found.refused) == (
-            result.hit_blocks,
-            result.stored_slots,
-            result.evicted_slots,
-            result.refused,
-        )
-        assert found.hit_ratio == result.hit_ratio
+        for device in (0, 100):
+            one = Configuration(policy=policy, host=400, device=device)
+            result = replay(workload, one, manager=CPUOffloadingManager(1, 400, policy))
+            assert replay(trace, one) == result
+            assert result.hits > 0
 
 
 def test_a_store_in_flight_cannot_be_hit() -> None:
     trace = trace_of((1,), (1,), (1,), (1,))
-    found = [
-        simulate(trace, None, "lru", 4, device_hits=nothing(trace), pending=pending).hit_blocks
-        for pending in (0, 1, 2, 9)
-    ]
+    found = [replay(trace, Configuration(host=4, pending=pending)).hits for pending in (0, 1, 2, 9)]
     assert found == [3, 2, 1, 0]
 
 
 def test_the_device_is_asked_before_the_manager() -> None:
     trace = trace_of((1, 2), (3, 4), (1, 2), (1, 2))
-    front = device_hits(trace, 2)
-    found = simulate(trace, trace.keys(), "lru", 4, device_hits=front)
-    assert front.tolist() == [0, 0, 0, 2]
-    assert (found.asked_blocks, found.hit_blocks, found.hit_ratio) == (6, 2, 2 / 6)
+    found = replay(trace, Configuration(host=4, device=2))
+    assert found.log["device"].tolist() == [0, 0, 0, 2]
+    assert (found.asked, found.hits, found.hit_ratio) == (6, 2, 2 / 6)
 
 
 def test_requests_without_blocks_count_nothing() -> None:
     trace = trace_of((), (7,), (), (7,))
-    assert infinite_hits(trace, nothing(trace)) == 1
+    assert infinite_hits(trace, nothing(trace)).tolist() == [0, 0, 0, 1]
     assert belady(trace, 1, nothing(trace)) == (1, 1)
-    assert simulate(trace, trace.keys(), "lru", 1, device_hits=nothing(trace)).hit_blocks == 1
+    for policy in ("lru", *CEILINGS):
+        found = replay(trace, Configuration(policy=policy, host=1))
+        assert (found.hits, found.asked, found.stored) == (1, 2, 1)
 
 
 def test_a_shared_trace_is_the_same() -> None:
@@ -258,36 +260,35 @@ def test_the_fingerprint_knows_where_requests_end_and_how_long_they_are() -> Non
     assert len(prints) == 5
 
 
-@pytest.mark.parametrize("parts", [1, 3, 10, 500])
+@pytest.mark.parametrize("parts", [2, 3, 10, 500])
 def test_parts_add_up_to_the_whole_and_the_cache_goes_on_between_them(parts: int) -> None:
     trace = DecodedTrace.of(Workload(120, seed=1))
-    front = device_hits(trace, 20)
-    whole = simulate(trace, trace.keys(), "arc", 200, device_hits=front, pending=2)
-    found = simulate_in_parts(
-        trace, trace.keys(), "arc", 200, device_hits=front, pending=2, parts=parts
-    )
+    one = Configuration(policy="arc", host=200, device=20, pending=2)
+    whole = replay(trace, one, parts=parts)
+    found = whole.parts
     assert len(found) == parts
+    assert replay(trace, one) == replaced(whole, parts=())
     assert max(part.requests for part in found) - min(part.requests for part in found) <= 1
-    for name, count in whole.as_row().items():
-        if count is not None:
-            assert sum(part.as_row()[name] for part in found) == count
+    for name in SUMMED:
+        assert sum(getattr(part, name) for part in found) == getattr(whole, name)
 
 
 @pytest.mark.parametrize("policy", ["lru", *CEILINGS])
 def test_by_default_there_is_no_device_cache(policy):
     trace = DecodedTrace.of(Workload(50))
-    found = simulate(trace, None, policy, 100)
-    assert found == simulate(trace, trace.keys(), policy, 100, device_hits=nothing(trace))
-    assert found.asked_blocks == trace.num_blocks
+    found = replay(trace, Configuration(policy=policy, host=100))
+    assert (found.asked, found.device_hits) == (trace.num_blocks, 0)
 
 
-def test_says_how_to_name_a_class_and_to_decode_a_trace():
+def test_says_how_to_name_a_class_and_what_a_trace_is():
     trace: Any = DecodedTrace.of(Workload(5))
     policy: Any = LRUCachePolicy
     with pytest.raises(TypeError, match=r"^policy must be a string, .*'module:Class' names a"):
-        simulate(trace, None, policy, 9)
-    with pytest.raises(TypeError, match=r"^trace must be a DecodedTrace, .*DecodedTrace\.of\("):
-        simulate(Workload(5), None, "lru", 9)  # type: ignore[arg-type]
+        Configuration(policy=policy, host=9)
+    with pytest.raises(TypeError, match=r"^configuration must be one, got "):
+        replay(trace, policy)
+    with pytest.raises(TypeError, match=r"^trace must be requests, got 9"):
+        replay(9, Configuration(host=9))  # type: ignore[arg-type]
 
 
 def test_the_percentiles_of_missed_tokens_are_those_of_the_requests():
@@ -296,32 +297,37 @@ def test_the_percentiles_of_missed_tokens_are_those_of_the_requests():
         Request(0, 0, 0, (1, 2, 99)),
     ]
     trace, groups = DecodedTrace.of(requests), GroupChunks.of_blocks(16)
+    lengths = [one.input_length or 16 * len(one.hash_ids) for one in requests]
     for device in (0, 4):
-        front = device_hits(trace, device)
-        found = simulate(trace, None, "lru", 6, device_hits=front, groups=groups)
-        own = [
-            simulate(DecodedTrace.of(requests[: n + 1]), None, "lru", 6, device_hits=front[: n + 1])
+        one = Configuration(host=6, device=device, groups=groups)
+        found = replay(trace, one)
+        unsized = [
+            replay(DecodedTrace.of(requests[: n + 1]), Configuration(host=6, device=device)).hits
             for n in range(len(requests))
         ]
-        hits = np.diff([0, *(one.hit_blocks for one in own)])
-        lengths = [one.input_length or 16 * len(one.hash_ids) for one in requests]
+        hits = np.diff([0, *unsized])
         missed = sorted(
             max(0, length - 16 * int(local + hit))
-            for length, local, hit in zip(lengths, front, hits, strict=True)
+            for length, local, hit in zip(lengths, on_device(trace, device), hits, strict=True)
         )
         assert (found.missed_p50, found.missed_p95) == (missed[5], missed[10])
-        driven = replay(requests, CPUOffloadingManager(16, 6), block_tokens=16)
-        if not device:
-            assert (driven.missed_p50, driven.missed_p95) == (missed[5], missed[10])
-    assert simulate(trace, None, "lru", 6).missed_p50 is None
-    assert simulate(trace, None, "belady", 6, groups=groups).missed_p95 is None
+        assert (found.tokens, found.missed_tokens) == (sum(lengths), sum(missed))
+        assert found.hit_tokens == sum(lengths) - sum(missed)
+        assert replay(requests, one, manager=CPUOffloadingManager(16, 6)) == found
+    unsized = replay(trace, Configuration(host=6))
+    assert (unsized.missed_p50, unsized.missed_tokens, unsized.token_hit_ratio) == (None,) * 3
+    assert unsized.tokens == sum(one.input_length for one in requests)
+    ceiling = replay(trace, Configuration(policy="belady", host=6, groups=groups))
+    assert (ceiling.missed_p95, ceiling.hit_tokens) == (None, None)
+    assert ceiling.tokens == sum(lengths)
 
 
 def test_a_decoded_trace_is_driven_like_its_requests():
     requests = list(Workload(300, seed=3))
-    trace = DecodedTrace.of(requests)
+    one = Configuration(policy="arc", host=200, groups=GroupChunks.of_blocks(16))
     found = [
-        replay(source, CPUOffloadingManager(16, 200, "arc"), block_tokens=16)
-        for source in (requests, trace)
+        replay(source, one, manager=CPUOffloadingManager(16, 200, "arc"))
+        for source in (requests, DecodedTrace.of(requests))
     ]
     assert found[0] == found[1]
+    np.testing.assert_array_equal(found[0].log, found[1].log)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.replay.results import DurationHistogram
+from kvoffload.replay.durations import DurationHistogram
 
 pytestmark = pytest.mark.fast
 

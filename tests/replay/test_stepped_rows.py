@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay
+from kvoffload.replay.engines import RowEngine, new_engines
 from kvoffload.replay.policies import new_manager
-from kvoffload.replay.simulate import Demand, RowServing, Serving
+from kvoffload.replay.results import COUNTS
+from kvoffload.replay.rows import Rows
 from kvoffload.traces import Request
 
 pytestmark = pytest.mark.skipif(IMPLEMENTATION == "python", reason="rows in steps are compiled")
@@ -40,13 +43,20 @@ def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
         step_tokens = dice.choice([1, size, 3 * size, 7 * size + 1, 20 * size, 8192])
         groups = GroupChunks.of_blocks(size, step_tokens=step_tokens)
         trace = DecodedTrace.of(workload(dice))
-        demand = Demand.of(trace, groups, dice.choice([0, 0, 0, 10, 60]))
-        capacity, pending = dice.choice([1, 5, 20, 50, 100, 300]), dice.choice([0, 0, 0, 1, 3])
-        keys, everything = trace.keys(), slice(0, trace.num_requests)
-        calls = Serving(new_manager(policy, capacity), demand, keys, pending)
-        rows = demand.serving(policy, capacity, keys, pending)
-        assert isinstance(rows, RowServing)
-        assert rows.hits(everything).tolist() == calls.hits(everything).tolist()
-        stats = calls.stats()
-        assert rows.stats() == {name: stats[name] for name in rows.stats()}
-        rows._miniature._check()
+        configuration = Configuration(
+            policy=policy,
+            device=dice.choice([0, 0, 0, 10, 60]),
+            host=dice.choice([1, 5, 20, 50, 100, 300]),
+            pending=dice.choice([0, 0, 0, 1, 3]),
+            groups=groups,
+        )
+        manager = new_manager(policy, configuration.host)
+        calls = replay(trace, configuration, manager=manager).log
+        rows = Rows(trace, groups, trace.keys)
+        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
+        (engine,) = new_engines(rows, counts, configuration, None, has_hints=False)
+        assert isinstance(engine, RowEngine)
+        engine.serve(0, len(rows), rows.told())
+        for name, column in zip(COUNTS, counts.T, strict=True):
+            np.testing.assert_array_equal(column, calls[name], name)
+        engine._host._check()

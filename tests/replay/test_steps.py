@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replaced
+
+import numpy as np
 import pytest
 
 from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
+    Configuration,
     DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
-    device_hits,
     replay,
-    simulate,
+    replay_all,
 )
-from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.groups import step_ends
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.replay.serving import GroupServer, group_key
-from kvoffload.replay.simulate import simulate_requests
-from kvoffload.traces import Request, Workload
+from kvoffload.traces import Workload
 
 
 def serve(manager, size, step, hashes, **how):
@@ -95,41 +96,44 @@ def test_every_replay_of_a_trace_counts_the_same(policy: str) -> None:
     workload = Workload(200, seed=1)
     trace = DecodedTrace.of(workload)
     groups = GroupChunks.of_blocks(512, step_tokens=2048)
-    how = {"device_hits": device_hits(trace, 0), "groups": groups}
-    found = simulate(trace, trace.keys(), policy, 20, **how)
-    assert simulate_requests(trace, trace.keys(), policy, 20, **how).sum() == found.loaded_tokens
-    manager = CPUOffloadingManager(512, 20, policy)
-    result = replay(workload, manager, block_tokens=512, step_tokens=2048)
-    cell = Cell(policy, 20)
-    for jobs in (1, 2):
-        work = GridWork(trace, [cell, Cell(policy, 30)], groups=groups)
-        assert dict(run_grid(jobs, work))[cell] == [found]
+    configuration = Configuration(policy=policy, host=20, groups=groups)
+    found = replay(trace, configuration)
+    result = replay(workload, configuration, manager=CPUOffloadingManager(512, 20, policy))
     assert result == found
-    whole = simulate(trace, trace.keys(), policy, 20, device_hits=how["device_hits"])
+    np.testing.assert_array_equal(result.log, found.log)
+    for jobs in (1, 2):
+        both = [configuration, replaced(configuration, host=30)]
+        assert found in list(replay_all(trace, both, jobs=jobs))
+    whole = replay(trace, Configuration(policy=policy, host=20))
     assert whole.refused > found.refused or policy == "hit-density"  # which declines instead
-    assert whole.hit_blocks != found.hit_blocks or policy == "hit-density"
+    assert whole.hits != found.hits or policy == "hit-density"
 
 
 def test_results_are_kept_by_steps(tmp_path) -> None:
     trace = DecodedTrace.of(Workload(200, seed=1))
-    path, cell = tmp_path / "results.jsonl", Cell("lru", 3)
+    path = tmp_path / "results.jsonl"
     groups = GroupChunks.of_blocks(512, step_tokens=1024)
-    [(_, [counts])] = run_grid(1, GridWork(trace, [cell], groups=groups))
-    assert counts.refused > trace.num_requests
-    ResultsFile(path, trace, groups).add(cell, counts)
-    assert ResultsFile(path, trace, groups).read([cell]) == {cell: counts}
+    wanted = Configuration(host=3, groups=groups)
+    result = replay(trace, wanted)
+    assert result.refused > trace.num_requests
+    ResultsFile(path, trace, groups).add(result)
+    assert ResultsFile(path, trace, groups).read([wanted]) == {wanted: result}
     for other in (2048, None):
         groups = GroupChunks.of_blocks(512, step_tokens=other)
-        assert ResultsFile(path, trace, groups).read([cell]) == {}
+        wanted = Configuration(host=3, groups=groups)
+        assert ResultsFile(path, trace, groups).read([wanted]) == {}
 
 
 def test_what_steps_need_is_named() -> None:
-    manager = CPUOffloadingManager(16, 4)
     with pytest.raises(ValueError, match="block_tokens must go with step_tokens, got 64 without"):
-        replay([Request(0, 16, 0, (1,))], manager, step_tokens=64)
+        GroupChunks.of_blocks(step_tokens=64)
     with pytest.raises(ValueError, match="step_tokens must be >= 1, got 0"):
         GroupChunks.of_blocks(16, step_tokens=0)
+    manager = LRUOffloadingManager(CPUBackend(16, 4))
     with pytest.raises(TypeError, match="manager must be a CPUOffloadingManager"):
-        serve(LRUOffloadingManager(CPUBackend(16, 4)), 16, 64, [])
+        serve(manager, 16, 64, [])
+    configuration = Configuration(host=4, groups=GroupChunks.of_blocks(16, step_tokens=64))
+    with pytest.raises(TypeError, match="manager must be a CPUOffloadingManager"):
+        replay(Workload(1), configuration, manager=manager)
     with pytest.raises(ValueError, match="step_tokens"):
         GroupChunks.of(GroupLayout((Group("full", 1, 16),), 4096), 16, step_tokens=0)

@@ -1,13 +1,11 @@
 """A timed replay: its calls, and its counts."""
 
-import itertools
 from hashlib import sha256
 
 import pytest
 
 from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManager
-from kvoffload.replay import Selection, replay
-from kvoffload.replay.requests import BlockKeys
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Selection, replay
 from kvoffload.traces import Request, Workload
 
 pytestmark = pytest.mark.fast
@@ -19,6 +17,12 @@ def key(hash_id: int) -> bytes:
 
 def keys(*hash_ids: int) -> list[bytes]:
     return [key(hash_id) for hash_id in hash_ids]
+
+
+def timed(requests, manager, block_tokens=None, progress=None):
+    """Replay requests through a manager."""
+    configuration = Configuration(host=1, groups=GroupChunks.of_blocks(block_tokens))
+    return replay(requests, configuration, manager=manager, progress=progress)
 
 
 class Recording(OffloadingManager):
@@ -60,7 +64,7 @@ def test_calls_in_the_order_of_an_engine():
         Request(2, 90, 1, (1, 2, 3, 4)),  # larger than the cache: refused
         Request(3, 0, 1, ()),
     ]
-    result = replay(requests, manager, block_tokens=20)
+    result = timed(requests, manager, 20)
     assert manager.calls == [
         ("touch", keys(10, 11)),
         ("lookup", keys(10, 11)),
@@ -86,89 +90,97 @@ def test_calls_in_the_order_of_an_engine():
         ("complete_store", []),
     ]
     assert (result.requests, result.blocks, result.tokens) == (4, 8, 170)
-    assert (result.hit_blocks, result.hit_tokens, result.stored_slots) == (1, 20, 3)
-    assert (result.evicted_slots, result.refused, result.not_admitted) == (0, 1, 0)
+    assert (result.hits, result.hit_tokens, result.loaded, result.stored) == (1, 20, 1, 3)
+    assert (result.evicted, result.refused, result.not_admitted) == (0, 1, 0)
     assert result.times.count == 4
     assert result.manager_seconds > 0
     assert result.blocks_per_second == pytest.approx(8 / result.manager_seconds)
-    with pytest.warns(DeprecationWarning, match="hits is called hit_blocks or loaded_tokens"):
-        assert result.hits == result.hit_blocks
 
 
 def test_counts_what_the_manager_counts():
     manager = CPUOffloadingManager(16, 500, "arc")
-    result = replay(Workload(400), manager)
+    result = timed(Workload(400), manager)
     stats = manager.stats()
-    assert result.hit_blocks == stats["hit_blocks"]
+    assert result.hits == stats["hit_blocks"]
     assert result.blocks == stats["lookup_blocks"]
-    assert result.stored_slots == stats["stored_blocks"]
-    assert result.evicted_slots == stats["evicted_blocks"]
+    assert result.stored == stats["stored_blocks"]
+    assert result.evicted == stats["evicted_blocks"]
     assert result.refused == stats["refused_stores"]
-    assert result.hit_ratio == result.hit_blocks / result.blocks
+    assert result.hit_ratio == result.hits / result.blocks
     assert stats["pinned"] == stats["pending"] == 0
 
 
 def test_not_admitted_is_what_the_manager_says():
     class Choosy(CPUOffloadingManager):
-        def stats(self):
-            return super().stats() | {"not_admitted": 7}
+        stores = 0
 
-    assert replay(Workload(5), Choosy(16, 9)).not_admitted == 7
+        def prepare_store(self, hashes):
+            self.stores += 1
+            return super().prepare_store(hashes)
+
+        def stats(self):
+            return super().stats() | {"not_admitted": 7 + 2 * self.stores}
+
+    # those from before the replay do not count
+    assert timed(Workload(5), Choosy(16, 9)).not_admitted == 10
 
 
 def test_hit_tokens_of_a_partial_block_are_not_more_than_the_prompt():
     requests = [Request(0, 30, 1, (1, 2))] * 2
-    result = replay(requests, CPUOffloadingManager(16, 9), block_tokens=16)
-    assert result.hit_blocks == 2
+    result = timed(requests, CPUOffloadingManager(16, 9), 16)
+    assert result.hits == 2
     assert result.hit_tokens == 30
     assert result.token_hit_ratio == 0.5
 
 
 def test_without_a_block_size_there_is_no_token_ratio():
-    result = replay(Workload(5), CPUOffloadingManager(16, 9))
+    result = timed(Workload(5), CPUOffloadingManager(16, 9))
     assert result.hit_tokens is None
     assert result.token_hit_ratio is None
 
 
 def test_ratios_of_nothing_are_zero():
-    result = replay([], CPUOffloadingManager(16, 9), block_tokens=16)
+    result = timed([], CPUOffloadingManager(16, 9), 16)
     assert (result.hit_ratio, result.token_hit_ratio, result.blocks_per_second) == (0, None, 0)
 
 
 def test_keys_are_the_digests_of_the_ids():
-    blocks = BlockKeys()
-    request = Request(0, 0, 0, (0, 2**64 - 1, 0))
-    assert blocks.of(request) == keys(0, 2**64 - 1, 0)
-
-
-def test_keys_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr(BlockKeys, "REMEMBERED", 10)
-    blocks = BlockKeys()
-    for start in range(0, 100, 7):
-        ids = tuple(range(start, start + 7))
-        assert blocks.of(Request(0, 0, 0, ids)) == keys(*ids)
-        assert len(blocks) <= 10
+    trace = DecodedTrace.of([Request(0, 0, 0, (2**64 - 1, 0, 7, 0))])
+    assert trace.keys() == keys(0, 7, 2**64 - 1)
 
 
 def test_progress_is_called_between_requests():
     reported: list[int] = []
-    replay(Workload(200), CPUOffloadingManager(16, 9), progress=reported.append)
+    timed(Workload(200), CPUOffloadingManager(16, 9), progress=reported.append)
     assert reported == [64, 128, 192]
 
 
-def test_is_lazy():
-    """An endless trace is read no further than the manager allows."""
-
+def test_an_error_of_the_manager_ends_the_replay():
     class Stopping(CPUOffloadingManager):
         def lookup(self, hashes):
             if key(5) in hashes:
                 raise BlockNotFoundError("enough")
             return super().lookup(hashes)
 
-    endless = (Request(i, 1, 1, (i,)) for i in itertools.count())
-    with pytest.raises(BlockNotFoundError):
-        replay(endless, Stopping(16, 9))
-    assert next(endless).timestamp == 6
+    manager = Stopping(16, 9)
+    with pytest.raises(BlockNotFoundError, match="enough"):
+        timed([Request(i, 1, 1, (i,)) for i in range(9)], manager)
+    assert manager.stats()["stored_blocks"] == 5
+
+
+@pytest.mark.parametrize("other", [{"policy": "belady"}, {"policy": "infinite"}, {"engines": 2}])
+def test_a_manager_is_that_of_one_engine(other):
+    trace = DecodedTrace.of([Request(1, 1, 1, (1,))], arrivals=True)
+    manager = CPUOffloadingManager(16, 9)
+    with pytest.raises(ValueError, match="manager must be None with several engines or a ceiling"):
+        replay(trace, Configuration(host=1, **other), manager=manager)
+
+
+def test_arguments_of_other_types_are_refused():
+    with pytest.raises(TypeError, match="trace must be requests, got 5"):
+        replay(5, Configuration(host=1))
+    with pytest.raises(TypeError, match="configuration must be one, got 'lru'"):
+        replay(DecodedTrace.of([]), "lru")
 
 
 def test_selection_of_the_first_requests_and_of_full_blocks():

@@ -22,10 +22,9 @@ def run_without_extra(code: str) -> str:
 
 def test_generating_surveying_writing_and_replaying_need_numpy_alone(tmp_path):
     out = run_without_extra(f"""
-from kvoffload import CPUOffloadingManager
-from kvoffload.replay import replay
+from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Survey, Workload, write_trace
 print(Survey.of(Workload(50)).requests, write_trace(Workload(50), {str(tmp_path / "t.gz")!r}))
-print(replay(Workload(50), CPUOffloadingManager(16, 100)).requests)
+print(replay(Workload(50), Configuration(host=100)).requests)
 """)
     assert out.split() == ["50", "50", "50"]

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.replay import replay
-from kvoffload.replay.policies import new_manager
+from kvoffload.replay import Configuration, replay
 from kvoffload.traces import (
     MergedTrace,
     Request,
@@ -249,4 +248,4 @@ def test_a_replay_hits_what_an_lru_cache_of_objects_hits(tmp_path):
             cache.move_to_end(hash_id)
             if len(cache) > capacity:
                 cache.popitem(last=False)
-    assert replay(Trace(path), new_manager("lru", capacity)).hit_blocks == hits > 0
+    assert replay(Trace(path), Configuration(host=capacity)).hits == hits > 0

@@ -29,7 +29,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
 from kvoffload.cli import main
-from kvoffload.replay import HintOptions, TraceHints, replay
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 
 pytestmark = pytest.mark.thorough
@@ -59,13 +59,14 @@ def rows(path):
 def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     workload = Workload(800, seed=5)
     manager = CPUOffloadingManager(512, 50, policy)
+    configuration = Configuration(policy=policy, host=50)
     with TraceRecorder(manager, path) as recorder:
-        original = replay(workload, recorder)
+        original = replay(workload, configuration, manager=recorder)
     assert recorder.log.dropped_requests == 0
-    again = replay(Trace(path), CPUOffloadingManager(512, 50, policy))
+    again = replay(Trace(path), configuration)
     assert replace(again, tokens=original.tokens) == original
     assert original.refused > 0
-    assert original.evicted_slots > 0
+    assert original.evicted > 0
 
 
 @pytest.mark.parametrize(
@@ -148,15 +149,15 @@ def test_a_recording_replays_with_the_hints_that_were_given(path):
     """The rows have no session: each says what it has itself."""
     with TraceRecorder(CPUOffloadingManager(16, 30, "hit-density"), path) as recorder:
         run_sessions(recorder)
-    hints = TraceHints.of(Trace(path), HintOptions(told="both"))
+    trace = DecodedTrace.of(Trace(path), hints=HintOptions(told="both"))
+    hints = trace.hints
     assert hints.num_requests == 40
     assert hints.num_expecting == 7 * 4
     assert hints.num_ending == 7
     expected = [0.5 + session for session in range(7)] + [math.nan]
     np.testing.assert_array_equal(hints.expect_s[:32], expected * 4)
-    plain = replay(Trace(path), CPUOffloadingManager(16, 30, "lru"))
-    heard = replay(Trace(path), CPUOffloadingManager(16, 30, "lru"), hints=hints)
-    assert heard.hit_blocks > plain.hit_blocks  # blocks of ended sessions leave first
+    plain, heard = (replay(one, Configuration(host=30)) for one in (Trace(path), trace))
+    assert heard.hits > plain.hits  # blocks of ended sessions leave first
 
 
 def test_the_command_counts_the_hints_of_a_recording(path, capsys):

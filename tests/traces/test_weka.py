@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
-from kvoffload.replay import replay
+from kvoffload.replay import Configuration, replay
 from kvoffload.traces import MergedTrace, SessionOptions, Trace, TraceError
 from tests.differential.workloads import trace_path
 
@@ -259,5 +258,4 @@ def test_the_published_sessions_make_the_rows_that_tables_are_measured_on():
     assert sum(len(row.hash_ids) for row in rows) == 4_580_466
     unique = len({hash_id for row in rows for hash_id in row.hash_ids})
     assert unique == 167_240
-    result = replay(rows, CPUOffloadingManager(512, unique // 100, "lru"))
-    assert result.hit_blocks == 1_302_494
+    assert replay(rows, Configuration(host=unique // 100)).hits == 1_302_494

@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
@@ -46,7 +47,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.policies import registry
-from kvoffload.replay import DeviceCache, Group, GroupChunks, GroupLayout
+from kvoffload.replay import Group, GroupChunks, GroupLayout
+from kvoffload.replay.device import new_device
 from kvoffload.replay.serving import GroupServer, group_key
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import HEAD_SIZE, HEADS, MODEL, SPECS
@@ -560,19 +562,23 @@ def test_the_accelerators_cache(tmp_path, name):
     extra = {"eviction_policy": OWN_POLICY, **SPECS["vllm"]}
     engine = Engine(tmp_path, chunks, 150, extra, 250)
     server = GroupServer(chunks, CPUOffloadingManager(16, 150, OWN_POLICY))
-    device = DeviceCache(249, chunks)  # a block of vLLM's is always empty
+    device = new_device(249, chunks)  # a block of vLLM's is always empty
     prompts = Prompts(random.Random(7), 700)
+    numbers: dict[bytes, int] = {}
     theirs = ours = of_theirs = of_ours = 0
     for _ in range(120):
         prompt = prompts.next()
         decided = engine.serve(prompt)
         stride = chunks.block_tokens // engine.hash_tokens
         hashes = decided.hashes[stride - 1 :: stride]
-        found = device.find(hashes, len(prompt))
-        local, junction = (16 * blocks for blocks in found)
+        blocks = np.array(
+            [numbers.setdefault(block, len(numbers)) for block in hashes], dtype=np.uint32
+        )
+        found = device.find(blocks, len(prompt))
+        local, junction = (16 * hit for hit in found)
         served = server.serve(hashes, len(prompt), local, junction)
         served.complete()
-        device.leave(hashes, len(prompt), *found, served.hit_tokens)
+        device.leave(blocks, len(prompt), *found, served.hit_tokens)
         of_theirs += decided.local
         of_ours += local
         theirs += decided.local + decided.hit

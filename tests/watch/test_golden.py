@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.replay import DecodedTrace, replay, simulate
+from kvoffload.replay import Configuration, DecodedTrace, replay
+from kvoffload.replay.loop import Replays
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace, TraceRecorder
 from kvoffload.watch import Watch
@@ -49,7 +50,7 @@ def case(request, twins):
     decoded = DecodedTrace.of(trace(name))
     watch = Watch(secret=SECRET, max_rate=1.0, clock=lambda: 0.0)
     manager = twins[1].CPUOffloadingManager(16, capacity, policy, watch=watch)
-    replay(trace(name), manager)
+    replay(decoded, Configuration(host=capacity), manager=manager)
     return request.param, decoded, manager
 
 
@@ -66,19 +67,13 @@ def test_curves_causes_and_waste(case):
 
 def test_points_are_near_the_truth(case):
     (_name, capacity, _policy), decoded, manager = case
-    keys = decoded.keys()
-    given = 0
+    replays, given = Replays(decoded), 0
     for point in manager.watch.report().points:
         if point.hit_ratio is None or "long_requests" in point.marks:
             continue
         given += 1
-        exact = simulate(
-            decoded,
-            keys,
-            point.policy,
-            int(capacity * point.memory),
-            device_hits=decoded.starts[:-1] * 0,
-        ).hit_ratio
+        one = Configuration(policy=point.policy, host=int(capacity * point.memory))
+        exact = replays.of(one).hit_ratio
         bound = 0.01 if point.policy == "lru" and point.memory > 0.5 else 0.025
         assert abs(point.hit_ratio - exact) <= bound, (point, exact)
     assert given >= 4
@@ -93,7 +88,7 @@ def test_the_live_curve_is_that_of_the_recorded_trace(twin, tmp_path, seed):
             document = min(int(rng.expovariate(0.05)), 60)
             serve(recorder, [block_hash(100 * document + n) for n in range(rng.randrange(1, 30))])
     again = whole(twin, 300)
-    replay(Trace(path), again)
+    replay(Trace(path), Configuration(host=300), manager=again)
     assert again.watch._core.counts() | TIMES == live.watch._core.counts() | TIMES
 
 

@@ -38,10 +38,10 @@ def make_rules(
             "manager"
         ) from None
     kind = spec.entry
-    if kind.name == "lru":
+    if kind.vllm == "lru":
         return LRURules(RankedLRU(capacity), release.provisional_ranks)
     policy = spec.build("c", capacity)
-    if kind.name == "arc":
+    if kind.vllm == "arc":
         return ARCRules(policy)
     if kind.learns_by_request:
         return ChainRules(policy)

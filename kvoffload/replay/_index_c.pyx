@@ -1,4 +1,4 @@
-"""Sets of engines by block, as `kvoffload.replay.fleet.index` keeps them; see the Python twin.
+"""Sets of engines by block, as `kvoffload.replay.index` keeps them; see the Python twin.
 
 A separate table holds the last row sent with each block: linear probing, at most half full; entries
 after a deleted one move up.

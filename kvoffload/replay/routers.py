@@ -21,7 +21,8 @@ from kvoffload.policies.registry import Option, parse_options
 
 from .events import duration
 from .index import DEVICE, HOST, TIER, Change, EventIndex, History, Leads
-from .rows import Blocks, FleetRows
+from .requests import Blocks
+from .rows import Rows
 
 __all__ = ["ROUTERS", "Costs", "Router", "RouterSpec", "new_router", "parse_router"]
 
@@ -149,7 +150,7 @@ class Router:
 
     Parameters
     ----------
-    rows : FleetRows
+    rows : Rows
         The requests.
     num_engines : int
         Engines.
@@ -169,7 +170,7 @@ class Router:
 
     def __init__(
         self,
-        rows: FleetRows,
+        rows: Rows,
         num_engines: int,
         options: Mapping[str, Value],
         *,
@@ -535,7 +536,7 @@ class Cost(_Hearing):
     def choose(self, row: int) -> int:
         """Return the engine with the least cost."""
         _, leads = self._leads(row)
-        length, size = self._rows.lengths[row], self._rows.block_tokens
+        length, size = int(self._rows.tokens[row]), self._rows.groups.block_tokens
         whole = length * self._unit
         self._new = [max(0, whole - credit * size) for credit in self._credits(leads)]
         weight, held = self._weight.numerator, self._weight.denominator * self._unit * size
@@ -583,7 +584,7 @@ class Earliest(_Hearing):
     def choose(self, row: int) -> int:
         """Return the engine expected to end the prefill first."""
         _, leads = self._leads(row)
-        length, size = self._rows.lengths[row], self._rows.block_tokens
+        length, size = int(self._rows.tokens[row]), self._rows.groups.block_tokens
         self._new = [
             self._costs.prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
             for near, in_host, far in zip(*leads, strict=True)
@@ -620,7 +621,7 @@ ROUTERS: dict[str, type[Router]] = {
 
 def new_router(
     spec: RouterSpec,
-    rows: FleetRows,
+    rows: Rows,
     num_engines: int,
     *,
     costs: Costs,

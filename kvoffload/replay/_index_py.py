@@ -1,4 +1,4 @@
-"""Sets of engines by block, as `kvoffload.replay.fleet.index` keeps them.
+"""Sets of engines by block, as `kvoffload.replay.index` keeps them.
 
 A set is a sequence of 64-bit words, with engine 0 as the lowest bit of the first: one pass over a
 prompt finds how much of it each engine has. This takes 8 bytes per distinct block of the trace and
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .rows import Blocks
+from .requests import Blocks
 
 __all__ = ["Ahead", "Holders", "Recent", "leads"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvoffload import IMPLEMENTATION
 
-from .rows import Blocks
+from .requests import Blocks
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
     from ._index_py import Ahead, Holders, Recent, leads

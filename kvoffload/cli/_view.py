@@ -1,0 +1,122 @@
+"""Rows of replayed configurations in every form: tables, CSV, JSON and pictures."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvoffload.advise.remarks import group_remarks
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions
+
+from ._fields import Row, as_object
+from ._hint_options import hints_object, hints_text
+from ._model_options import groups_object
+from ._sources import BlockTokens, Source
+
+_NS_A_MS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Configurations that were replayed over one trace."""
+
+    source: Source
+    trace: DecodedTrace
+    block_tokens: BlockTokens
+    rows: Sequence[Row]
+    model: str | None = None  # the model and the bytes of a block or slot, in words
+    order: Mapping[str, object] = field(default_factory=dict)  # counts of what is out of order
+    hints: HintOptions | None = None  # as asked for
+
+    @property
+    def first(self) -> Configuration:
+        """The first configuration: all have its groups, its rates and its loop."""
+        return self.rows[0].configuration
+
+    @property
+    def in_time(self) -> Configuration:
+        """The first configuration that is not served in turn, if there is one."""
+        every = (row.configuration for row in self.rows)
+        return next((one for one in every if not one.is_in_turn), self.first)
+
+    @property
+    def no_tokens(self) -> str | None:
+        """The reason why no share of tokens is known; None if it is."""
+        if self.block_tokens.count is None:
+            return "no block size fits all requests: give --block-tokens"
+        return None
+
+    def title(self) -> list[str]:
+        """Return what all rows have in common, in lines of words."""
+        first, trace = self.first, self.trace
+        facts = [*self.source.names]
+        if self.block_tokens.count is not None:
+            facts.append(str(self.block_tokens))
+        facts += [f"{trace.num_requests:,} requests", f"{trace.num_blocks:,} blocks"]
+        facts.append(f"{trace.unique_blocks:,} unique")
+        if first.device and self.in_time.is_in_turn:
+            found = f"{first.device:,} slots on device"
+            if first.groups.is_plain:
+                found = f"{self.rows[0].result.device_hits:,} found in {first.device:,} on device"
+            facts.append(found)
+        if first.pending:
+            facts.append(f"stores in flight for {first.pending:,} requests")
+        if first.groups.step_tokens is not None:
+            facts.append(f"offered in steps of {first.groups.step_tokens:,} tokens")
+        remarks = [hints_text(self.hints, trace.hints), engine_text(self.in_time), self.model]
+        return ["; ".join(facts), *filter(None, remarks), *group_remarks(first.groups)]
+
+    def results(self) -> list[Mapping[str, object]]:
+        """Return each row as an object."""
+        return [as_object(row) for row in self.rows]
+
+    def as_object(self) -> dict[str, object]:
+        """Return the object that ``--json`` prints."""
+        first, groups = self.first, self.first.groups
+        return {
+            **self.source.head(),
+            "bad_lines": self.source.bad_lines,
+            "unique_blocks": self.trace.unique_blocks,
+            "block_bytes": first.block_bytes or None,
+            "block_tokens": self.block_tokens.count,
+            "block_tokens_from": self.block_tokens.origin,
+            "no_token_hit_ratio": self.no_tokens,
+            **self.order,
+            "step_tokens": groups.step_tokens,
+            "hints": hints_object(self.hints, self.trace.hints),
+            "loop": first.loop,
+            "prefill_tokens_per_second": first.rate,
+            "link_bandwidth": first.link,
+            "tier_bandwidth": first.tier_link,
+            "decode_ms": first.decode_ns / _NS_A_MS,
+            "slots": first.slots,
+            "seed": first.seed,
+            **groups_object(groups),
+            **self.more(),
+            "results": self.results(),
+        }
+
+    def more(self) -> Mapping[str, object]:
+        """Return what a command adds to the object."""
+        return {}
+
+    @abstractmethod
+    def print(self) -> None:
+        """Print the rows as tables."""
+
+
+def engine_text(configuration: Configuration) -> str | None:
+    """Return the times of an engine and the loop in words; None if requests come in turn."""
+    one = configuration
+    if one.is_in_turn:
+        return None
+    if one.rate is None:
+        text = "no rate: prompts take no time"
+    else:
+        text = f"{one.rate:,} prompt tokens per second and engine"
+        text += f", {one.decode_ns / _NS_A_MS:g} ms per token of an answer"
+        if one.slots:
+            text += f", at most {one.slots:,} requests per engine at once"
+    loops = {"closed": "; each session waits for its answers", "recorded": "; recorded waits"}
+    return text + loops.get(one.loop, "")

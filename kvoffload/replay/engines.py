@@ -1,0 +1,446 @@
+"""One engine: its caches, and the effects of requests on them.
+
+Between `Engine.begin` and `Engine.end` an engine computes one prompt and no other, so no request
+meets a block being stored: neither in the engine's own caches, nor in a tier behind them, where a
+store begins and ends at the end of a prompt. Only with `Configuration.pending`, where no time
+passes, a store ends some requests later; the tier is offered its blocks then.
+
+A request is one use of its blocks in host memory and in the tier, before it reads; when its stores
+have begun, its blocks become the most recent of both again, last block first.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import (
+    IMPLEMENTATION,
+    BlockHash,
+    CPUOffloadingManager,
+    OffloadingManager,
+    PrepareStoreOutput,
+)
+from kvoffload.policies import registry
+
+from .configuration import Configuration
+from .device import new_device
+from .durations import DurationHistogram
+from .hints import Told
+from .index import DEVICE, HOST, TIER, Change
+from .policies import is_own, new_manager, new_miniature
+from .results import COUNTS
+from .rows import Rows
+from .serving import GroupServed, GroupServer, Learning
+from .tiers import TieredServer
+
+__all__ = ["Counts", "Engine", "Hits", "new_engines"]
+
+ROWS_AT_ONCE = 1024  # served before Ctrl-C is handled
+
+Counts = npt.NDArray[np.int64]
+"""(requests, columns) the columns `COUNTS` of a log."""
+
+_COLUMN = {name: index for index, name in enumerate(COUNTS)}
+
+
+class Hits(NamedTuple):
+    """The leading blocks of a request found in each place."""
+
+    device: int
+    host: int
+    tier: int
+
+
+class Engine(ABC):
+    """The caches of one engine, and the prompt that it computes.
+
+    Parameters
+    ----------
+    rows : Rows
+        The requests.
+    counts : Counts
+        Receives the counts of each row that the engine serves.
+    configuration : Configuration
+        What is replayed.
+
+    Attributes
+    ----------
+    times : DurationHistogram
+        Time spent in the managers per request.
+    """
+
+    def __init__(self, rows: Rows, counts: Counts, configuration: Configuration) -> None:
+        self.times = DurationHistogram()
+        self._rows = rows
+        self._counts = counts
+        self._device = new_device(configuration.device, configuration.groups)
+        self._sees = configuration.spec.sees or DEVICE
+        self._size = configuration.groups.block_tokens
+
+    @abstractmethod
+    def begin(self, row: int, told: Told | None) -> Hits:
+        """Begin to compute a row's prompt; return the blocks found, which are read."""
+
+    @abstractmethod
+    def end(self) -> Sequence[Change]:
+        """End the prompt and store its blocks; return the changes of the caches, in order.
+
+        These are those of the places up to the furthest that the router sees.
+        """
+
+    def serve(self, start: int, stop: int, told: Iterator[Told | None]) -> None:
+        """Serve rows in turn."""
+        for row in range(start, stop):
+            self.begin(row, next(told))
+            self.end()
+
+    def _note(self, row: int, **counts: int) -> None:
+        """Add to the counts of a row."""
+        for name, count in counts.items():
+            self._counts[row, _COLUMN[name]] += count
+
+
+class RowEngine(Engine):
+    """An engine without a tier or hints, whose host memory serves a row at once, or many.
+
+    Nothing reads its caches between the beginning and the end of a prompt, so all steps that
+    `ManagerEngine` takes in both happen at the beginning.
+    """
+
+    def __init__(self, rows: Rows, counts: Counts, configuration: Configuration) -> None:
+        super().__init__(rows, counts, configuration)
+        groups = configuration.groups
+        self._slots = configuration.device
+        self._host = new_miniature(configuration.policy, configuration.host)
+        self._changes: list[Change] = []
+        # As `serve_rows` takes them, of one row.
+        self._starts, self._first = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._serve_rows = functools.partial(self._host.serve_rows, nodes=rows.nodes)
+        if groups.step_tokens is not None:
+            learning = Learning.of(registry.parse(configuration.policy).entry)
+            stepped = import_module("kvoffload.replay._stepped_c").SteppedRows(
+                self._host, **asdict(learning)
+            )
+            self._serve_rows = functools.partial(
+                stepped.serve_rows,
+                block_tokens=groups.block_tokens,
+                step_tokens=groups.step_tokens,
+            )
+        self._pending = configuration.pending
+
+    def begin(self, row: int, told: Told | None) -> Hits:  # noqa: ARG002 - as others do
+        """Compute a row's prompt; return the blocks found."""
+        blocks = self._rows.blocks_of(row)
+        on_device, _ = self._device.find(blocks)
+        self._changes = [*self._device.changes]
+        self._starts[1], self._first[0] = len(blocks), on_device
+        given = self._rows.keys, self._starts, blocks, self._first
+        served = self._serve_rows(*given, position=0, lag=-1)
+        self._add(slice(row, row + 1), self._first, served)
+        if self._sees >= HOST:
+            left, entered = self._host.changes()
+            if len(left) + len(entered):
+                self._changes.append(Change(HOST, entered, left))
+        return Hits(on_device, served[0, 0].item(), 0)
+
+    def end(self) -> Sequence[Change]:
+        """End the prompt; return the changes of the caches, in order."""
+        return self._changes
+
+    def serve(self, start: int, stop: int, told: Iterator[Told | None]) -> None:  # noqa: ARG002
+        """Serve rows in turn, all in one call."""
+        rows = self._rows
+        first = rows.on_device(self._slots).hits[start:stop]
+        given = rows.keys, rows.starts[start : stop + 1], rows.blocks, first
+        served = self._serve_rows(*given, position=start, lag=self._pending)
+        self._add(slice(start, stop), first, served)
+
+    def _add(self, rows: slice, on_device: Any, served: Counts) -> None:
+        counts = self._counts[rows]
+        counts[:, _COLUMN["device"]] = on_device * self._size
+        counts[:, _COLUMN["host"]] = served[:, 0] * self._size
+        counts[:, _COLUMN["loaded"]] = served[:, 0]
+        counts[:, _COLUMN["stored"] : _COLUMN["not_admitted"] + 1] = served[:, 1:]
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """A prompt being computed."""
+
+    row: int
+    hashes: list[BlockHash]
+    told: Told | None
+    request: Any  # of host memory
+    behind: Any  # the same at the tier; None without one
+    loads: list[tuple[int, int]]  # pinned in host memory: half-open ranges of blocks
+    promoted: list[BlockHash]  # being written to host memory
+    stored: list[BlockHash]  # being written to host memory at the end
+
+
+class ManagerEngine(Engine):
+    """An engine whose host memory is a manager, perhaps with a tier behind it.
+
+    With a tier, the policy of host memory must not decline blocks. The tier may be shared with
+    other engines.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        counts: Counts,
+        configuration: Configuration,
+        host: OffloadingManager,
+        tier: CPUOffloadingManager | None,
+    ) -> None:
+        super().__init__(rows, counts, configuration)
+        self._host = host
+        self._tier = tier
+        self._num_pending = configuration.pending
+        self._storing: deque[_Prefill] = deque()
+        self._changes: list[Change] = []
+        self._prefill: _Prefill | None = None
+        self._spent = 0  # nanoseconds of the managers for the prompt
+        self._not_admitted = _not_admitted(host)
+
+    def begin(self, row: int, told: Told | None) -> Hits:
+        """Begin to compute a row's prompt; return the blocks found, which are read.
+
+        Blocks from the tier get slots of host memory.
+        """
+        hashes = self._rows.hashes_of(row)
+        on_device, _ = self._device.find(self._rows.blocks_of(row))
+        self._changes = [*self._device.changes]
+        start = perf_counter_ns()
+        if told is None:
+            request = self._host.begin(hashes)
+        else:
+            request = self._host.begin(hashes, hints=told.at_begin, now=told.now_s)
+        behind = None if self._tier is None else self._tier.begin(hashes)
+        prefill = self._prefill = _Prefill(row, hashes, told, request, behind, [], [], [])
+        in_host = request.lookup(on_device)
+        if in_host:
+            self._load(prefill, on_device, on_device + in_host)
+        from_tier = 0
+        if behind is not None:
+            in_host, from_tier = self._read(prefill, on_device, in_host)
+        self._spent = perf_counter_ns() - start
+        device, host, tier = (count * self._size for count in (on_device, in_host, from_tier))
+        self._note(row, device=device, host=host, tier=tier, loaded=in_host + from_tier)
+        return Hits(on_device, in_host, from_tier)
+
+    def _load(self, prefill: _Prefill, start: int, stop: int) -> None:
+        """Pin blocks of host memory."""
+        prefill.request.prepare_load(start, stop)
+        prefill.loads.append((start, stop))
+
+    def _read(self, prefill: _Prefill, on_device: int, in_host: int) -> tuple[int, int]:
+        """Read leading blocks from host memory and the tier in turn, while either has the next.
+
+        Returns the number from each. A block from the tier needs a slot of host memory; without one
+        the read ends.
+        """
+        hashes, request, behind = prefill.hashes, prefill.request, prefill.behind
+        from_tier, end = 0, on_device + in_host
+        while on_tier := behind.lookup(end):
+            offered = hashes[end : end + on_tier]
+            stored = self._store(prefill.row, offered)
+            if stored is None:
+                break
+            got, wanted, promoted = set(stored), end + on_tier, []
+            for block in offered:
+                if block in got:
+                    got.discard(block)
+                    promoted.append(block)
+                elif request.lookup(end):
+                    self._load(prefill, end, end + 1)
+                    in_host += 1
+                else:
+                    break
+                end += 1
+            prefill.promoted += stored
+            behind.prepare_load(wanted - on_tier, end)
+            behind.complete_load(wanted - on_tier, end)
+            from_tier += len(promoted)
+            if end < wanted:
+                break
+            found = request.lookup(end)
+            if found:
+                self._load(prefill, end, end + found)
+                in_host += found
+                end += found
+        return in_host, from_tier
+
+    def _store(self, row: int, blocks: list[BlockHash]) -> list[BlockHash] | None:
+        """Offer blocks to host memory; return those that got a slot, None if it refuses."""
+        output = self._host.prepare_store(blocks)
+        if output is None:
+            return None
+        self._count_stored(row, output.block_hashes_to_store, output.block_hashes_evicted)
+        return output.block_hashes_to_store
+
+    def _count_stored(self, row: int, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
+        self._note(row, stored=len(stored), evicted=len(evicted))
+        self._changed(HOST, stored, evicted)
+
+    def end(self) -> Sequence[Change]:
+        """End the prompt and store its blocks; return the changes of the caches, in order."""
+        prefill, self._prefill = self._prefill, None
+        if prefill is None:
+            raise RuntimeError("a prompt must have begun before it ends")
+        start = perf_counter_ns()
+        host, tier, request = self._host, self._tier, prefill.request
+        if prefill.promoted:
+            host.complete_store(prefill.promoted)
+        for first, stop in prefill.loads:
+            request.complete_load(first, stop)
+        output = request.prepare_store()
+        hints = {} if prefill.told is None else {"hints": prefill.told.at_finish}
+        request.finish(**hints)
+        prefill.stored = [] if output is None else output.block_hashes_to_store
+        self._storing.append(prefill)
+        ended = [self._storing.popleft() for _ in range(len(self._storing) - self._num_pending)]
+        for one in ended:
+            one.request.complete_store()
+        behind: list[PrepareStoreOutput] = []
+        if tier is not None:
+            behind = self._store_behind(tier, ended)
+            prefill.behind.finish(**hints)
+            for offered in behind:
+                tier.complete_store(offered.block_hashes_to_store)
+        self.times.add(self._spent + perf_counter_ns() - start)
+        not_admitted = _not_admitted(host)
+        self._note(prefill.row, not_admitted=not_admitted - self._not_admitted)
+        self._not_admitted = not_admitted
+        if output is None:
+            self._note(prefill.row, refused=1)
+        else:
+            self._count_stored(prefill.row, prefill.stored, output.block_hashes_evicted)
+        for offered in behind:
+            stored = offered.block_hashes_to_store
+            self._note(prefill.row, tier_stored=len(stored))
+            self._changed(TIER, stored, offered.block_hashes_evicted)
+        return self._changes
+
+    def _store_behind(
+        self, tier: CPUOffloadingManager, ended: list[_Prefill]
+    ) -> list[PrepareStoreOutput]:
+        """Offer to the tier what prompts have stored; return what it accepts."""
+        outputs = (tier.prepare_store(one.stored) for one in ended if one.stored)
+        return [output for output in outputs if output is not None]
+
+    def _changed(self, place: int, entered: list[BlockHash], left: list[BlockHash]) -> None:
+        """Note blocks that enter and leave; no block does both."""
+        if place <= self._sees and (entered or left):
+            numbers = self._rows.numbers
+            both = (
+                np.fromiter(map(numbers.__getitem__, hashes), np.uint32, len(hashes))
+                for hashes in (entered, left)
+            )
+            self._changes.append(Change(place, *both))
+
+
+class GroupEngine(Engine):
+    """An engine driven as vLLM drives its own: with chunks of all groups, or step by step.
+
+    As in vLLM, it fetches each chunk that only the tier has, even if the hit does not need it in
+    the end; see `TieredServer`. No time passes.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        counts: Counts,
+        configuration: Configuration,
+        host: OffloadingManager,
+        tier: CPUOffloadingManager | None,
+    ) -> None:
+        super().__init__(rows, counts, configuration)
+        groups, ends_stores = configuration.groups, not configuration.pending
+        self._tier = tier
+        self._server = GroupServer(groups, host, ends_stores=ends_stores)
+        if tier is not None:
+            self._server = TieredServer(groups, host, tier, ends_stores=ends_stores)
+        self._num_pending = configuration.pending
+        self._in_flight: deque[GroupServed] = deque()
+        self._not_admitted = self._tier_stored = 0
+
+    def begin(self, row: int, told: Told | None) -> Hits:
+        """Compute a row's prompt; return the whole blocks found."""
+        rows, size = self._rows, self._size
+        blocks = rows.blocks_of(row)
+        length, whole = int(rows.lengths[row]), int(rows.whole[row])
+        on_device, junction = self._device.find(blocks, length)
+        hashes = rows.hashes_of(row)
+        start = perf_counter_ns()
+        served = self._server.serve(hashes, whole, on_device * size, junction * size, told)
+        self._in_flight.append(served)
+        while len(self._in_flight) > self._num_pending:
+            self._in_flight.popleft().complete()
+        self.times.add(perf_counter_ns() - start)
+        self._device.leave(blocks, length, on_device, junction, served.hit_tokens)
+        not_admitted = _not_admitted(self._server.manager)
+        tier_stored = 0 if self._tier is None else self._tier.stats()["stored_blocks"]
+        self._note(
+            row,
+            device=on_device * size,
+            host=served.hit_tokens - served.disk_tokens,
+            tier=served.disk_tokens,
+            loaded=len(served.loaded),
+            stored=len(served.to_store),
+            evicted=len(served.evicted),
+            refused=served.refused,
+            not_admitted=not_admitted - self._not_admitted,
+            tier_stored=tier_stored - self._tier_stored,
+            junction=junction * size,
+        )
+        self._not_admitted, self._tier_stored = not_admitted, tier_stored
+        from_tier = served.disk_tokens // size
+        return Hits(on_device, served.hit_tokens // size - from_tier, from_tier)
+
+    def end(self) -> Sequence[Change]:
+        """End the prompt; no router is told of changes."""
+        return ()
+
+
+def _not_admitted(manager: OffloadingManager) -> int:
+    stats = getattr(manager, "stats", None)
+    return 0 if stats is None else int(stats().get("not_admitted", 0))
+
+
+def new_engines(
+    rows: Rows,
+    counts: Counts,
+    configuration: Configuration,
+    manager: OffloadingManager | None,
+    *,
+    has_hints: bool,
+) -> Iterator[Engine]:
+    """Yield the engines of a configuration, empty; `manager` may be the host memory of the one."""
+    groups, tier = configuration.groups, configuration.tier
+    by_rows = (
+        manager is None and tier is None and not has_hints and not is_own(configuration.policy)
+    )
+    in_steps = groups.step_tokens is not None
+    behind: CPUOffloadingManager | None = None
+    for _ in range(configuration.engines):
+        if by_rows and groups.is_plain and not (in_steps and IMPLEMENTATION == "python"):
+            yield RowEngine(rows, counts, configuration)
+            continue
+        host = manager or new_manager(configuration.policy, configuration.host)
+        if tier is not None:
+            if isinstance(host, CPUOffloadingManager):
+                host.policy._set_declining(False)
+            if behind is None or tier.kind == "private":
+                behind = new_manager(tier.policy, tier.slots)
+        kind = ManagerEngine if groups.is_plain and not in_steps else GroupEngine
+        yield kind(rows, counts, configuration, host, behind)
