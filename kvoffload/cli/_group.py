@@ -12,6 +12,7 @@ from kvoffload._interrupts import raise_again
 SUMMARIES = {
     "replay": "Replay a trace through managers and compare policies.",
     "sweep": "Compare policies over a range of capacities, in parallel.",
+    "diff": "Compare two outputs of replay, sweep or fleet, also of 0.4.",
     "fleet": "Compare engines behind a router: how many, which router, how much memory.",
     "advise": "Recommend a policy for a trace, a model and a memory.",
     "policies": "List the policies and the ceilings, with their options.",

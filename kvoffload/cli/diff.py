@@ -1,0 +1,113 @@
+"""``kvoffload diff``: what differs between two outputs of replay, sweep or fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvoffload.errors import describe
+
+from ._fields import FIELDS
+from ._options import examples, json_option
+from ._output import check_outputs
+from ._terminal import Column, flat, print_json, print_tables
+
+MOST_BYTES = 2**28
+WHICH: dict[str, Any] = dict.fromkeys(("policy", "capacity_given", "tier_given"))
+WHICH |= {"engines": 1, "router": "round-robin", "device_blocks": 0, "pending": 0}
+"""The fields that two rows of one configuration share, and what they are where a row has none."""
+
+FIGURES = (
+    *("hit_ratio", "token_hit_ratio", "missed_p50", "missed_p95"),
+    *("stored", "saved", "ttft_p95"),
+)
+TITLES = {"missed_p95": "tokens missed\np95", "ttft_p95": "first token\np95 s"}
+_IN_POINTS = ("hit_ratio", "token_hit_ratio", "saved")
+_RULE = "must be the output of kvoffload replay, sweep or fleet --json"
+
+
+@click.command(epilog=examples("kvoffload diff monday.json tuesday.json"))
+@click.argument("before", metavar="BEFORE")
+@click.argument("now", metavar="NOW")
+@json_option
+def diff(before: str, now: str, *, as_json: bool) -> None:
+    """Compare two outputs of replay, sweep or fleet, also of 0.4.
+
+    BEFORE and NOW are files that --json wrote: of two traces, two versions, or with other options.
+    Rows of one configuration stand beside each other.
+    """
+    check_outputs((before, now))
+    old, new = _read(before), _read(now)
+    shared = [which for which in new if which in old]
+    if not shared:
+        raise click.UsageError("BEFORE and NOW must share a configuration, got none")
+    if as_json:
+        print_json({"results": [_object(which, old[which], new[which]) for which in shared]})
+        return
+    leading = [
+        Column(name.removesuffix("_given"), [str(which[index]) for which in shared], numeric=False)
+        for index, name in enumerate(WHICH)
+        if name == "policy" or len({which[index] for which in shared}) > 1
+    ]
+    figures = [
+        (name, [_text(name, old[which], new[which]) for which in shared]) for name in FIGURES
+    ]
+    columns = [
+        [Column(TITLES.get(name, FIELDS[name].title), texts)]
+        for name, texts in figures
+        if any(text.endswith(")") for text in texts)
+    ]
+    alone = len(old) + len(new) - 2 * len(shared)
+    title = [f"{now}, and the change from {before}; shares change by points"]
+    title += [f"{alone:,} configurations stand in one of the files only"] if alone else []
+    title += [] if columns else ["no figure differs"]
+    print_tables(title, leading, columns)
+
+
+def _read(path: str) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the rows of a file by their configuration."""
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise click.UsageError(f"{path} must have at most {MOST_BYTES:,} bytes, got more")
+    try:
+        found = json.loads(data)
+        rows = [flat(dict(row)) for row in found["results"]]
+        return {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise click.UsageError(f"{path} {_RULE}, got {describe(data[:40])}") from None
+
+
+def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the configuration of a row; one of 0.4 has the words for its capacity elsewhere."""
+    if "capacity_given" not in row:
+        row = {**row, "capacity_given": str(row["capacity"])}
+    if not isinstance(row["policy"], str):
+        raise TypeError(f"policy must be a string, got {describe(row['policy'])}")
+    return tuple(row.get(name, default) for name, default in WHICH.items())
+
+
+def _object(
+    which: tuple[Any, ...], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, Any]:
+    figures = {name: {"before": old.get(name), "now": new.get(name)} for name in FIGURES}
+    return dict(zip(WHICH, which, strict=True)) | figures
+
+
+def _text(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return a figure of two rows: the second, and the change."""
+    before, now = old.get(name), new.get(name)
+    if not isinstance(before, int | float) or not isinstance(now, int | float):
+        return "-"
+    text = FIELDS[name].text(now)
+    if now == before:
+        return text
+    if name in _IN_POINTS:
+        return f"{text} ({(now - before) * 100:+.1f})"
+    return (
+        f"{text} ({now - before:+,})" if isinstance(now, int) else f"{text} ({now - before:+.3g})"
+    )

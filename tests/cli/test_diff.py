@@ -1,0 +1,79 @@
+"""``kvoffload diff`` sets rows of one configuration side by side."""
+
+import json
+
+import pytest
+
+
+def row(**more):
+    return {"policy": "lru", "capacity_given": "5%", "hit_ratio": 0.5, "stored": 100, **more}
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(name, *rows):
+        path = tmp_path / name
+        path.write_text(json.dumps({"results": rows}))
+        return path
+
+    return write
+
+
+def test_changes_stand_behind_the_figures(kvoffload, files):
+    before = files("before.json", row(), row(policy="arc", ttft_p95=2.0))
+    now = files("now.json", row(hit_ratio=0.525, stored=90), row(policy="arc", ttft_p95=1.5))
+    done = kvoffload("diff", before, now)
+    assert f"{now}, and the change from {before}; shares change by points" in done.out
+    lines = [line.split("  ") for line in done.out.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert ["lru", "52.5 % (+2.5)", "90 (-10)", "-"] in cells
+    assert ["arc", "50.0 %", "100", "1.50 (-0.5)"] in cells
+
+
+def test_only_configurations_of_both_are_compared(kvoffload, files):
+    before = files("before.json", row(), row(capacity_given="9%"))
+    done = kvoffload("diff", before, files("now.json", row(), row(policy="arc")), "--json")
+    (found,) = json.loads(done.out)["results"]
+    assert (found["policy"], found["capacity_given"], found["router"]) == (
+        "lru",
+        "5%",
+        "round-robin",
+    )
+    assert found["hit_ratio"] == {"before": 0.5, "now": 0.5}
+    done = kvoffload("diff", before, before)
+    assert "no figure differs" in done.out
+    done = kvoffload("diff", before, files("now.json", row(), row(policy="arc")))
+    assert "2 configurations stand in one of the files only" in done.out
+
+
+def test_an_output_of_0_4_is_read(kvoffload, files):
+    old = {"engines": 2, "router": "session", "policy": "lru", "capacity": "5%"}
+    old |= {"host_stored": 7, "ttft": {"p95": 3.0}}
+    new = row(engines=2, router="session", stored=8, ttft_p95=3.0)
+    done = kvoffload("diff", files("old.json", old), files("new.json", new))
+    assert "8 (+1)" in done.out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"results": 3}',
+        '{"results": [{}]}',
+        '{"results": [{"policy": 3}]}',
+        "[" * 9999,
+    ],
+)
+def test_anything_else_is_refused_in_one_line(kvoffload, files, tmp_path, text):
+    (tmp_path / "wrong.json").write_text(text)
+    done = kvoffload("diff", files("right.json", row()), tmp_path / "wrong.json")
+    assert done.code == 2
+    assert "must be the output of kvoffload replay, sweep or fleet --json" in done.error
+
+
+def test_files_without_a_configuration_in_common_are_refused(kvoffload, files):
+    done = kvoffload("diff", files("a.json", row()), files("b.json", row(policy="arc")))
+    assert done.code == 2
+    assert done.error.endswith("BEFORE and NOW must share a configuration, got none")
