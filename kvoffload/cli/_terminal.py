@@ -24,9 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvoffload._printable import printable
-from kvoffload.advise.units import NO_BREAK_SPACE, unbroken
+from kvoffload.advise.units import NO_BREAK_SPACE, duration_text, unbroken
 
 REFRESH_SECONDS = 0.1
+LINE_SECONDS = 10.0
 WIDEST_PROSE = 100
 """Widest line of text, columns, however wide the terminal is."""
 
@@ -171,13 +172,17 @@ def _table(columns: list[Column]) -> Table:
 def progress_bar(
     description: str, total: int | None, *, quiet: bool, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
-    """Provide a function that shows how many units are done; None if no bar is wanted.
+    """Provide a function that shows how many units are done; None if that is not wanted.
 
-    The function draws the bar itself: a separate thread would disturb the timings.
+    It draws a bar on a terminal, and else prints a line every `LINE_SECONDS`. It does so itself: a
+    separate thread would disturb the timings.
     """
     console = _console(stderr=True)
-    if quiet or not console.is_terminal or console.is_dumb_terminal:
+    if quiet:
         yield None
+        return
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield _in_lines(description, total, unit)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -198,3 +203,23 @@ def progress_bar(
                 progress.update(task, completed=done, refresh=True)
 
         yield show
+
+
+def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
+    """Return a function that prints how many units are done, now and then."""
+    start = printed = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed < LINE_SECONDS:
+            return
+        printed = now
+        if total and done:
+            left = duration_text((now - start) * max(0, total - done) / done)
+            text = f"{description} {min(done / total, 1) * 100:.0f} %, about {left} left"
+        else:
+            text = f"{description}: {done:,} {unit}"
+        click.echo(printable(text), err=True)
+
+    return show
