@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from .configuration import Configuration
@@ -74,6 +73,6 @@ def _replaying(trace: DecodedTrace, parts: int) -> Callable[[Configuration], Res
     replays = Replays(trace)
 
     def compute(configuration: Configuration) -> Result:
-        return replace(replays.of(configuration, parts=parts), log=None)
+        return replays.of(configuration, parts=parts, log=False)
 
     return compute

@@ -25,7 +25,7 @@ from .groups import GroupChunks
 from .index import Change
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits
 from .requests import DecodedTrace
-from .results import COUNTS, LOG, TIMES, Log, Result
+from .results import COUNTS, TIMES, Columns, Result
 from .routers import new_router
 from .rows import Rows
 
@@ -117,9 +117,10 @@ class Replays:
         *,
         manager: OffloadingManager | None = None,
         parts: int = 1,
+        log: bool = True,
         progress: Progress | None = None,
     ) -> Result:
-        """Replay the trace; arguments and result are those of `replay`."""
+        """Replay the trace; other arguments and the result are those of `replay`."""
         is_ceiling = configuration.policy in CEILINGS
         if manager is not None and (is_ceiling or configuration.engines > 1):
             raise ValueError("manager must be None with several engines or a ceiling, got one")
@@ -133,11 +134,10 @@ class Replays:
         used = configuration
         if configuration.policy == INFINITE:
             if configuration.is_in_turn and groups.is_plain:
-                log = _infinite(rows, configuration)
-                return Result.of(_in_order(log, rows), configuration, parts)
+                return Result.of(_infinite(rows, configuration), configuration, parts, log=log)
             most = min(self._trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
             used = replaced(configuration, policy="lru", host=most)
-        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
+        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
         has_hints = self._trace.hints is not None
         engines = [*new_engines(rows, counts, used, manager, has_hints=has_hints)]
         served, times = None, None
@@ -145,8 +145,8 @@ class Replays:
             _in_turn(rows, engines[0], progress)
         else:
             served, times = _in_time(rows, used, engines, progress)
-        log = _log(rows, counts, served, times)
-        result = Result.of(_in_order(log, rows), configuration, parts)
+        columns = _columns(rows, counts, served, times)
+        result = Result.of(columns, configuration, parts, log=log)
         return result if manager is None else replaced(result, times=engines[0].times)
 
     def _belady(self, rows: Rows, configuration: Configuration) -> Result:
@@ -163,9 +163,9 @@ class Replays:
                 device = log["device"][rows.order] // groups.block_tokens
                 junctions = log["junction"]
         hits, stored = belady_of_groups(rows, configuration.host, groups, device)
-        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
+        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
         counts[:, COUNTS.index("device")] = device * groups.block_tokens
-        whole = Result.of(_log(rows, counts), configuration)
+        whole = Result.of(_columns(rows, counts), configuration, log=False)
         return replaced(
             whole,
             host_tokens=hits,
@@ -176,7 +176,6 @@ class Replays:
             missed_p95=None,
             liar_hits=None,
             has_junctions=bool(junctions.any()),
-            log=None,
         )
 
 
@@ -291,41 +290,36 @@ def _in_time(
     return served, times
 
 
-def _log(
+def _columns(
     rows: Rows,
     counts: npt.NDArray[np.int64],
     served: list[int] | None = None,
     times: dict[str, list[int]] | None = None,
-) -> Log:
-    """Return the log of rows, from the counts by engines."""
-    log: Log = np.zeros(len(rows), dtype=LOG)
-    log["blocks"] = np.diff(rows.starts)
-    log["tokens"], log["answer"], log["lies"] = rows.tokens, rows.answers, rows.lies
-    for name, column in zip(COUNTS, counts.T, strict=True):
-        log[name] = column
-    log["asked"] = rows.whole - log["device"]
-    found = log["device"] + log["host"] + log["tier"]
+) -> Columns:
+    """Return the columns of a log, in the order of the trace, from the counts by engines."""
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    found: Columns = dict(zip(COUNTS, counts.T, strict=True))
+    found["blocks"] = np.diff(rows.starts)
+    found["tokens"], found["lies"] = rows.tokens, rows.lies
+    found["answer"] = np.array(rows.answers, dtype=np.int64)
+    found["asked"] = rows.whole - found["device"]
+    found["missed"] = nothing
     if rows.groups.knows_tokens:
-        log["missed"] = np.maximum(0, rows.tokens - found)
-    if served is not None:
-        log["engine"] = served
-    for name, values in (times or {}).items():
-        log[name] = values
-    return log
-
-
-def _in_order(log: Log, rows: Rows) -> Log:
-    """Return a log in the order of the trace."""
+        in_caches = found["device"] + found["host"] + found["tier"]
+        found["missed"] = np.maximum(0, rows.tokens - in_caches)
+    found["engine"] = np.array(nothing if served is None else served, dtype=np.uint16)
+    for name in TIMES:
+        found[name] = nothing if times is None else np.array(times[name], dtype=np.int64)
     if rows.is_as_recorded:
-        return log
-    found: Log = np.empty_like(log)
-    found[rows.order] = log
-    return found
+        return found
+    places = np.empty_like(rows.order)
+    places[rows.order] = np.arange(len(rows))
+    return {name: column[places] for name, column in found.items()}
 
 
-def _infinite(rows: Rows, configuration: Configuration) -> Log:
-    """Return the log of a cache that keeps everything."""
-    counts: Any = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
+def _infinite(rows: Rows, configuration: Configuration) -> Columns:
+    """Return the columns of the log of a cache that keeps everything."""
+    counts: Any = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
     device = rows.on_device(configuration.device).hits
     hits = infinite_hits(rows, device)
     _, first = np.unique(rows.blocks, return_index=True)
@@ -338,4 +332,4 @@ def _infinite(rows: Rows, configuration: Configuration) -> Log:
         "stored": stored,
     }.items():
         counts[:, COUNTS.index(name)] = column
-    return _log(rows, counts)
+    return _columns(rows, counts)

@@ -15,7 +15,17 @@ from .configuration import Configuration
 from .durations import DurationHistogram
 from .events import NANOSECONDS, duration
 
-__all__ = ["COUNTS", "ERROR_PARTS", "LOG", "Log", "Result", "percentiles", "placement_of"]
+__all__ = [
+    "COUNTS",
+    "ERROR_PARTS",
+    "LOG",
+    "TIMES",
+    "Columns",
+    "Log",
+    "Result",
+    "percentiles",
+    "placement_of",
+]
 
 ERROR_PARTS = 5
 """Parts of a trace, of equally many requests, from which the errors of results are estimated."""
@@ -26,6 +36,9 @@ COUNTS = (
 )
 """The columns of a log that the caches of an engine fill."""
 
+PROMPT = ("blocks", "tokens", "answer", "asked", "missed")
+"""The columns of a log that are counts of a prompt."""
+
 TIMES = ("arrival", "start", "first", "end")
 """The columns of a log that are times, nanoseconds."""
 
@@ -33,8 +46,7 @@ LOG = np.dtype(
     [
         ("engine", np.uint16),
         ("lies", np.bool_),
-        *((name, np.int64) for name in ("blocks", "tokens", "answer", "asked", "missed")),
-        *((name, np.int64) for name in (*COUNTS, *TIMES)),
+        *((name, np.int64) for name in (*PROMPT, *COUNTS, *TIMES)),
     ]
 )
 """A row per request. Its prompt: its ``blocks`` and ``tokens``, and those of its ``answer``.
@@ -46,6 +58,10 @@ there, and ``tier_stored``; calls that were ``refused``, and blocks ``not_admitt
 its ``end``; 0 where no time passes. Its ``engine``, and whether its session ``lies`` in hints."""
 
 Log = npt.NDArray[np.void]
+Columns = dict[str, npt.NDArray[Any]]
+"""The columns of `LOG`, by name."""
+
+_MOST = 2**63
 
 _PLACEMENT_DIGITS = 12
 
@@ -171,64 +187,66 @@ class Result:
     log: Log | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, log: Log, configuration: Configuration, parts: int = 1) -> Result:
-        """Sum up a log, as a whole, by engine, and by part if there are several."""
-        whole = cls._of(log, configuration, _span(log))
-        more: dict[str, Any] = {"log": log}
+    def of(
+        cls, columns: Columns, configuration: Configuration, parts: int = 1, *, log: bool = True
+    ) -> Result:
+        """Sum up the columns of a log, as a whole, by engine, and by part if there are several.
+
+        `log` says whether the result has the log.
+        """
+        engine_of, count, span = columns["engine"], len(columns["engine"]), _span(columns)
+        more: dict[str, Any] = {"log": log_of(columns) if log else None}
         if configuration.engines > 1:
-            engines = tuple(
-                cls._of(log[log["engine"] == engine], configuration, _span(log), engines=1)
+            each = [
+                cls._of(_rows(columns, engine_of == engine), configuration, span, engines=1)
                 for engine in range(configuration.engines)
-            )
-            missed = [int(log["missed"][log["engine"] == e].sum()) for e in range(len(engines))]
-            more["engines"] = engines
-            if sum(missed) and configuration.groups.knows_tokens:
+            ]
+            missed = [one.missed_tokens or 0 for one in each]
+            more["engines"] = tuple(each)
+            if sum(missed):
                 more["imbalance"] = max(missed) * len(missed) / sum(missed)
         if parts > 1:
-            ends = [len(log) * part // parts for part in range(parts + 1)]
+            ends = [count * part // parts for part in range(parts + 1)]
             more["parts"] = tuple(
-                cls._of(log[start:end], configuration, _span(log))
+                cls._of(_rows(columns, slice(start, end)), configuration, span)
                 for start, end in itertools.pairwise(ends)
             )
-        return replace(whole, **more)
+        return replace(cls._of(columns, configuration, span), **more)
 
     @classmethod
     def _of(
-        cls, log: Log, configuration: Configuration, span: int, engines: int | None = None
+        cls, columns: Columns, configuration: Configuration, span: int, engines: int | None = None
     ) -> Result:
         """Sum up some rows, which `engines` have served in `span` nanoseconds."""
-        groups = configuration.groups
-
-        def total(name: str) -> int:
-            return int(log[name].sum())
-
+        groups, lies = configuration.groups, columns["lies"]
+        total = {name: _sum(columns[name]) for name in (*PROMPT, *COUNTS)}
         more: dict[str, Any] = {}
         if groups.knows_tokens:
-            more["missed_tokens"] = sum(log["missed"].tolist())
-            more["missed_p50"], more["missed_p95"] = percentiles(log["missed"])
-        if log["lies"].any():
-            liars = log[log["lies"]]
-            more["liar_asked"] = int(liars["asked"].sum()) // groups.hit_unit
-            more["liar_hits"] = int((liars["host"] + liars["tier"]).sum()) // groups.hit_unit
+            more["missed_tokens"] = total["missed"]
+            more["missed_p50"], more["missed_p95"] = percentiles(columns["missed"])
+        if lies.any():
+            liars = _rows(columns, lies)
+            more["liar_asked"] = _sum(liars["asked"]) // groups.hit_unit
+            more["liar_hits"] = _sum(liars["host"] + liars["tier"]) // groups.hit_unit
         if configuration.rate is not None:
-            more |= _times(log, configuration, span, engines or configuration.engines)
+            more |= _times(columns, configuration, span, engines or configuration.engines)
         return cls(
             configuration=configuration,
-            requests=len(log),
-            blocks=total("blocks"),
-            tokens=sum(log["tokens"].tolist()),
-            asked_tokens=total("asked"),
-            device_tokens=total("device"),
-            host_tokens=total("host"),
-            tier_tokens=total("tier"),
-            loaded=total("loaded"),
-            stored=total("stored"),
-            evicted=total("evicted"),
-            refused=total("refused"),
-            not_admitted=total("not_admitted"),
-            tier_stored=total("tier_stored"),
-            has_junctions=bool(log["junction"].any()),
-            placement=placement_of(log["engine"]),
+            requests=len(lies),
+            blocks=total["blocks"],
+            tokens=total["tokens"],
+            asked_tokens=total["asked"],
+            device_tokens=total["device"],
+            host_tokens=total["host"],
+            tier_tokens=total["tier"],
+            loaded=total["loaded"],
+            stored=total["stored"],
+            evicted=total["evicted"],
+            refused=total["refused"],
+            not_admitted=total["not_admitted"],
+            tier_stored=total["tier_stored"],
+            has_junctions=total["junction"] > 0,
+            placement=placement_of(columns["engine"]),
             **more,
         )
 
@@ -313,33 +331,56 @@ def _ratio(asked: int, hits: int) -> float:
     return hits / asked if asked else 0.0
 
 
-def _span(log: Log) -> int:
+def _rows(columns: Columns, which: Any) -> Columns:
+    """Return the columns of some rows."""
+    return {name: column[which] for name, column in columns.items()}
+
+
+def _sum(column: npt.NDArray[np.int64]) -> int:
+    """Return the exact sum of counts, which may exceed 64 bits."""
+    if int(column.max(initial=0)) * len(column) < _MOST:
+        return int(column.sum())
+    return sum(column.tolist())
+
+
+def _span(columns: Columns) -> int:
     """Return the nanoseconds from the first arrival to the last end."""
-    return int(log["end"].max() - log["arrival"].min()) if len(log) else 0
+    end, arrival = columns["end"], columns["arrival"]
+    return int(end.max() - arrival.min()) if len(end) else 0
 
 
-def _times(log: Log, configuration: Configuration, span: int, engines: int) -> dict[str, Any]:
+def _times(
+    columns: Columns, configuration: Configuration, span: int, engines: int
+) -> dict[str, Any]:
     """Return the times of a result, by name."""
-    first_tokens = log["first"] - log["arrival"]
-    count, (p50, p95) = max(1, len(log)), percentiles(first_tokens)
-    prefill = sum((log["first"] - log["start"]).tolist())
-    tokens = log["tokens"].tolist()
+    arrival, start, first, end = (columns[name] for name in TIMES)
+    first_tokens = first - arrival
+    count, (p50, p95) = max(1, len(first)), percentiles(first_tokens)
+    prefill, tokens = _sum(first - start), columns["tokens"].tolist()
     uncached = sum(duration(length, configuration.rate) for length in tokens)
-    ends = [len(log) * part // ERROR_PARTS for part in range(ERROR_PARTS + 1)]
-    of_parts = (percentiles(first_tokens[start:end]) for start, end in itertools.pairwise(ends))
+    ends = [len(first) * part // ERROR_PARTS for part in range(ERROR_PARTS + 1)]
+    of_parts = (percentiles(first_tokens[a:b]) for a, b in itertools.pairwise(ends))
     seconds = span / NANOSECONDS
     return {
         "saved": 1 - prefill / uncached if uncached else None,
         "ttft_p50": p50 / NANOSECONDS,
         "ttft_p95": p95 / NANOSECONDS,
-        "ttft_mean": sum(first_tokens.tolist()) / count / NANOSECONDS,
-        "latency_mean": sum((log["end"] - log["arrival"]).tolist()) / count / NANOSECONDS,
-        "requests_per_second": len(log) / seconds if span else 0.0,
-        "tokens_per_second": (sum(tokens) + int(log["answer"].sum())) / seconds if span else 0.0,
+        "ttft_mean": _sum(first_tokens) / count / NANOSECONDS,
+        "latency_mean": _sum(end - arrival) / count / NANOSECONDS,
+        "requests_per_second": len(first) / seconds if span else 0.0,
+        "tokens_per_second": (sum(tokens) + _sum(columns["answer"])) / seconds if span else 0.0,
         "busy": prefill / (span * engines) if span else None,
         "ttft_p95_ns": p95,
         "ttft_p95_of_parts": tuple(p95 / NANOSECONDS for _, p95 in of_parts),
     }
+
+
+def log_of(columns: Columns) -> Log:
+    """Return columns as a log."""
+    log: Log = np.zeros(len(columns["engine"]), dtype=LOG)
+    for name, column in columns.items():
+        log[name] = column
+    return log
 
 
 def placement_of(engines: npt.NDArray[np.uint16]) -> str:
