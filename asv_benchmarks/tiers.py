@@ -543,6 +543,7 @@ class Bench:
         """Compare XXH3-64 with the ``xxhash`` package, in one thread."""
         try:
             import xxhash
+
             from kvoffload._core.io import xxh3_64
         except ImportError:
             return

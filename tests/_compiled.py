@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import kvoffload
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.managers._manager_c import Manager
-
-import kvoffload
 from kvoffload.policies import registry
 from kvoffload.policies.base import CachePolicy
 from tests.rebuilt import rebuild

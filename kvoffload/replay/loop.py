@@ -159,9 +159,8 @@ class Replays:
         device, junctions = rows.on_device(configuration.device)
         if configuration.device and not groups.is_plain:
             log = self._behind_everything(replaced(configuration, policy=INFINITE, host=1)).log
-            if log is not None:
-                device = log["device"][rows.order] // groups.block_tokens
-                junctions = log["junction"]
+            device = log["device"][rows.order] // groups.block_tokens
+            junctions = log["junction"]
         hits, stored = belady_of_groups(rows, configuration.host, groups, device)
         counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
         counts[:, COUNTS.index("device")] = device * groups.block_tokens

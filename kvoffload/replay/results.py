@@ -144,9 +144,9 @@ class Result:
         between them.
     times : DurationHistogram
         Time spent in the manager, one duration per request; empty if it was not measured.
-    log : (requests,) structured array or None
-        What became of each request, in the order of the trace: see `LOG`. None for ``"belady"``,
-        for parts and engines, and if it was not asked for.
+    log : (requests,) structured array
+        What became of each request, in the order of the trace: see `LOG`. Of a result of `replay`
+        alone: others, that of ``"belady"``, parts and engines have none, and raise ValueError.
     """
 
     configuration: Configuration
@@ -184,7 +184,7 @@ class Result:
     engines: tuple[Result, ...] = field(default=(), repr=False)
     parts: tuple[Result, ...] = field(default=(), repr=False)
     times: DurationHistogram = field(default_factory=DurationHistogram, repr=False, compare=False)
-    log: Log | None = field(default=None, repr=False, compare=False)
+    _log: Log | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -195,7 +195,7 @@ class Result:
         `log` says whether the result has the log.
         """
         engine_of, count, span = columns["engine"], len(columns["engine"]), _span(columns)
-        more: dict[str, Any] = {"log": log_of(columns) if log else None}
+        more: dict[str, Any] = {"_log": log_of(columns) if log else None}
         if configuration.engines > 1:
             each = [
                 cls._of(_rows(columns, engine_of == engine), configuration, span, engines=1)
@@ -249,6 +249,13 @@ class Result:
             placement=placement_of(columns["engine"]),
             **more,
         )
+
+    @property
+    def log(self) -> Log:
+        """What became of each request."""
+        if self._log is None:
+            raise ValueError("log must be of a result of replay, not of a ceiling, part or engine")
+        return self._log
 
     @property
     def unit(self) -> int:

@@ -294,7 +294,7 @@ def predict(setting: Setting, sent: Sent, model: Path, folder: Path) -> Shares:
     whole, unit = advice["blocks"], BLOCK_TOKENS
     if setting.layers:
         whole, unit = advice["input_tokens"], 1
-    hits = (whole - counts["asked"], counts["host_hits"], counts["disk_hits"])
+    hits = (whole - counts["asked"], counts["host_hits"], counts["tier_hits"])
     return Shares(*(100 * unit * hit / advice["input_tokens"] for hit in hits))
 
 

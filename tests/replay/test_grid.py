@@ -39,7 +39,8 @@ def trace() -> DecodedTrace:
 def test_every_cell_is_what_a_replay_gives(trace) -> None:
     for cell, result in found_of(trace, CELLS).items():
         assert result == replay(trace, cell)
-        assert result.log is None
+        with pytest.raises(ValueError, match=r"^log must be of a result of replay"):
+            result.log  # noqa: B018
 
 
 def test_every_part_is_what_a_replay_gives(trace) -> None:

@@ -285,7 +285,7 @@ def test_says_how_to_name_a_class_and_what_a_trace_is():
     policy: Any = LRUCachePolicy
     with pytest.raises(TypeError, match=r"^policy must be a string, .*'module:Class' names a"):
         Configuration(policy=policy, host=9)
-    with pytest.raises(TypeError, match=r"^configuration must be one, got "):
+    with pytest.raises(TypeError, match=r"^configuration must be a Configuration, got "):
         replay(trace, policy)
     with pytest.raises(TypeError, match=r"^trace must be requests, got 9"):
         replay(9, Configuration(host=9))  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ def test_a_manager_is_that_of_one_engine(other):
 def test_arguments_of_other_types_are_refused():
     with pytest.raises(TypeError, match="trace must be requests, got 5"):
         replay(5, Configuration(host=1))
-    with pytest.raises(TypeError, match="configuration must be one, got 'lru'"):
+    with pytest.raises(TypeError, match="configuration must be a Configuration, got 'lru'"):
         replay(DecodedTrace.of([]), "lru")
 
 
