@@ -191,12 +191,9 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
 def _log(replays: Replays, advice: Advice, policy: str, capacity: int) -> Log:
     """Return what becomes of each request; with a capacity of 0 without offloading."""
     setup = advice.setup
-    result = replays.of(
+    return replays.of(
         Configuration(policy=policy, host=capacity, device=setup.device_blocks, groups=setup.chunks)
-    )
-    if result.log is None:
-        raise TypeError(f"policy must not be a ceiling, got {policy!r}")
-    return result.log
+    ).log
 
 
 def _capacity(advice: Advice, index: int) -> int:

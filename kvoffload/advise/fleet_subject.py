@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvoffload._printable import printable
 from kvoffload.replay import Result
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
-from .comparison import Comparison
+from .answer import Answer, Column, Snippet, Table, TableCell, column
 from .configuration import vllm_text
-from .fleet_wording import NOT_MODELLED, fleet_findings, fleet_headline
-from .fleets import FleetAdvice, FleetTier
-from .knee import Knee
-from .model_shape import ModelShape
-from .units import bytes_text, count_text, percent_text
+from .fleet_wording import (
+    NOT_MODELLED,
+    each_text,
+    fleet_findings,
+    fleet_headline,
+    p95_text,
+    tier_text,
+)
+from .fleets import FleetAdvice, FleetTier, saving
+from .units import bytes_text, count_text, latency_text, percent_text
 from .wording import Finding, assumed_workers_text, context, rates_text, workers_text
 
 __all__ = ["FleetSubject", "Heat"]
+
+SHADES = 10
+"""The darkest shade of a heat map: everything is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +42,17 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSubject:
+class FleetSubject(Answer):
     """Advice on a fleet and its context."""
 
-    trace: str  # its name as given by the user
+    FIRST = ("Changes", "Capacity", "Router", "Memory", "Tier", "First token")
+
     advice: FleetAdvice
-    model: ModelShape | None  # None if bytes per token were given
-    dtype: str  # element type of the model's KV cache
-    command: str  # as it was typed
-    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
-    ids_text: str | None = None  # how the block ids of several files were treated
-    hints_text: str | None = None  # what clients say of their sessions, in words
-    knee: Knee | None = None  # None if the memory was given
-    since: Comparison | None = None  # comparison with earlier advice
 
     @property
-    def name(self) -> str:
-        """The trace's name on one line."""
-        return printable(self.trace)
+    def heading(self) -> str:
+        """The heading of a page."""
+        return f"Advice for {self.advice.setup.engines} engines behind a router"
 
     @property
     def is_recommended(self) -> bool:
@@ -124,10 +124,85 @@ class FleetSubject:
             f"{count_text(blocks * setup.block_tokens)} tokens, together {part}"
         )
 
-    @property
-    def not_modelled(self) -> str:
-        """The limits of the model, in words."""
-        return NOT_MODELLED
+    def tables(self) -> list[Table]:
+        """Return what fleets save by memory and router, and the routers of the one enough."""
+        first, *others = self.heats()
+        return [
+            self._heat(first, "Routers and memory"),
+            self._routers(),
+            *(self._heat(heat, "", is_detail=True) for heat in others),
+        ]
+
+    def _heat(self, heat: Heat, heading: str, *, is_detail: bool = False) -> Table:
+        setup = self.advice.setup
+        tiers = f", {tier_text(heat.tier)}" if len(setup.tiers) > 1 else ""
+        title = f"{setup.saved} saved with {heat.policy}{tiers}, by memory of each engine"
+
+        def cell(router: str, index: int, memory: int) -> TableCell:
+            result = heat.rows[router][index]
+            if result is None:
+                return TableCell("-", shade=0)
+            share = saving(result)
+            return TableCell(
+                percent_text(share),
+                shade=round(SHADES * min(1.0, max(0.0, share))),
+                enough=self.is_recommended and self.is_enough(heat, router, memory),
+            )
+
+        columns = [
+            Column(
+                bytes_text(memory) if memory else "no\noffloading",
+                [cell(router, index, memory) for router in heat.rows],
+            )
+            for index, memory in enumerate(setup.memories())
+        ]
+        return Table(
+            heading, title, "router", list(heat.rows), [columns], kind="heat", is_detail=is_detail
+        )
+
+    def _routers(self) -> Table:
+        """Return the routers, all else as in the fleet that is enough."""
+        advice, case = self.advice, self.advice.case
+        found = {router: advice.like(router=router) for router in self.routers()}
+        known = {router: result for router, result in found.items() if result is not None}
+        results = list(known.values())
+        columns = [
+            column(
+                "tokens\nhit", [percent_text(one.token_hit_ratio) for one in results], first=True
+            )
+        ]
+        for title, name, text in (
+            ("tokens missed\np50", "missed_p50", "{:,}".format),
+            ("\np95", "missed_p95", "{:,}".format),
+            ("hit ratio\nhonest", "honest_hit_ratio", percent_text),
+            ("hit ratio\nliars", "liar_hit_ratio", percent_text),
+        ):
+            values = [getattr(one, name) for one in results]
+            if any(value is not None for value in values):
+                columns.append(column(title, ["-" if v is None else text(v) for v in values]))
+        if advice.setup.rate is not None:
+            p50s, p95s = ([getattr(one, f"ttft_p{n}") or 0.0 for one in results] for n in (50, 95))
+            columns += [
+                _bars("first token\np50", p50s, [*map(latency_text, p50s)]),
+                _bars("\np95", p95s, [*map(p95_text, results)]),
+                column("busy", [percent_text(one.busy) for one in results]),
+            ]
+        balance = [one.imbalance for one in results]
+        columns.append(_bars("busiest\nengine/mean", balance, [f"{one:.2f}" for one in balance]))
+        title = "without offloading"
+        if case.offloads:
+            title = f"with {case.fleet.policy} in {each_text(case.memory)}"
+        if case.tier is not None:
+            title += f" and {tier_text(case.tier)}"
+        heading, chosen = "First tokens and balance", case.fleet.router
+        return Table(heading, title, "router", list(known), [columns], chosen, kind="bars")
+
+    def snippets(self) -> list[Snippet]:
+        """Return vLLM's configuration of each engine."""
+        vllm = self.vllm_text()
+        if vllm is None:
+            return []
+        return [Snippet("vLLM, each engine, --kv-transfer-config", "vllm", vllm)]
 
     def remarks(self) -> list[str]:
         """Return the assumptions behind the figures."""
@@ -169,3 +244,11 @@ class FleetSubject:
         setup, case = self.advice.setup, self.advice.case
         groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
         return vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
+
+
+def _bars(title: str, values: Sequence[float], texts: Sequence[str]) -> Column:
+    """Return a column with a bar for each value, as long as its share of the greatest."""
+    longest = max(values) or 1.0
+    pairs = zip(texts, values, strict=True)
+    cells = [TableCell(text, bar=round(one / longest, 3)) for text, one in pairs]
+    return Column(title, cells, first=True)

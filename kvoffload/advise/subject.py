@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvoffload._printable import printable
-from kvoffload.replay.policies import is_own
+from kvoffload.replay.policies import is_own, summary
 
 from .advice import Advice
-from .comparison import Comparison
+from .answer import Answer, Column, Snippet, Table, best, column
+from .configuration import python_text, vllm_text
 from .details import Details
 from .economy import Engine, balance
-from .knee import Knee
-from .model_shape import ModelShape
 from .remarks import group_remarks, prompt_text
 from .retention import RetentionCell, vllm_flag, worth
-from .units import bytes_text, count_text, duration_text, percent_text
+from .units import bytes_text, count_text, duration_text, percent_text, rate_text
 from .wording import (
     Finding,
     assumed_workers_text,
     context,
     findings,
     headline,
+    noise_text,
     rates_text,
     verdict,
     workers_text,
@@ -31,23 +32,34 @@ __all__ = ["Subject"]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """Advice and its context."""
+class Subject(Answer):
+    """Advice on one engine and its context."""
 
-    trace: str  # its name as given by the user
+    FIRST = (
+        "Changes",
+        "Capacity",
+        "Time",
+        "First token",
+        "Retention",
+        "Accelerator",
+        "More memory",
+    )
+
     advice: Advice
-    model: ModelShape | None  # None if bytes per token were given
-    dtype: str  # element type of the model's KV cache
-    command: str  # as it was typed
-    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None
-    ids_text: str | None = None  # how the block ids of several files were treated
     retentions: tuple[RetentionCell, ...] = ()  # empty if the model has no windows or states
     shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
-    hints_text: str | None = None  # what clients say of their sessions, in words
-    knee: Knee | None = None  # None if the memory was given
-    since: Comparison | None = None  # comparison with earlier advice
+
+    @property
+    def heading(self) -> str:
+        """The heading of a page."""
+        return "Offloading advice"
+
+    @property
+    def is_recommended(self) -> bool:
+        """Whether a policy is recommended."""
+        return self.advice.policy is not None
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -68,24 +80,131 @@ class Subject:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
         return [] if self.alone is None else [self.alone, *self.shares, self.advice]
 
-    def device_table(self) -> list[tuple[str, ...]]:
-        """Return a table of these, its titles first; empty if no cache is assumed."""
-        found = self.by_device_memory()
+    def tables(self) -> list[Table]:
+        """Return the policies, the sizes of the accelerator's cache, and those of a disk."""
+        return [self._policies(), *self._devices(), *self._disks()]
+
+    def _policies(self) -> Table:
+        advice, engine = self.advice, self.engine
+        ranking, asked = advice.ranking(), bytes_text(advice.setup.memory)
+        cells, blank = [advice.cell(policy) for policy in ranking], ["-", "-"]
+        ratios = [
+            _ratios(
+                advice,
+                index,
+                f"hit ratio\n{bytes_text(memory)}",
+                ranking,
+                first=index == advice.memory_index,
+            )
+            for index, memory in enumerate(advice.memories)
+        ]
+        if self.alone is not None:
+            title = f"{asked}, no\ndevice cache"
+            ratios.append(_ratios(self.alone, self.alone.memory_index, title, ranking))
+        rest = [
+            column(f"hit ratio\n{who}", [*(percent_text(getattr(c, name)) for c in cells), *blank])
+            for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
+            if any(cell.liar_hit_ratio is not None for cell in cells)
+        ]
+        apart = "hit ratios of honest sessions and liars, " if rest else ""
+        saved = [count_text(cell.saved_tokens) for cell in cells]
+        saved += ["-" if n is None else count_text(n) for n in advice.ceiling_tokens()]
+        per_hit = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
+        least = best([-(c.stored_per_hit or math.inf) for c in cells])
+        to_host = [rate_text(cell.store_rate) for cell in cells]
+        from_host = [rate_text(cell.load_rate) for cell in cells]
+        rest += [
+            column("tokens saved", saved, best([c.saved_tokens for c in cells]), first=True),
+            column("stored\nper hit", [*per_hit, *blank], least),
+            column("to host", [*to_host, *blank], best([-c.stored for c in cells])),
+            column("from host", [*from_host, *blank]),
+        ]
+        if engine is not None:
+            found = [balance(advice, cell, engine) for cell in cells]
+            saves, takes = (
+                [one.prefill_seconds for one in found],
+                [one.moving_seconds for one in found],
+            )
+            rest += [
+                column("prefill\nsaved", [*map(duration_text, saves), *blank], best(saves)),
+                column(
+                    "moving\nblocks",
+                    [*map(duration_text, takes), *blank],
+                    best([-one for one in takes]),
+                ),
+            ]
+        return Table(
+            "Policies",
+            f"{apart}tokens saved, stores and rates are for {asked}",
+            "policy",
+            [*ranking, "belady", "infinite"],
+            [ratios, rest],
+            advice.policy,
+        )
+
+    def _devices(self) -> list[Table]:
+        """Return the advice by sizes of the accelerator's cache; nothing if none is assumed."""
+        found, engine = self.by_device_memory(), self.engine
         if not found:
             return []
-        titles = ("prefix cache", "serves", "recommended", "hit ratio", "tokens saved")
-        lines = [(*titles, *(["time gained"] if self.engine else []))]
         whole = self.advice.setup.device_memory
-        for one in found:
-            best = one.policy or one.choices[one.memory_index].best
-            cell, size = one.cell(best), one.setup.device_memory
-            name = f"{bytes_text(size)}, {size / whole * 100:.0f} %" if size else "none"
-            texts = [name, percent_text(one.device_hit_ratio), verdict(one)]
-            texts += [percent_text(cell.hit_ratio), count_text(cell.saved_tokens)]
-            if self.engine:
-                texts.append(duration_text(balance(one, cell, self.engine).net_seconds))
-            lines.append(tuple(texts))
-        return lines
+        cells = [one.cell(one.policy or one.choices[one.memory_index].best) for one in found]
+        sizes = [one.setup.device_memory for one in found]
+        columns = [
+            column("serves", [percent_text(one.device_hit_ratio) for one in found]),
+            column("recommended", [verdict(one) for one in found], numeric=False),
+            column("hit ratio", [percent_text(cell.hit_ratio) for cell in cells]),
+            column("tokens saved", [count_text(cell.saved_tokens) for cell in cells]),
+        ]
+        if engine is not None:
+            pairs = zip(found, cells, strict=True)
+            gained = [balance(one, cell, engine).net_seconds for one, cell in pairs]
+            columns.append(column("time gained", [*map(duration_text, gained)]))
+        asked = bytes_text(self.advice.setup.memory)
+        title = f"with {asked} of host memory, for sizes of the accelerator's own prefix cache"
+        names = [
+            f"{bytes_text(size)}, {size / whole * 100:.0f} %" if size else "none" for size in sizes
+        ]
+        return [_detail("Accelerator", title, "prefix cache", names, columns)]
+
+    def _disks(self) -> list[Table]:
+        """Return the disk's hits and what is written to it; nothing without one."""
+        if self.details is None or self.details.disk is None:
+            return []
+        cells = self.details.disk_cells
+        written = ["-" if c.bytes_per_day is None else bytes_text(c.bytes_per_day) for c in cells]
+        wear = ["-" if c.writes_per_day is None else f"{c.writes_per_day:.3g}" for c in cells]
+        columns = [
+            column("host", [cell.host_policy for cell in cells], numeric=False),
+            column("host memory", [bytes_text(cell.memory) for cell in cells]),
+            column("hit ratio\nof both", [percent_text(cell.counts.hit_ratio) for cell in cells]),
+            column("written\nper day", written),
+            column("times\nits size", wear),
+        ]
+        title = f"with a disk of {bytes_text(self.details.disk.size)} behind host memory"
+        return [_detail("Disk", title, "disk", [cell.policy for cell in cells], columns)]
+
+    def meanings(self) -> list[tuple[str, str]]:
+        """Return an explanation of each row of the table of policies."""
+        found = [(policy, summary(policy)) for policy in self.advice.ranking()]
+        found.append(("belady", "Belady's choice with bypass, which knows the future"))
+        found.append(("infinite", "a cache that keeps everything"))
+        return found
+
+    def snippets(self) -> list[Snippet]:
+        """Return vLLM's configuration, and the manager in Python."""
+        advice, setup = self.advice, self.advice.setup
+        if advice.policy is None:
+            return []
+        capacity = advice.capacities[advice.memory_index]
+        vllm, flag = vllm_text(advice.policy, setup.memory, setup.chunks), self.vllm_flag()
+        found = []
+        if vllm is not None:
+            found.append(Snippet("vLLM, --kv-transfer-config", "vllm", vllm))
+        if flag is not None:
+            found.append(Snippet("vLLM, in addition", "vllm-argument", flag))
+        python = python_text(advice.policy, capacity, setup.block_tokens)
+        return [*found, Snippet("Python", "python", python)]
 
     def vllm_flag(self) -> str | None:
         """Return the argument of ``vllm serve`` beside the configuration; None for its default."""
@@ -98,11 +217,6 @@ class Subject:
     def engine(self) -> Engine | None:
         """The engine, if both of its rates are known."""
         return self.advice.setup.rates
-
-    @property
-    def name(self) -> str:
-        """The trace's name on one line."""
-        return printable(self.trace)
 
     def trace_text(self) -> str:
         """Return a description of the trace."""
@@ -154,7 +268,7 @@ class Subject:
                 "No accelerator's cache is modelled: hits that the engine's own prefix cache would "
                 "serve are counted; --device-memory adds one."
             )
-        found = [device]
+        found = [noise_text(), device] if self.is_recommended else [device]
         if self.hints_text is not None:
             found.append(f"Replayed with {self.hints_text}.")
         if self.engine is None and self.model is not None and not self.model.active_parameters:
@@ -193,3 +307,18 @@ class Subject:
             reason = f" ({error})"
         whose = f"those of one worker, not of the {workers} that hold it{reason}"
         return [f"The bytes of {model.name} are {whose}: give --tensor-parallel."]
+
+
+def _ratios(
+    advice: Advice, index: int, title: str, ranking: Sequence[str], *, first: bool = False
+) -> Column:
+    """Return the hit ratios of policies and ceilings in one memory as a column."""
+    ratios = [advice.cell(policy, index).hit_ratio for policy in ranking]
+    texts = [percent_text(ratio) for ratio in (*ratios, advice.ceilings[index], advice.unbounded)]
+    return column(title, texts, best(ratios), first=first)
+
+
+def _detail(
+    heading: str, title: str, name: str, rows: Sequence[str], columns: Sequence[Column]
+) -> Table:
+    return Table(heading, title, name, rows, [columns], kind="plain", is_detail=True)

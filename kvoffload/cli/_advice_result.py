@@ -8,19 +8,17 @@ from dataclasses import asdict, fields, replace
 import click
 
 from kvoffload.advise import Advice, Cell
-from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
+from kvoffload.advise.answer import Answer, Table, TableCell
+from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import balance
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
-from kvoffload.advise.units import bytes_text, count_text, duration_text, percent_text, rate_text
-from kvoffload.advise.wording import noise_text
 
 from ._model_options import groups_object
 from ._terminal import Column, print_prose, print_tables
 
 OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_ratio")
-NAMES = ("prefix cache", "recommended")
 """Columns with words in the table of sizes of the accelerator's cache."""
 
 
@@ -179,100 +177,34 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
     return cell
 
 
-def print_advice(subject: Subject) -> None:
-    """Print the advice: the replay, the table, the findings, the configuration."""
-    advice, setup = subject.advice, subject.advice.setup
-    print_prose(subject.headline())
-    click.echo()
-    _table(subject)
-    for finding in subject.findings():
+def print_answer(answer: Answer) -> None:
+    """Print the verdict, the tables, the findings, the remarks, and what to paste."""
+    print_prose(answer.headline())
+    above = [answer.name, answer.trace_text(), answer.memory_text()]
+    for table in answer.tables():
+        click.echo()
+        rows = [f"{name} *" if _is_marked(table, name) else name for name in table.rows]
+        columns = [
+            [Column(one.title, [_marked(cell) for cell in one.cells], one.numeric) for one in group]
+            for group in table.groups
+        ]
+        print_tables([*above, table.title], [Column(table.name, rows, numeric=False)], columns)
+        above = []
+    for finding in answer.findings():
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
-    policy = advice.policy
     click.echo()
-    if policy is not None:
-        print_prose(noise_text())
-    for remark in subject.remarks():
+    for remark in answer.remarks():
         print_prose(remark)
-    if policy is None:
-        return
-    click.echo("\nPython:\n")
-    capacity = advice.capacities[advice.memory_index]
-    click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
-    vllm = vllm_text(policy, setup.memory, setup.chunks)
-    if vllm is not None:
-        click.echo("\nvLLM, --kv-transfer-config:\n")
-        click.echo(textwrap.indent(vllm, "    "))
-    flag = subject.vllm_flag()
-    if flag is not None:
-        click.echo(f"\nvLLM, in addition:\n\n    {flag}")
+    for snippet in answer.snippets():
+        click.echo(f"\n{snippet.title}:\n")
+        click.echo(textwrap.indent(snippet.text, "    "))
 
 
-def _table(subject: Subject) -> None:
-    advice = subject.advice
-    ranking = advice.ranking()
-    names = [f"{policy} *" if policy == advice.policy else policy for policy in ranking]
-    asked = bytes_text(advice.setup.memory)
-    hit_ratios = [
-        Column(
-            f"hit ratio\n{bytes_text(memory)}",
-            [percent_text(advice.cell(policy, index).hit_ratio) for policy in ranking]
-            + [percent_text(advice.ceilings[index]), percent_text(advice.unbounded)],
-        )
-        for index, memory in enumerate(advice.memories)
-    ]
-    cells = [advice.cell(policy) for policy in ranking]
-    blank = ["-", "-"]
-    stored = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
-    tokens_saved = [count_text(c.saved_tokens) for c in cells]
-    tokens_saved += ["-" if n is None else count_text(n) for n in advice.ceiling_tokens()]
-    if subject.alone is not None:
-        alone = subject.alone
-        hit_ratios.append(
-            Column(
-                f"{asked}, no\ndevice cache",
-                [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
-                + [percent_text(alone.ceilings[alone.memory_index]), percent_text(alone.unbounded)],
-            )
-        )
-    liars = [
-        Column(f"hit ratio\n{who}", [percent_text(getattr(cell, name)) for cell in cells])
-        for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
-        if any(cell.liar_hit_ratio is not None for cell in cells)
-    ]
-    apart = "hit ratios of honest sessions and liars, " if liars else ""
-    rest = [
-        *(replace(column, cells=column.cells + blank) for column in liars),
-        Column("tokens saved", tokens_saved),
-        Column("stored\nper hit", stored + blank),
-        Column("to host", [rate_text(c.store_rate) for c in cells] + blank),
-        Column("from host", [rate_text(c.load_rate) for c in cells] + blank),
-    ]
-    engine = subject.engine
-    if engine is not None:
-        found = [balance(advice, cell, engine) for cell in cells]
-        rest += [
-            Column("prefill\nsaved", [duration_text(b.prefill_seconds) for b in found] + blank),
-            Column("moving\nblocks", [duration_text(b.moving_seconds) for b in found] + blank),
-        ]
-    title = [
-        subject.name,
-        subject.trace_text(),
-        subject.memory_text(),
-        f"{apart}tokens saved, stores and rates are for {asked}",
-    ]
-    print_tables(
-        title, [Column("policy", [*names, "belady", "infinite"], numeric=False)], [hit_ratios, rest]
-    )
-    if subject.alone is not None:
-        titles, *lines = subject.device_table()
-        columns = [
-            Column(title, [line[index] for line in lines], numeric=title not in NAMES)
-            for index, title in enumerate(titles)
-        ]
-        click.echo()
-        print_tables(
-            [f"with {asked} of host memory, for sizes of the accelerator's own prefix cache"],
-            columns[:1],
-            [columns[1:]],
-        )
+def _is_marked(table: Table, name: str) -> bool:
+    """Return whether a row has a mark: not where a cell has it."""
+    return not table.kind and name == table.chosen
+
+
+def _marked(cell: TableCell) -> str:
+    return f"{cell.text} *" if cell.enough else cell.text

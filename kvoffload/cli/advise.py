@@ -21,9 +21,9 @@ from kvoffload.advise import (
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.advice import DEVICE_SHARES
+from kvoffload.advise.answer import Answer
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.comparison import compared_advice, read_advice
-from kvoffload.advise.fleet_report import write_fleet_report
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import (
     STACK_ROUTERS,
@@ -45,9 +45,9 @@ from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
 
-from ._advice_result import as_object, print_advice
+from ._advice_result import as_object, print_answer
 from ._decoding import Decoding
-from ._fleet_advice import fleet_advice_object, print_fleet_advice
+from ._fleet_advice import fleet_advice_object
 from ._fleet_options import (
     Shared,
     note_limits,
@@ -355,7 +355,7 @@ def advise(
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
-            subject: Subject | FleetSubject
+            subject: Answer
             if fleet is None:
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
@@ -370,10 +370,8 @@ def advise(
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
             print_json({**source.head(), **_object(subject), **said})
-        elif isinstance(subject, FleetSubject):
-            print_fleet_advice(subject)
         else:
-            print_advice(subject)
+            print_answer(subject)
         if fault is not None:
             raise fault
 
@@ -410,9 +408,7 @@ def _check_none(options: dict[str, object]) -> None:
             raise click.UsageError(f"--{option} must go with --engines, got it without")
 
 
-def _since(
-    subject: Subject | FleetSubject, source: Source, path: str, earlier: dict[str, Any]
-) -> Subject | FleetSubject:
+def _since(subject: Answer, source: Source, path: str, earlier: dict[str, Any]) -> Answer:
     """Compare the advice with an earlier one."""
     try:
         found = compared_advice(path, earlier, {**source.head(), **_object(subject)})
@@ -421,10 +417,12 @@ def _since(
     return replace(subject, since=found)
 
 
-def _object(subject: Subject | FleetSubject) -> dict[str, object]:
+def _object(subject: Answer) -> dict[str, object]:
     if isinstance(subject, FleetSubject):
         return fleet_advice_object(subject)
-    return as_object(subject)
+    if isinstance(subject, Subject):
+        return as_object(subject)
+    raise TypeError(f"subject must be advice on one engine or on several, got {subject!r}")
 
 
 def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: Effort) -> Knee:
@@ -585,13 +583,10 @@ def _retentions(
         return tuple(retentions(recorded, advice, **how))
 
 
-def _write(subject: Subject | FleetSubject, report: str) -> OSError | None:
+def _write(subject: Answer, report: str) -> OSError | None:
     """Write the page; return the error, if any, so that the advice is still printed."""
     try:
-        if isinstance(subject, FleetSubject):
-            write_fleet_report(subject, report)
-        else:
-            write_report(subject, report)
+        write_report(subject, report)
     except OSError as error:
         return error
     return None

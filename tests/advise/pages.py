@@ -12,7 +12,6 @@ from kvoffload.advise import (
     model_shape,
 )
 from kvoffload.advise.comparison import Change, Comparison
-from kvoffload.advise.fleet_report import fleet_report_html
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import FleetSetup, FleetTier, advise_fleet
 from kvoffload.advise.report import report_html
@@ -65,11 +64,11 @@ def fleet_subject(name="chats.jsonl", **more):
 
 
 def fleet_page():
-    return fleet_report_html(fleet_subject())
+    return report_html(fleet_subject())
 
 
 def hostile_fleet_page():
     model = replace(model_shape("llama-3.1-8b"), name=HOSTILE)
     subject = replace(fleet_subject(name=HOSTILE), model=model, command=HOSTILE)
     since = Comparison(HOSTILE, HOSTILE, (Change("router", HOSTILE, HOSTILE),))
-    return fleet_report_html(replace(subject, since=since))
+    return report_html(replace(subject, since=since))

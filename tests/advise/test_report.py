@@ -14,8 +14,7 @@ pytest.importorskip("jinja2", reason="the report needs the report extra")
 
 from kvoffload.advise.chart import chart
 from kvoffload.advise.choice import POLICIES
-from kvoffload.advise.fleet_report import fleet_report_html
-from kvoffload.advise.report import write_report
+from kvoffload.advise.report import report_html, write_report
 from kvoffload.advise.units import percent_text
 from kvoffload.policies import registry
 from kvoffload.traces import MissingExtraError
@@ -130,7 +129,7 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
 def test_a_fleet_without_a_recommendation_has_no_configuration():
     subject = fleet_subject()
     advice = replace(subject.advice, objections=("no reuse",))
-    text = fleet_report_html(replace(subject, advice=advice))
+    text = report_html(replace(subject, advice=advice))
     assert "No recommendation: no reuse." in text
     assert 'id="configuration"' not in text
 

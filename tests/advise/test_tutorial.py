@@ -27,7 +27,7 @@ from kvoffload.advise import (
 )
 from kvoffload.advise.advice import DEVICE_SHARES
 from kvoffload.advise.subject import Subject
-from kvoffload.cli._advice_result import print_advice
+from kvoffload.cli._advice_result import print_answer
 from kvoffload.policies import registry
 from kvoffload.replay import Selection
 from kvoffload.traces import Trace
@@ -89,7 +89,7 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
         "conversation_trace.jsonl", advice, model, "bfloat16", "",
         alone=advise(recorded, alone, jobs=2), details=details(recorded, advice), shares=shares,
     )  # fmt: skip
-    print_advice(subject)
+    print_answer(subject)
     assert len(words(shown)) > 200
     assert matches(shown, capsys.readouterr().out)
 
@@ -112,7 +112,7 @@ def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
         policies=shown_policies(shown),
     )
     advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
-    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    print_answer(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
     printed = words(capsys.readouterr().out)
     assert len(words(shown)) > 100
     assert printed[: len(words(shown))] == words(shown)

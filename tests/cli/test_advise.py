@@ -41,11 +41,11 @@ def test_it_prints_table_recommendation_and_configuration(kvoffload, trace):
     assert done.out.startswith("Take ")
     assert "\nMore memory: Doubling it to 400 MiB buys " in done.out
     assert "num_blocks=200" in done.out
-    python = done.out.partition("\nPython:\n\n")[2].partition("\nvLLM, ")[0]
+    python = done.out.partition("\nPython:\n\n")[2]
     made = {}
     exec(compile("\n".join(line[4:] for line in python.splitlines()), "pasted", "exec"), made)
     assert made["manager"].block_size == 512
-    vllm = json.loads(done.out.partition("--kv-transfer-config:\n\n")[2])
+    vllm = json.loads(done.out.partition("--kv-transfer-config:\n\n")[2].partition("\nPython:")[0])
     extra = vllm["kv_connector_extra_config"]
     assert extra["cpu_bytes_to_use"] == 200 * 2**20
     assert extra["spec_name"] == "KVOffloadSpec"
