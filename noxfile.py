@@ -528,18 +528,14 @@ def attack(session: nox.Session, factor: float, seed: str | None) -> None:
 def attack_servers(session: nox.Session, factor: float, seed: str | None) -> None:
     """Attack tiers on servers that are killed, stopped, slow, full and hostile.
 
-    Debian's redis-server; moto's server, which stands in for S3; a Mooncake master and store over
-    TCP; a shared directory. No test may be skipped because a server is missing.
+    Debian's redis-server; moto's server, which stands in for S3; a shared directory. No test may be
+    skipped because a server is missing.
     """
     debian(session, "redis-server", "redis-server")
     debian(session, "openssl", "openssl")
     debian(session, "fuse2fs", "fuse2fs")
-    session.run("python", "-m", "pip", "install", "mooncake-transfer-engine-non-cuda")
-    works = [sys.executable, "-c", "import mooncake.store"]
-    if subprocess.run(works, capture_output=True, check=False).returncode:
-        debian(session, "", "libibverbs1", "libcurl4")  # libraries, no command
-    names = ("directory", "redis", "mooncake", "remote_parts", "objects", "objects_hostile")
-    names += ("remote_chaos", "remote_forget", "many_processes")
+    names = ("directory", "redis", "remote_parts", "objects", "objects_hostile")
+    names += ("remote_chaos", "generation", "many_processes")
     files = [f"tests/tiers/test_{name}.py" for name in names]
     long = ["-o", "faulthandler_timeout=900", "-rPs"]
     env = COMPILED | budget(factor)

@@ -1,17 +1,17 @@
 """Compare the tiers beyond one machine with bare use of their client libraries.
 
-Starts a ``redis-server``, moto's server, which stands in for S3, and, if it is installed, a
-Mooncake master with memory, all on the loopback. Prints a table of ratios: the bare side's time
-divided by the tier's, so that 1 is as fast as bare and more is faster, and the same ratio of this
-process's CPU time. All sides run in one process and take turns; each figure is a median::
+Starts a ``redis-server`` and moto's server, which stands in for S3, on the loopback. Prints a table
+of ratios: the bare side's time divided by the tier's, so that 1 is as fast as bare and more is
+faster, and the same ratio of this process's CPU time. All sides run in one process and take turns;
+each figure is a median::
 
     python asv_benchmarks/remote_tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
 The bare sides do what a careful user of the library would do for the same blocks in the same
-memory, without seals, deadlines, verdicts or an epoch: Redis by four threads with pipelines of
+memory, without seals, deadlines or verdicts: Redis by four threads with pipelines of
 eight blocks (``SET NX``, ``GET`` and a copy) and by one script for queries; files by eight threads,
 each with a new file, a link and an unlink, or an open and a read; objects by 64 requests at once in
-one event loop; Mooncake by four threads with batches of eight blocks. moto's server is written in
+one event loop. moto's server is written in
 Python and takes most of the time of its rows: they show the tier's cost per request, not the speed
 of S3. The rows of `object_server`, which keeps objects in memory, show more of the client: the
 tier's runs in a process of its own.
@@ -40,12 +40,10 @@ import numpy as np
 
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region
-from kvoffload.tiers.remote.mooncake import MooncakeTier
 from kvoffload.tiers.remote.redis import FIND
 from kvoffload.tiers.remote.tier import RemoteTier
 from kvoffload.tiers.seal import xxh3_64
 from tests.tiers.servers import (
-    MooncakeServers,
     Server,
     make_bucket,
     redis_server,
@@ -145,7 +143,7 @@ class BareRedis(Side):
     def find(self, keys: list[bytes]) -> None:
         for start in range(0, len(keys), 1024):
             part = keys[start : start + 1024]
-            self.clients[0].eval(FIND, 1 + len(part), b"epoch", *part)
+            self.clients[0].eval(FIND, len(part), *part)
 
     def close(self) -> None:
         self.threads.shutdown()
@@ -234,49 +232,6 @@ class BareObjects(Side):
         self.loop.close()
 
 
-class BareMooncake(Side):
-    """Mooncake's client, which reads and writes the region itself."""
-
-    def __init__(self, region: Region, servers: MooncakeServers) -> None:
-        from mooncake.store import MooncakeDistributedStore
-
-        super().__init__(region)
-        self.client = MooncakeDistributedStore()
-        master = f"127.0.0.1:{servers.master.port}"
-        code = self.client.setup("127.0.0.1", servers.metadata, 0, 16 * MIB, "tcp", "", master)
-        assert not code, code
-        code = self.client.register_buffer(region.address, region.nbytes)
-        assert not code, code
-        self.threads = ThreadPoolExecutor(4)
-
-    def _each(self, work: Callable[..., list[int]], keys: list[bytes]) -> None:
-        size = self.region.block_bytes
-
-        def serve(start: int) -> None:
-            names = [key.decode() for key in keys[start : start + 8]]
-            first = self.region.address + start * size
-            addresses = [first + place * size for place in range(len(names))]
-            codes = work(names, addresses, [size] * len(names))
-            assert min(codes) >= 0, codes
-
-        list(self.threads.map(serve, range(0, len(keys), 8)))
-
-    def put(self, keys: list[bytes]) -> None:
-        self._each(self.client.batch_put_from, keys)
-
-    def get(self, keys: list[bytes]) -> None:
-        self._each(self.client.batch_get_into, keys)
-
-    def find(self, keys: list[bytes]) -> None:
-        names = [key.decode() for key in keys]
-        for start in range(0, len(keys), 1024):
-            self.client.batch_is_exist(names[start : start + 1024])
-
-    def close(self) -> None:
-        self.threads.shutdown()
-        self.client.close()
-
-
 def ratio(
     sides: tuple[Side, Side], work: Callable[[Side, int], None], rounds: int
 ) -> tuple[float, float, float]:
@@ -341,7 +296,7 @@ def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
         assert not done.nbytes
         for place in range(count):
             key = b"%036d" % place
-            folder = tier.folder / f"{tier._shared.epoch:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
+            folder = tier.folder / f"{0:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
             folder.mkdir(0o700, parents=True, exist_ok=True)
             (folder / f"{key.hex()}.kv").touch()
         sweeps, walks = [], []
@@ -365,28 +320,6 @@ def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
 def show(rows: Iterator[tuple[str, float, str]]) -> None:
     for name, found, figure in rows:
         print(f"{name:<34} {found:6.2f} x   {figure}", flush=True)
-
-
-def show_mooncake(quick: bool) -> None:
-    """Print the rows of Mooncake, or why they are missing."""
-    try:
-        import mooncake.store  # noqa: F401
-    except ImportError as error:
-        print(f"mooncake: left out, {error}")
-        return
-    with MooncakeServers(2 * 1024 * MIB) as servers:
-
-        def opener(namespace: Namespace, region: Region) -> tuple[Side, Side]:
-            tier = MooncakeTier(
-                f"127.0.0.1:{servers.master.port}",
-                servers.metadata,
-                hostname="127.0.0.1",
-                namespace=namespace,
-                ack="stored",
-            )
-            return TierSide(region, tier), BareMooncake(region, servers)
-
-        show(measure("mooncake", opener, quick, SIZES))
 
 
 def main() -> None:
@@ -436,8 +369,6 @@ def main() -> None:
                 sizes["5 MiB"] = 5 * MIB
                 settings = s3_options(server)
                 show(measure("s3 (in memory)", over_s3(settings), options.quick, sizes))
-        if re.search(options.rows, "mooncake"):
-            show_mooncake(options.quick)
     finally:
         shutil.rmtree(folder)
 

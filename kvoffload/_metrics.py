@@ -69,15 +69,6 @@ TIER_METRICS = (
     Metric("evicted", "counter", ("reason",), "blocks that left"),
     Metric("declined", "counter", (), "blocks that the policy did not admit"),
     Metric(
-        "dropped", "counter", (), "blocks not stored: everything was forgotten after they were put"
-    ),
-    Metric(
-        "lost",
-        "counter",
-        ("cause",),
-        "times that a shared medium's epoch was missing or lower, and everything was forgotten",
-    ),
-    Metric(
         "seconds",
         "histogram",
         ("op",),

@@ -148,7 +148,7 @@ static inline uint64_t kvo_seed(const kvo_store *store, const uint8_t *key, size
 
 /* Write a seal; its layout is in kvoffload/tiers/seal.py. */
 static inline void kvo_seal_pack(uint8_t *seal, const uint8_t *key, size_t length, int64_t nbytes,
-                                 uint64_t sum, uint64_t epoch) {
+                                 uint64_t sum, uint64_t generation) {
     int index;
     memset(seal, 0, KVO_SEAL_BYTES);
     memcpy(seal, "KV\1", 3);
@@ -157,14 +157,14 @@ static inline void kvo_seal_pack(uint8_t *seal, const uint8_t *key, size_t lengt
         seal[4 + index] = (uint8_t)(nbytes >> (8 * index));
     memcpy(seal + 8, key, length < KVO_KEY_BYTES ? length : KVO_KEY_BYTES);
     kvo_put_little64(seal + 48, sum);
-    kvo_put_little64(seal + 56, kvo_xxh3_64(seal, 56, epoch));
+    kvo_put_little64(seal + 56, kvo_xxh3_64(seal, 56, generation));
 }
 
-/* Return whether 64 bytes are a seal of this epoch for blocks of `nbytes`. */
-static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t epoch) {
+/* Return whether 64 bytes are a seal of this generation for blocks of `nbytes`. */
+static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t generation) {
     return memcmp(seal, "KV\1", 3) == 0 && seal[3] >= 1 && seal[3] <= KVO_DIGESTED_BYTES &&
            (int64_t)kvo_little32(seal + 4) == nbytes &&
-           kvo_little64(seal + 56) == kvo_xxh3_64(seal, 56, epoch);
+           kvo_little64(seal + 56) == kvo_xxh3_64(seal, 56, generation);
 }
 
 /* -- jobs -------------------------------------------------------------------------------------- */
@@ -194,7 +194,7 @@ typedef struct kvo_job {
     struct kvo_job *behind[2];            /* in its queue, and in that of jobs to copy */
     int64_t job_id;
     int64_t deadline; /* ns */
-    uint64_t epoch;
+    uint64_t generation;
     int64_t size;      /* blocks */
     int64_t next;      /* the first block that no thread has taken */
     int64_t copied;    /* staged puts: the first block that the keeper has not copied */
@@ -519,7 +519,7 @@ static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_blo
         kvo_block *block = run + index;
         uint64_t sum = kvo_block_sum(pool, block, worker->views);
         kvo_seal_pack(worker->seals + index * KVO_SEAL_BYTES, block->key, block->key_length,
-                      store->block_bytes, sum, job->epoch);
+                      store->block_bytes, sum, job->generation);
         kvo_set_sum(store, block->slot, sum);
     }
     num_views = kvo_run_views(pool, run, count, worker->views);
@@ -1066,7 +1066,7 @@ static inline void kvo_entry_free(kvo_entry *entry) {
 
 /* Make a job of `size` >= 1 blocks; the caller fills them in. NULL if there is no memory. */
 static inline kvo_job *kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns,
-                                   uint64_t epoch) {
+                                   uint64_t generation) {
     kvo_job *job = calloc(1, sizeof(kvo_job));
     kvo_entry *entries[3];
     int entry;
@@ -1083,7 +1083,7 @@ static inline kvo_job *kvo_job_new(int64_t job_id, int op, int64_t size, int64_t
     job->op = op;
     job->size = job->count = size;
     job->deadline = kvo_now() + timeout_ns;
-    job->epoch = epoch;
+    job->generation = generation;
     entries[0] = &job->is_late;
     entries[1] = &job->end;
     entries[2] = &job->settling;

@@ -55,7 +55,7 @@ cdef extern from "io.h" nogil:
     uint64_t kvo_xxh3_64(const uint8_t* data, size_t length, uint64_t seed)
     uint64_t kvo_little64(const uint8_t* data)
     uint64_t kvo_seed(const kvo_store* store, const uint8_t* key, size_t length)
-    bint kvo_seal_valid(const uint8_t* seal, int64_t nbytes, uint64_t epoch)
+    bint kvo_seal_valid(const uint8_t* seal, int64_t nbytes, uint64_t generation)
     kvo_pool* kvo_pool_new(
         const kvo_region* region, const kvo_store* store, int threads, int64_t staging_bytes,
         int ack_copied
@@ -68,7 +68,7 @@ cdef extern from "io.h" nogil:
     bint kvo_pool_close(kvo_pool* pool, int64_t timeout_ns)
     void kvo_pool_free(kvo_pool* pool)
     void kvo_pool_stats(kvo_pool* pool, int64_t* late_jobs, int64_t* staging_bytes)
-    kvo_job* kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t epoch)
+    kvo_job* kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t generation)
     void kvo_submit(kvo_pool* pool, kvo_job* job)
     int kvo_cancel(kvo_pool* pool, int64_t job_id, int64_t until)
     int kvo_submit_chore(

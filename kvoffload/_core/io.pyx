@@ -183,7 +183,7 @@ cdef class Pool:
         else:
             Py_INCREF(self.kept)  # a thread that returns later uses it
 
-    def submit(self, job, op, list keys, slots, ids, *, timeout_s, epoch):
+    def submit(self, job, op, list keys, slots, ids, *, timeout_s, generation):
         """Take a job."""
         cdef int64_t[::1] store_slots = slots
         cdef int64_t[::1] region_ids = ids
@@ -194,7 +194,7 @@ cdef class Pool:
         cdef kvo_job* made
         if size < 1 or store_slots.shape[0] != size or region_ids.shape[0] != size:
             raise ValueError("a job must have as many slots and ids as keys, and at least one")
-        made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), epoch)
+        made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), generation)
         if made == NULL:
             raise MemoryError
         for index in range(size):
@@ -303,8 +303,8 @@ cdef int64_t earlier(int64_t one, int64_t other) noexcept nogil:
     return one if one < other else other
 
 
-def valid_records(table, block_bytes, epoch):
-    """Read the seals of a table, 64 bytes per slot, for blocks of a length and of an epoch.
+def valid_records(table, block_bytes, generation):
+    """Read the seals of a table, 64 bytes per slot, for blocks of a length and of a generation.
 
     Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes ((n,)
     uint64), and the number of slots with neither such a seal nor zeros.
@@ -313,7 +313,7 @@ def valid_records(table, block_bytes, epoch):
     cdef Py_ssize_t num_slots = records.shape[0] // KVO_SEAL_BYTES
     cdef Py_ssize_t slot, found = 0, others = 0
     cdef int64_t nbytes = block_bytes
-    cdef uint64_t era = epoch
+    cdef uint64_t era = generation
     cdef const uint8_t* seal
     cdef uint8_t length
     cdef list keys = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvoffload._printable import printable
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import describe
 from kvoffload.traces import MissingExtraError
@@ -46,10 +47,11 @@ def info(path: str, *, as_json: bool) -> None:
         print_json({"path": path, "slabs": [_as_object(slab) for slab in found]})
         return
     rows = [_as_row(slab) for slab in found]
-    titles = ("model", "blocks", "of", "block size", "used", "on disk", "in use by")
+    titles = ("model", "generation", "blocks", "of", "block size", "used", "on disk", "in use by")
     columns = [
-        Column(title, [*cells], numeric=title not in {"model", "in use by"})
+        Column(title, [*cells], numeric=title not in {"model", "generation", "in use by"})
         for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
+        if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
     print_tables([path], [_names(found)], [[column] for column in columns])
 
@@ -101,22 +103,44 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iter
             before += each.num_blocks
 
 
-@tier.command(epilog=examples("kvoffload tier forget /nvme/kv --yes"))
-@click.argument("path")
+@tier.command(
+    epilog=examples(
+        "kvoffload tier delete /nvme/kv --all",
+        "kvoffload tier delete dir:/mnt/kv --generation 'step 500'",
+    )
+)
+@click.argument("url")
+@click.option("--generation", metavar="NAME", help="Delete the blocks of this generation.")
+@click.option("--all", "everything", is_flag=True, help="Delete all blocks.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @quiet_option
-def forget(path: str, *, yes: bool, quiet: bool) -> None:
-    """Delete the slabs in PATH; none may be in use."""
-    with _slabs() as slab:
-        found = slab.find_slabs(path)
+def delete(url: str, *, generation: str | None, everything: bool, yes: bool, quiet: bool) -> None:
+    """Delete blocks at URL, of all models.
+
+    URL is the address of a tier, such as slab:/nvme/kv, dir:/mnt/kv, redis://host or
+    s3://bucket/prefix, or the folder of slabs. No slab may be in use; engines that share a medium
+    go on and miss what is deleted.
+    """
+    if everything == (generation is not None):
+        raise click.UsageError("give one of --generation NAME and --all")
+    with _slabs():
+        from kvoffload.tiers.deletion import delete_blocks
+    url = url if ":" in url else f"slab:{url}"
+    what = "all blocks" if generation is None else f"the blocks of generation {generation!r}"
     if not yes:
-        size = bytes_text(sum(each.disk_bytes for each in found))
-        blocks = sum(each.num_blocks for each in found)
-        names = ", ".join(str(each.folder) for each in found)
-        click.confirm(f"Delete {blocks:,} blocks, {size}, in {names}?", abort=True, err=True)
-    with _slabs() as slab:
-        freed = sum(slab.remove_slab(each.folder) for each in found)
-    note(f"{bytes_text(freed)} freed", quiet=quiet)
+        click.confirm(f"Delete {what} at {_shown(url)}?", abort=True, err=True)
+    with _slabs():
+        try:
+            deleted = delete_blocks(url, generation)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+    note(f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}", quiet=quiet)
+
+
+def _shown(url: str) -> str:
+    """Return an address without a password, on one line."""
+    kind, _, rest = url.partition("?")[0].partition(":")
+    return printable(f"{kind}:{'//' * ('@' in rest)}{rest.rpartition('@')[2]}")
 
 
 @contextlib.contextmanager
@@ -145,9 +169,10 @@ def _as_row(slab: SlabFolder) -> tuple[str, ...]:
     holder = f"process {slab.pid}" if slab.pid else "a process"
     holder = "nobody" if slab.pid is None else holder
     if slab.header is None:
-        return model, "0", "?", "?", "?", bytes_text(slab.disk_bytes), holder
+        return model, "?", "0", "?", "?", "?", bytes_text(slab.disk_bytes), holder
     return (
         model,
+        slab.header.generation.name or "-",
         f"{slab.num_blocks:,}",
         f"{slab.header.num_slots:,}",
         bytes_text(slab.header.block_bytes),
@@ -162,6 +187,7 @@ def _as_object(slab: SlabFolder) -> dict[str, object]:
     header = slab.header
     return {
         "folder": str(slab.folder),
+        "generation": header.generation.name if header else None,
         "blocks": slab.num_blocks,
         "slots": header.num_slots if header else None,
         "block_bytes": header.block_bytes if header else None,

@@ -16,18 +16,15 @@ from .base import (
 )
 from .engine.contract import Block
 from .engine.native import Twin as _Twin
-from .epoch import epoch_text as _epoch_text
-from .epoch import parse_epoch as _parse_epoch
 from .local.memory import MemoryTier
 from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
 from .options import TierOptions, open_tier, read_options
 from .region import Region
 from .remote.directory import DirectoryTier
-from .remote.mooncake import MooncakeTier
 from .remote.objects import ObjectTier
 from .remote.redis import RedisTier
-from .remote.store import OtherEpochError, RemoteStore
+from .remote.store import RemoteStore
 from .remote.tier import RemoteTier
 from .seal import stored_key
 from .tiered_store import Fetched, TieredRequest, TieredStore
@@ -40,10 +37,8 @@ __all__ = [
     "FileTier",
     "Health",
     "MemoryTier",
-    "MooncakeTier",
     "Namespace",
     "ObjectTier",
-    "OtherEpochError",
     "RedisTier",
     "Region",
     "RemoteStore",
@@ -69,7 +64,5 @@ __getattr__ = former_names(
     __name__,
     {
         "Twin": (_Twin, "it is a part of the inside, kvoffload.tiers.engine.native"),
-        "epoch_text": (_epoch_text, "it is RemoteStore.epoch_text"),
-        "parse_epoch": (_parse_epoch, "it is RemoteStore.parse_epoch"),
     },
 )

@@ -14,13 +14,12 @@ Glossary
     taken back: a job whose number the caller never got, because an exception ended the call; its
         blocks are the caller's again.
     interrupted: a tier in which an exception from outside ended a call in the middle.
-    chore: the tier's own work in a thread, such as clearing a seal, removing blocks or writing an
-        epoch.
+    chore: the tier's own work in a thread, such as clearing a seal or removing blocks.
     direct: moving blocks between the region and the medium without a copy.
     staged: moving blocks through buffers of the tier's own.
     run: blocks of one job that move in one call of the medium.
-    seal: 64 bytes that tie a block's bytes to its key, its namespace and its epoch.
-    epoch: a number that only rises; `Tier.forget` raises it, and blocks of lower ones are gone.
+    seal: 64 bytes that tie a block's bytes to its key, its namespace and its generation.
+    generation: the name of the weights that computed a block; a tier sees those of its own only.
     verdict: the last known state of a key on a shared medium, valid for some time.
     breaker: a switch that refuses calls at once while the medium does not answer.
 """
@@ -158,9 +157,6 @@ class Health:
         (too many corrupt blocks; ``health(reset=True)`` resumes reads).
     late_jobs : int
         Jobs whose deadline has passed and whose call has not returned.
-    forgotten : bool
-        Whether the medium has confirmed the last `Tier.forget`; True if there was no such call.
-        While it is False the tier retries by itself, and a restart may find forgotten blocks.
     interrupted : bool
         Whether an exception from outside ended a call in the middle: close the tier and open it
         again.
@@ -169,14 +165,13 @@ class Health:
     reads: str
     writes: str
     late_jobs: int
-    forgotten: bool = field(default=True, kw_only=True)
     interrupted: bool = field(default=False, kw_only=True)
 
     @property
     def ok(self) -> bool:
-        """Whether both breakers are closed, no job is late, nothing interrupted or unconfirmed."""
+        """Whether both breakers are closed, no job is late, and no call was interrupted."""
         closed = self.reads == self.writes == "closed"
-        return closed and not self.late_jobs and self.forgotten and not self.interrupted
+        return closed and not self.late_jobs and not self.interrupted
 
 
 class TierError(OffloadError):
@@ -249,6 +244,8 @@ class Tier(ABC):
         Most bytes of blocks that the tier keeps; None if it does not decide.
     direct : bool
         Whether blocks move without a copy; see *Deadlines*.
+    generation : str
+        The name of the weights whose blocks are stored and served; see `forget`.
 
     Notes
     -----
@@ -266,14 +263,15 @@ class Tier(ABC):
     name: str
     capacity_bytes: int | None
     direct: bool
+    generation: str
 
     @abstractmethod
     def attach(self, region: Region) -> None:
         """Set the host memory that jobs move blocks from and to.
 
-        Call it before the first job; a repeated call with the same region is allowed. A tier on a
-        server waits at most 2 s for an answer; a missing answer is not an error. If this raises,
-        the tier has no region, no thread and no buffer, and another call may succeed.
+        Call it before the first job; a repeated call with the same region is allowed. No server is
+        called. If this raises, the tier has no region, no thread and no buffer, and another call
+        may succeed.
 
         Raises
         ------
@@ -408,27 +406,34 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def forget(self) -> bool:
-        """Drop all blocks, for example after an update of the model's weights.
+    def forget(self, generation: str | None = None) -> bool:
+        """Serve and store blocks of another generation from now on, for example of new weights.
 
-        Blocks stored before are never served again: not by jobs under way, whose blocks are MISS,
-        nor after a restart. On a medium that several processes share, this covers the puts of all
-        of them, including those under way: such puts are OK for their callers, dropped, and counted
-        (``dropped`` of `stats`).
+        A generation is a name that whoever changes the weights gives them, such as a trainer's
+        step. It is a part of each block's name on the medium, and seeds its seal: a tier has the
+        blocks of its own generation, and no others. Nothing that was under way under the old one
+        is served - gets are MISS - or stored under the new one. With the present generation
+        nothing changes.
+
+        Parameters
+        ----------
+        generation : str, optional
+            At most 64 printable characters. By default a random one: everything is forgotten, and
+            nothing is shared with another tier until it has the same name.
 
         Returns
         -------
         bool
-            Whether that holds even if power fails from now on. False if the medium did not confirm
-            it within a second; it still holds for this process, which keeps trying
-            (`Health.forgotten`), and for a restart as far as the medium was reached. Also False
-            before `attach` if the tier reaches its medium only with a region.
+            Whether it holds even if power fails from now on. A shared medium needs no call, so it
+            is always True there. A slab, which has the blocks of one generation, writes this to
+            its disk; False if that fails or takes more than a second. Then it still holds for this
+            tier, and the slab is not opened with its old blocks again if the disk obeys at all; if
+            it does not, a line in the log names the file.
 
-        Notes
-        -----
-        Two cases are not covered. A process that ends before the medium has confirmed may not have
-        reached any other. And if a shared medium is restored from a snapshot older than everything
-        that running processes have seen of it, no process knows what was forgotten since.
+        Raises
+        ------
+        TypeError, ValueError
+            If `generation` is no such text.
         """
 
     @abstractmethod

@@ -12,12 +12,9 @@ from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
 from .base import Status, TierEvent
 
-__all__ = ["LOSSES", "LOWER", "MISSING", "Events", "TierMetrics", "write_line"]
+__all__ = ["Events", "TierMetrics", "write_line"]
 
 log = logging.getLogger("kvoffload.tiers")
-
-LOSSES = MISSING, LOWER = "missing", "lower"
-"""Why a shared medium makes a process forget: its epoch is missing, unreadable or lower."""
 
 
 class TierMetrics:
@@ -27,8 +24,6 @@ class TierMetrics:
         self.hits = 0  # keys that were looked up and found
         self.misses = 0
         self.unknown = 0
-        self.dropped = 0  # blocks of puts not stored because everything was forgotten since
-        self.lost: Counter[str] = Counter()  # losses of everything, by cause: see `LOSSES`
         # By operation and `Status`: "put" as reported to callers, "store" as written.
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()  # moved, by operation
@@ -57,9 +52,6 @@ class TierMetrics:
             found[f"{op}_bytes"] = self.nbytes[op]
         for reason in ("evicted", "discarded", "corrupt", "failed", "forgotten"):
             found[f"removed_{reason}"] = self.evicted[reason]
-        found["dropped"] = self.dropped
-        for cause in LOSSES:
-            found[f"lost_{cause}"] = self.lost[cause]
         return found
 
     def samples(self, gauges: Mapping[str, int], breakers: Mapping[str, int]) -> Iterator[Sample]:
@@ -77,8 +69,6 @@ class TierMetrics:
             "misses": [({}, self.misses)],
             "unknown": [({}, self.unknown)],
             "declined": [({}, self.blocks["put", Status.DECLINED])],
-            "dropped": [({}, self.dropped)],
-            "lost": (({"cause": cause}, self.lost[cause]) for cause in LOSSES),
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)
                 for (op, status), count in sorted(self.blocks.copy().items())
@@ -129,8 +119,8 @@ class Events:
 def write_line(level: int, message: str, *arguments: object) -> None:
     """Log a line like `logging.Logger.log`, and drop exceptions of the application's handlers.
 
-    Tiers log in threads that have jobs, and between two steps of a `forget`: an exception would end
-    the thread or prevent the second step.
+    Tiers log in threads that have jobs, and between two steps of a call: an exception would end the
+    thread or prevent the second step.
     """
     with contextlib.suppress(Exception):
         log.log(level, message, *arguments, stacklevel=2)

@@ -20,6 +20,7 @@ from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 
 from .base import Tier
+from .generation import Generation
 from .namespace import Namespace
 
 __all__ = [
@@ -58,6 +59,9 @@ class TierOptions:
         Whether `Tier.take_events` returns events.
     max_queued_bytes : int
         Most bytes in jobs that have not ended; further blocks are `Status.FULL`.
+    generation : str
+        The name of the weights that the blocks are of, at most 64 printable characters: see
+        `Tier.forget`.
 
     Raises
     ------
@@ -72,6 +76,7 @@ class TierOptions:
     _: KW_ONLY
     enable_events: bool = False
     max_queued_bytes: int = MAX_QUEUED_BYTES
+    generation: str = ""
 
     def __post_init__(self) -> None:
         check_int("threads", self.threads, 1, 1024)
@@ -82,6 +87,7 @@ class TierOptions:
             raise TypeError(f"name must be text, got {describe(self.name)}")
         check_bool("enable_events", self.enable_events)
         check_int("max_queued_bytes", self.max_queued_bytes, 0)
+        Generation.of(self.generation)
 
     @classmethod
     def read(
@@ -93,12 +99,19 @@ class TierOptions:
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
         *,
         enable_events: bool = False,
+        generation: str = "",
     ) -> TierOptions:
         """Return options for a tier's constructor, whose sizes may be text."""
         staging = check_size("staging_bytes", staging_bytes)
         queued = check_size("max_queued_bytes", max_queued_bytes)
         return cls(
-            threads, name, staging, ack, enable_events=enable_events, max_queued_bytes=queued
+            threads,
+            name,
+            staging,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=queued,
+            generation=generation,
         )
 
     @property
@@ -133,6 +146,7 @@ LOCAL: Readers = {
     "queue": ("max_queued_bytes", parse_size),
     "name": ("name", str),
     "events": ("enable_events", flag),
+    "generation": ("generation", str),
 }
 STAGED: Readers = {**LOCAL, "staging": ("staging_bytes", parse_size), "ack": ("ack", str)}
 
@@ -147,7 +161,7 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
     known : dict, optional
         By option, the keyword and a callable that parses the text or raises ValueError with its
         rule. By default the options of `RemoteTier`: ``threads``, ``queue``, ``name``, ``events``,
-        ``staging`` and ``ack``.
+        ``generation``, ``staging`` and ``ack``.
 
     Raises
     ------
@@ -183,7 +197,6 @@ _BUILT_IN = {
         "dir": "remote.directory:open_directory",
         "gs": "remote.objects:open_gs",
         "memory": "local.memory:open_memory",
-        "mooncake": "remote.mooncake:open_mooncake",
         "redis": "remote.redis:open_redis",
         "rediss": "remote.redis:open_rediss",
         "s3": "remote.objects:open_s3",
@@ -193,7 +206,7 @@ _BUILT_IN = {
 """Built in rather than entry points, so that they work if the package is not installed."""
 
 
-def open_tier(url: str, namespace: Namespace) -> Tier:
+def open_tier(url: str, namespace: Namespace, generation: str = "") -> Tier:
     """Open the tier at an address.
 
     Parameters
@@ -201,19 +214,20 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     url : str
         ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER``, ``memory:``,
         ``dir:FOLDER``, ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` (the same
-        with TLS), ``s3://bucket/prefix``, ``gs://…``, ``az://…`` and ``mooncake://master:port``.
+        with TLS), ``s3://bucket/prefix``, ``gs://…`` and ``az://…``.
 
-        All have the options ``threads``, ``queue`` (a size), ``name`` and ``events``; all but
-        memory ``staging`` (a size) and ``ack``; a slab, memory and a directory ``capacity`` (a
-        size, needed); a slab and memory ``policy``; a slab ``staged``; a directory ``sweep``
-        (seconds); Redis ``prefix``, ``cluster`` and ``ca`` (a file of certificates); object stores
-        ``endpoint``, ``region`` and ``http`` (allow plain HTTP); Mooncake ``metadata`` (needed),
-        ``hostname``, ``protocol``, ``devices``, ``segment`` (a size) and ``prefix``. They are the
-        arguments of the tiers' classes. Values are percent-decoded; the place is not. Credentials
-        of object stores come from the environment. Installed packages add kinds as entry points of
-        the group ``kvoffload.tiers``.
+        All have the options ``threads``, ``queue`` (a size), ``name``, ``events`` and
+        ``generation``; all but memory ``staging`` (a size) and ``ack``; a slab, memory and a
+        directory ``capacity`` (a size, needed); a slab and memory ``policy``; a slab ``staged``; a
+        directory ``sweep`` (seconds); Redis ``prefix`` and ``ca`` (a file of certificates); object
+        stores ``endpoint``, ``region`` and ``http`` (allow plain HTTP). They are the arguments of
+        the tiers' classes. Values are percent-decoded; the place is not. Credentials of object
+        stores come from the environment. Installed packages add kinds as entry points of the group
+        ``kvoffload.tiers``.
     namespace : Namespace
         What the bytes mean.
+    generation : str, optional
+        As in `TierOptions`; instead of the option of the address.
 
     Returns
     -------
@@ -237,6 +251,10 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     1048576
     """
     kind, place, options = split_url(url)
+    if generation := Generation.of(generation).name:
+        if "generation" in options:
+            raise ValueError("generation must be given once, not in the url, too")
+        options["generation"] = generation
     kinds = _kinds(kind)
     if kind not in kinds:
         known = ", ".join(sorted(kinds))

@@ -9,12 +9,12 @@ offset bytes meaning, little-endian
 4      4     length of the block, bytes
 8      40    the key, zeros behind it
 48     8     XXH3-64 of the block's bytes, seeded by XXH3-64(fingerprint + key)
-56     8     XXH3-64 of the 56 bytes before, seeded by the epoch
+56     8     XXH3-64 of the 56 bytes before, seeded by the generation's number
 ====== ===== ==============================================================================
 
 The seed makes the sum of the same bytes different under every other key and in every other
-namespace: bytes in the wrong slot, or written by another model, do not match. A new epoch
-invalidates every earlier seal at once. The sums protect against accidents, not against forgery.
+namespace: bytes in the wrong slot, or written by another model, do not match. Seals
+of another generation are not valid. The sums protect against accidents, not against forgery.
 """
 
 from __future__ import annotations
@@ -109,20 +109,20 @@ class Seal(NamedTuple):
         view = memoryview(block).cast("B")
         return cls(stored, len(view), xxh3_64(view, seed_of(fingerprint, stored)))
 
-    def pack(self, epoch: int) -> bytes:
+    def pack(self, generation: int) -> bytes:
         """Return the 64 bytes."""
         fields = _LAYOUT.pack(
             MAGIC, VERSION, len(self.key), self.nbytes, self.key[:MAX_KEY_BYTES], self.sum
         )
-        return fields + _SUM.pack(xxh3_64(fields, epoch))
+        return fields + _SUM.pack(xxh3_64(fields, generation))
 
     @classmethod
-    def unpack(cls, data: bytes | memoryview, epoch: int) -> Seal | None:
-        """Read 64 bytes; None if they are not a seal of this epoch."""
+    def unpack(cls, data: bytes | memoryview, generation: int) -> Seal | None:
+        """Read 64 bytes; None if they are not a seal of this generation."""
         if len(data) != SEAL_BYTES or data[:2] != MAGIC:
             return None
         fields = data[: _LAYOUT.size]
-        if _SUM.unpack(data[_LAYOUT.size :])[0] != xxh3_64(fields, epoch):
+        if _SUM.unpack(data[_LAYOUT.size :])[0] != xxh3_64(fields, generation):
             return None
         _, version, key_length, nbytes, key, block_sum = _LAYOUT.unpack(fields)
         if version != VERSION or not 1 <= key_length <= DIGESTED_BYTES:

@@ -50,6 +50,7 @@ from kvoffload.tiers.engine.tier import (
 )
 
 from .base import Done, State, Status, Tier
+from .generation import Generation
 from .region import Region
 
 if TYPE_CHECKING:
@@ -883,8 +884,10 @@ class TieredStore:
         """
         return {**self._counters, "free_buffers": len(self._buffers)}
 
-    def forget(self, timeout_s: float = 5.0) -> bool:
-        """Drop all blocks in host memory and in every tier, for example after new weights.
+    def forget(self, generation: str | None = None, *, timeout_s: float = 5.0) -> bool:
+        """Drop all blocks in host memory, and have those of another generation in every tier.
+
+        Call it after new weights: see `Tier.forget`.
 
         Host memory comes first: whatever a tier does, host memory serves nothing once this call has
         begun, and the fetches under way end with no block. The engine must hold no block: its pins
@@ -893,6 +896,8 @@ class TieredStore:
 
         Parameters
         ----------
+        generation : str, optional
+            As for `Tier.forget`; by default a random one, the same for all tiers.
         timeout_s : float
             Most seconds to wait for these jobs. `step` processes the end of later ones.
 
@@ -904,9 +909,10 @@ class TieredStore:
         """
         self._refuse()
         timeout_s = check_timeout(timeout_s)
+        chosen = Generation.random() if generation is None else Generation.of(generation)
         self._abandon()
         self._resident.reset_cache()
-        certain = [tier.forget() for tier in self.tiers]
+        certain = [tier.forget(chosen.name) for tier in self.tiers]
         until = time.monotonic() + timeout_s
         while self._forgotten_jobs and time.monotonic() < until:
             self._wait(until)

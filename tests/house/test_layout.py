@@ -56,7 +56,10 @@ FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the ne
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.
 TIERS_LAYERS = [
-    {"base", "epoch", "folder", "metrics", "namespace", "options", "region", "seal"},
+    {
+        *("base", "deletion", "folder", "generation", "metrics", "namespace", "options", "region"),
+        "seal",
+    },
     {"engine"},
     {"local", "remote"},
     {"tiered_store"},

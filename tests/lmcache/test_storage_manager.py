@@ -127,7 +127,7 @@ def gate(tmp_path, monkeypatch):
         assert gate.wait(300)
         return transfer(*arguments)
 
-    def opened(url, namespace):
+    def opened(url, namespace, generation):
         assert "staged=yes" in url
         assert "ack=stored" in url
         return FileTier(

@@ -34,9 +34,11 @@ WRONG = {
     "weights_id": ("", *TEXT),
     "revision": TEXT,
     "salt": TEXT,
+    "generation": ("x" * 65, "two\nlines", *TEXT),
+    "generation_file": TEXT,
 }
 #: Where null is no wrong value, but as without the option.
-NULL = {"weights_id", "revision", "salt"}
+NULL = {"weights_id", "revision", "salt", "generation", "generation_file"}
 
 
 def test_every_option_that_is_documented_or_read_has_wrong_values_here():

@@ -18,7 +18,6 @@ WAITS = (
     "tiered_store.TRANSFER_DEADLINE_S",
     "local.slab.tier.FORGET_S",
     "local.slab.folder.READERS_S",
-    "remote.tier.FORGET_S",
 )
 """The seconds after which a call without a deadline gives up."""
 

@@ -1,5 +1,6 @@
 """The insides of tiers that no caller can reach and some tests have to: all in one place."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Condition
@@ -33,13 +34,13 @@ def ask_anew(tier: RemoteTier) -> None:
 
 
 def doubt(tier: RemoteTier) -> None:
-    """Have the next call ask for the epoch, as when it is no longer believed."""
-    tier._shared.recheck()
+    """Have the next call visit the medium, as some time later."""
+    tier._shared._visited_at = -math.inf
 
 
-def epoch_of(tier: RemoteTier) -> int:
-    """Return the epoch of the tier, 0 for none."""
-    return tier._shared.epoch
+def number_of(tier: ComposedTier) -> int:
+    """Return the number of the tier's generation."""
+    return tier._jobs.generation.number
 
 
 def medium_of(tier: RemoteTier) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import (
     DirectoryTier,
-    MooncakeTier,
     Namespace,
     ObjectTier,
     RedisTier,
@@ -18,8 +17,8 @@ from kvoffload.tiers import (
     Status,
 )
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.inside import ask_anew, is_busy, medium_of
-from tests.tiers.servers import MooncakeServers, Server, s3_options
+from tests.tiers.inside import ask_anew, is_busy
+from tests.tiers.servers import Server, s3_options
 
 BLOCK = 4096
 NAMESPACE = Namespace("forgotten", BLOCK)
@@ -69,15 +68,6 @@ def objects_place(server: Server) -> Place:
     return Place(lambda **options: ObjectTier(url, **options, **s3_options(server)))
 
 
-def mooncake_place(servers: MooncakeServers) -> Place:
-    master, prefix = f"127.0.0.1:{servers.master.port}", f"forget{next(NUMBERS)}"
-    return Place(
-        lambda **options: MooncakeTier(
-            master, servers.metadata, hostname="127.0.0.1", prefix=prefix, **options
-        )
-    )
-
-
 def settle(tier: RemoteTier) -> None:
     until = time.monotonic() + PATIENCE_S
     while is_busy(tier) and time.monotonic() < until:
@@ -109,22 +99,3 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.005)
-
-
-def lose_epoch(tier: RemoteTier) -> None:
-    """Delete the epoch of a tier's medium, as a stranger or the medium itself does."""
-    medium = medium_of(tier)
-    if isinstance(tier, DirectoryTier):
-        (tier.folder / "epoch").unlink(missing_ok=True)
-    elif isinstance(tier, ObjectTier):
-        from kvoffload.tiers.remote import _objects_worker as worker
-
-        medium.deadline = time.monotonic() + PATIENCE_S
-        medium._ask(worker.DELETE, [worker.Item(f"{medium._folder}/epoch")])
-    elif isinstance(tier, MooncakeTier):
-        assert medium._ready().remove(f"{medium._folder}/epoch", True) == 0
-    else:
-        from redis import Redis
-
-        with Redis(port=int(tier.place.rpartition(":")[2])) as client:
-            client.delete(medium._epoch_name)

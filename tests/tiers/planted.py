@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 LONG_AGO = 1_000_000_000.0
-EPOCH = "0123456789abcdef"
-"""The epoch of a directory that is there already."""
+NUMBER = "0123456789abcdef"
+"""The number of a generation that is there already."""
 
 
 class Victim:
@@ -17,7 +17,7 @@ class Victim:
 
     def __init__(self, path: Path, block: str = "a block.kv") -> None:
         self.path = path
-        for folder in (path, path / "00", path / EPOCH / "00", path / "ff" / "deep"):
+        for folder in (path, path / "00", path / NUMBER / "00", path / "ff" / "deep"):
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("precious.kv", "epoch", "sweep.lock", "old.tmp", block):
                 (folder / name).write_bytes(b"of someone else")

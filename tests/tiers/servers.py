@@ -27,13 +27,10 @@ SomeTier = TypeVar("SomeTier", bound=RemoteTier)
 
 
 def free_port() -> int:
-    """Return a free port of the loopback, low enough for a cluster of Redis."""
-    while True:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-        if port < 2**16 - 10_000:  # where its nodes talk is 10,000 above
-            return port
+    """Return a free port of the loopback."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def stop(process: int) -> None:
@@ -124,60 +121,6 @@ def redis_server(*options: str) -> Server:
             *options,
         ]
     )
-
-
-class MooncakeServers:
-    """A Mooncake master with its metadata server, and a process that gives it memory."""
-
-    def __init__(self, memory_bytes: int = 2**28) -> None:
-        self.memory_bytes = memory_bytes
-        program = shutil.which("mooncake_master", path=f"{sys.prefix}/bin")
-        if program is None:
-            pytest.skip("Mooncake is not installed")
-        self.http_port = free_port()
-        self.master = Server(
-            lambda port, _: [
-                *(program, "--rpc_port", str(port), "--metrics_port", str(free_port())),
-                *("--enable_http_metadata_server=true", "--http_metadata_server_host=127.0.0.1"),
-                *("--http_metadata_server_port", str(self.http_port)),
-            ]
-        )
-        self._node: subprocess.Popen | None = None
-
-    @property
-    def metadata(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}/metadata"
-
-    def __enter__(self) -> Self:
-        self.master.start()
-        program = f"""
-import sys, time
-from mooncake.store import MooncakeDistributedStore
-store = MooncakeDistributedStore()
-code = store.setup("127.0.0.1", {self.metadata!r}, {self.memory_bytes}, 2**24, "tcp", "",
-                   "127.0.0.1:{self.master.port}")
-print("code", code, flush=True)
-while True:
-    time.sleep(60)
-"""
-        self._node = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for line in self._node.stdout:
-            if line.startswith("code"):
-                assert line == "code 0\n", line
-                return self
-        raise RuntimeError("the node has ended")
-
-    def __exit__(self, *_: object) -> None:
-        if self._node is not None:
-            self._node.kill()
-            self._node.wait(PATIENCE_S)
-            self._node.stdout.close()
-        self.master.close()
 
 
 def s3_server(*options: str) -> Server:

@@ -62,7 +62,8 @@ def test_info_is_a_table(slabs: Path, command) -> None:
     lines = out.splitlines()
     assert lines[0] == str(slabs)
     assert lines[2].split() == [
-        *("slab", "model", "blocks", "of", "block", "size", "used", "on", "disk", "in", "use", "by")
+        *("slab", "model", "blocks", "of", "block", "size", "used", "on", "disk"),
+        *("in", "use", "by"),
     ]
     rows = {line.split()[1]: line.split() for line in lines[4:]}
     assert rows["small"][0] == SMALL.fingerprint.hex()
@@ -123,26 +124,45 @@ def test_a_block_that_cannot_be_read_is_not_sound(
     assert out.splitlines()[-1].split()[1:] == ["1", "11"]
 
 
-def test_forget(slabs: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete(slabs: Path, command) -> None:
     one = slabs / SMALL.fingerprint.hex()
-    code, out, err = command("forget", one, "--yes")
+    code, out, err = command("delete", one, "--all", "--yes")
     assert (code, out) == (0, "")
-    assert "freed" in err
+    assert err.startswith("note: 12 blocks deleted, ")
     assert not one.exists()
     assert len(find_slabs(slabs)) == 1
     done = subprocess.run(
-        [sys.executable, "-m", "kvoffload", "tier", "forget", str(slabs)],
+        [sys.executable, "-m", "kvoffload", "tier", "delete", f"slab:{slabs}", "--all"],
         input="n\n",
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 130
-    assert done.stderr.startswith("Delete 12 blocks")
-    assert command("forget", slabs, "--yes", "--quiet") == (0, "", "")
+    assert done.stderr.startswith(f"Delete all blocks at slab:{slabs}?")
+    code, _, err = command("delete", slabs, "--generation", "another", "--yes")
+    assert (code, err) == (0, "note: 0 blocks deleted, 0 B\n")
+    assert command("delete", slabs, "--generation", "", "--yes", "--quiet") == (0, "", "")
     assert list(slabs.iterdir()) == []
     code, _, err = command("info", slabs)
     assert (code, err) == (1, f"kvoffload: {slabs}: no slab is here\n")
+
+
+def test_what_cannot_be_deleted_is_one_line(slabs: Path, command) -> None:
+    for options in ((), ("--all", "--generation", "a")):
+        code, _, err = command("delete", slabs, *options)
+        assert code == 2
+        assert "give one of --generation NAME and --all" in err
+    for url, said in (
+        ("memory:", "url must start with one of az, dir, gs, redis"),
+        ("redis://u:secret@127.0.0.1:1", "redis://127.0.0.1:1: ConnectionError"),
+        ("dir:/nowhere", "/nowhere: No such file or directory"),
+    ):
+        code, out, err = command("delete", url, "--all", "--yes")
+        assert (code in (1, 2), out) == (True, "")
+        assert said in err
+        assert "secret" not in err
+        assert err.count("\n") <= 4
 
 
 def test_a_slab_in_use(slabs: Path, command) -> None:
@@ -150,7 +170,7 @@ def test_a_slab_in_use(slabs: Path, command) -> None:
         assert tier.num_restored == 12
         code, out, _ = command("info", tier.folder)
         assert (code, out.split()[-2:]) == (0, ["process", str(os.getpid())])
-        for action in (["verify"], ["forget", "--yes"]):
+        for action in (["verify"], ["delete", "--all", "--yes"]):
             code, out, err = command(*action, tier.folder)
             assert (code, out) == (1, "")
             assert err == f"kvoffload: {tier.folder} is in use by process {os.getpid()}\n"
@@ -160,8 +180,8 @@ def test_a_slab_in_use(slabs: Path, command) -> None:
 def test_what_goes_wrong_is_one_line(tmp_path: Path, command) -> None:
     (tmp_path / "file").write_text("no folder")
     for path in ("file", "nothing"):
-        for action in ("info", "verify", "forget"):
-            code, out, err = command(action, tmp_path / path)
+        for action in (["info"], ["verify"], ["delete", "--all", "--yes"]):
+            code, out, err = command(*action, tmp_path / path)
             assert (code, out) == (1, "")
             assert err == f"kvoffload: {tmp_path / path}: No such file or directory\n"
     assert command("info")[0] == 2
@@ -181,7 +201,7 @@ def test_damaged_slabs_are_shown_as_such(slabs: Path, command) -> None:
         1,
         f"kvoffload: {slab}: the table is damaged, and no block can be found\n",
     )
-    assert command("forget", slab, "--yes")[0] == 0
+    assert command("delete", slab, "--all", "--yes")[0] == 0
 
 
 def test_what_a_stranger_calls_a_model(slabs: Path, command) -> None:

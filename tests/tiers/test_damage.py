@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
 from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, verify_slab
 from kvoffload.tiers.local.slab.files import read_table
 from kvoffload.tiers.local.slab.layout import HEADER_BYTES, Header, record_offset
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
 from tests.conftest import AVAILABLE
-from tests.tiers.inside import files_of, slots_of
+from tests.tiers.inside import slots_of
 
 from .attack import BLOCK_BYTES, NAMESPACE, Universe, open_slab, report, rounds
 
@@ -174,14 +175,16 @@ def test_one_block_twice(slab: Slab) -> None:
 
 
 def test_blocks_of_another_model(slab: Slab, tmp_path: Path) -> None:
-    """Blocks and seals from another namespace, with another epoch and with this slab's."""
+    """Blocks and seals from another namespace, with another generation and with this slab's."""
     other = Namespace("another model", BLOCK_BYTES)
-    epoch = Header.unpack(slab.bytes_at(slab.table, 0, HEADER_BYTES)).epoch
-    for name, its_epoch in (("other epoch", None), ("same epoch", epoch)):
-        foreign = tmp_path / name
-        tier = FileTier(foreign, NUM_SLOTS * BLOCK_BYTES, namespace=other, twin=slab.twin)
-        if its_epoch is not None:
-            files_of(tier).write_table(0, files_of(tier).write_header(its_epoch))
+    for generation in ("other", ""):
+        tier = FileTier(
+            tmp_path / f"of {generation}",
+            NUM_SLOTS * BLOCK_BYTES,
+            namespace=other,
+            generation=generation,
+            twin=slab.twin,
+        )
         region = Region.allocate(32, BLOCK_BYTES)
         tier.attach(region)
         assert not slab.universe.put(tier, region, slab.universe.keys[:32]).any()
@@ -190,7 +193,7 @@ def test_blocks_of_another_model(slab: Slab, tmp_path: Path) -> None:
         shutil.copyfile(tier.folder / "blocks.dat", slab.blocks)
         slab.change(slab.table, HEADER_BYTES, table[HEADER_BYTES : record_offset(NUM_SLOTS)])
         found = slab.served()
-        expected = {Status.MISS} if its_epoch is None else {Status.MISS, Status.CORRUPT}
+        expected = {Status.MISS} if generation else {Status.MISS, Status.CORRUPT}
         assert set(found.values()) == expected
         slab.mend()
 
@@ -209,7 +212,7 @@ def test_a_block_that_is_not_its_keys_is_corrupt(slab: Slab) -> None:
         own._replace(nbytes=BLOCK_BYTES - 1),
         Seal.of(bytes(16), keys[0], data),
     ):
-        slab.change(slab.table, record_offset(slot), forged.pack(header.epoch))
+        slab.change(slab.table, record_offset(slot), forged.pack(header.generation.number))
         tier, region = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
         found = slab.universe.check(tier, region, keys)
         assert found[keys[0]] != Status.OK
@@ -364,7 +367,7 @@ def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, tier_twin: Twin, se
 def test_a_table_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     folder = tmp_path / NAMESPACE.fingerprint.hex()
     folder.mkdir()
-    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, 2**31 - 1, 5)
+    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, 2**31 - 1, Generation.of(""))
     (folder / "slots.tbl").write_bytes(header.pack() + b"\1" * 1000)
     tracemalloc.start()
     fd = os.open(folder / "slots.tbl", os.O_RDONLY)
@@ -384,8 +387,8 @@ def test_a_large_table_that_takes_nothing_on_the_disk_takes_no_memory(tmp_path: 
     num_slots = 2**16
     folder = tmp_path / NAMESPACE.fingerprint.hex()
     folder.mkdir()
-    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, num_slots, 5)
-    last = Seal(b"absent", BLOCK_BYTES, 1).pack(5)
+    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, num_slots, Generation.of(""))
+    last = Seal(b"absent", BLOCK_BYTES, 1).pack(0)
     with (folder / "slots.tbl").open("wb") as file:
         file.write(header.pack())
         file.seek(record_offset(num_slots - 1))
@@ -423,8 +426,8 @@ def test_blocks_are_verified_whole_where_a_read_gives_a_part(
 
 def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> None:
     block_bytes = 2**32 - 4096
-    header = Header(NAMESPACE.fingerprint, block_bytes, block_bytes, 3, 5)
-    seals = Seal(b"absent", block_bytes, 1).pack(5) * 3
+    header = Header(NAMESPACE.fingerprint, block_bytes, block_bytes, 3, Generation.of(""))
+    seals = Seal(b"absent", block_bytes, 1).pack(0) * 3
     (tmp_path / "slots.tbl").write_bytes(header.pack() + seals)
     (tmp_path / "blocks.dat").write_bytes(b"\1" * 5000)
     tracemalloc.start()
@@ -462,7 +465,7 @@ def test_fuzzed_headers_and_records(data: st.DataObject) -> None:
             data.draw(st.integers(0, 2**64 - 1)),
             data.draw(fields),
             data.draw(fields),
-            data.draw(fields),
+            Generation.of(data.draw(st.text("ab é", max_size=64))),
         ).pack()
     )
     for place, value in data.draw(

@@ -330,11 +330,11 @@ INJECTED = textwrap.dedent(
     # and all is well again
     assert not universe.put(tier, region, universe.keys[:32]).any()
     assert set(universe.check(tier, region, universe.keys[:32]).values()) == {Status.OK}
-    # an epoch that cannot be written is said
+    # a generation that cannot be written is said
     during(sys.argv[5], errno.EIO, 4096)
-    assert tier.forget() is False
+    assert tier.forget("new") is False
     fault.write_text("")
-    assert tier.forget() is True
+    assert tier.forget("new") is True
     assert tier.close()
     """
 )

@@ -347,7 +347,7 @@ class TestNamespace:
 
 class TestSeal:
     def test_the_layout_is_as_documented(self) -> None:
-        packed = Seal(b"key", 4096, 0x1122334455667788).pack(epoch=7)
+        packed = Seal(b"key", 4096, 0x1122334455667788).pack(generation=7)
         assert len(packed) == SEAL_BYTES
         assert packed[:8] == b"KV\x01\x03\x00\x10\x00\x00"
         assert packed[8:48] == b"key".ljust(40, b"\0")

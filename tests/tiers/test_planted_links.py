@@ -27,8 +27,8 @@ from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
 from kvoffload.tiers.remote.lease import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
-from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
-from tests.tiers.planted import EPOCH, KINDS, Victim, everything
+from tests.tiers.inside import ask_anew, doubt, is_busy, medium_of, number_of
+from tests.tiers.planted import KINDS, NUMBER, Victim, everything
 
 pytestmark = pytest.mark.thorough
 
@@ -87,16 +87,6 @@ def settle(tier: DirectoryTier) -> None:
     ask_anew(tier)
 
 
-def forget(tier: DirectoryTier) -> None:
-    """Forget, however long the disk takes."""
-    until = time.monotonic() + PATIENCE_S
-    if not tier.forget():
-        while not tier.health().forgotten:
-            assert time.monotonic() < until
-            tier.poll()
-            time.sleep(0.01)
-
-
 def sweep(tier: DirectoryTier) -> int:
     while (removed := tier.sweep()) is None:
         pass
@@ -133,7 +123,7 @@ def do(call: str, tier: DirectoryTier, region: Region) -> list[int]:
 
 
 def use(tier: DirectoryTier, region: Region) -> None:
-    """Make the calls that keep the epoch."""
+    """Make the calls that keep the generation."""
     for call in ("put", "get", "query", "touch", "discard"):
         do(call, tier, region)
     settle(tier)
@@ -150,24 +140,21 @@ def victim(tmp_path: Path) -> Victim:
 
 
 BLOCK_PLACES: dict[str, Callable[[Path], Path]] = {
-    "folder of the epoch": lambda path: path.parents[1],
+    "folder of a generation": lambda path: path.parents[1],
     "folder of a block": lambda path: path.parent,
     "block": lambda path: path,
 }
 PLACES: dict[str, Callable[[DirectoryTier], Path]] = {
     "namespace": lambda tier: tier.folder,
     "namespace.json": lambda tier: tier.folder / "namespace.json",
-    "epoch": lambda tier: tier.folder / "epoch",
     "sweep.lock": lambda tier: tier.folder / "sweep.lock",
-    "epoch.lock": lambda tier: tier.folder / "epoch.lock",
     **{place: lambda tier, of=of: of(path_of(tier, KEYS[0])) for place, of in BLOCK_PLACES.items()},
 }
 
 
 def path_of(tier: DirectoryTier, key: bytes) -> Path:
     """Return where a block lies that is there."""
-    epoch = (tier.folder / "epoch").read_text()
-    (path,) = tier.folder.glob(f"{epoch}/??/{key.hex()}.kv")
+    (path,) = tier.folder.glob(f"{number_of(tier):016x}/??/{key.hex()}.kv")
     return path
 
 
@@ -182,7 +169,7 @@ def test_nothing_outside_is_read_written_or_removed(
 ) -> None:
     aside = tmp_path / "aside"
     with opened(tmp_path / "kv", 4) as (tier, region):
-        medium_of(tier).epoch_s = 0.0  # learn everything anew
+        medium_of(tier).visit_s = 0.0  # learn everything anew
         put(tier)
         for kind, plant in KINDS.items():
             sweep(tier)
@@ -212,9 +199,8 @@ def test_nothing_outside_is_read_written_or_removed(
                 remove(aside)
             assert victim.file.read_bytes() == b"of someone else", kind
             assert victim.is_untouched() or kind == "hard link", kind  # which comes last
-        forget(tier)
+        assert tier.forget()
         assert Status.OK not in get(tier, region)
-        assert sweep(tier) == 0
 
 
 def test_a_temporary_file_that_is_there_is_not_written_to(
@@ -230,9 +216,13 @@ def test_a_temporary_file_that_is_there_is_not_written_to(
         path.unlink()
         ask_anew(tier)
         (path.with_name(f"{path.stem}.foreseen.tmp")).symlink_to(victim.file)
-        (tier.folder / "epoch.foreseen.tmp").symlink_to(victim.file)
         assert put(tier)[0] == Status.FAILED
-        assert tier.forget() is False
+        (tier.folder / "namespace.json").unlink()
+        (tier.folder / "namespace.json.foreseen.tmp").symlink_to(victim.file)
+        doubt(tier)
+        tier.health(reset=True)
+        ask_anew(tier)
+        assert set(put(tier)) == {Status.FAILED}
     assert victim.is_untouched()
 
 
@@ -275,7 +265,7 @@ def test_folders_and_files_that_turn_into_links_meanwhile(
                     swap(path)
 
     with opened(tmp_path / "kv", 4, sweep_s=0.01, threads=4) as (tier, region):
-        medium_of(tier).epoch_s = 0.0
+        medium_of(tier).visit_s = 0.0
         thread = threading.Thread(target=swap_all)
         thread.start()
         try:
@@ -385,12 +375,12 @@ def test_no_folder_stays_open(tmp_path: Path) -> None:
     if not fds.exists():
         pytest.skip("there is no /proc")
     with opened(tmp_path) as (tier, region):
-        medium_of(tier).epoch_s = 0.0
+        medium_of(tier).visit_s = 0.0
         use(tier, region)
         before = len(list(fds.iterdir()))
         for _ in range(10):
             use(tier, region)
-            forget(tier)
+            assert tier.forget()
         assert len(list(fds.iterdir())) <= before + 4, "two threads may have two each"
 
 
@@ -436,9 +426,9 @@ def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path
         (tier.folder / "namespace.json").write_text('{"model":"another"}')
         for path in tier.folder.rglob("*.kv"):
             age(path, 7200)
-        (tier.folder / EPOCH / "00").mkdir(parents=True)
+        (tier.folder / NUMBER / "00").mkdir(parents=True)
         before = everything(tier.folder)
-        medium_of(tier).epoch_s = 0.0
+        medium_of(tier).visit_s = 0.0
         settle(tier)
         for _ in range(2):
             assert put(tier) == [Status.FAILED] * 8
@@ -448,12 +438,12 @@ def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path
             tier.discard(KEYS[:8])
             settle(tier)
             assert tier.sweep() is None
-            assert tier.forget() is False
+            assert tier.forget() is True, "it needs no call"
         assert everything(tier.folder) == before
     with opened(tmp_path, 4) as (tier, region):
         assert tier.sweep() is None
         use(tier, region)
-        assert tier.forget() is False
+        assert tier.forget() is True, "it needs no call"
         assert everything(tier.folder) == before
     assert "belongs to another namespace" in caplog.text
 
@@ -498,7 +488,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, caplog) -> None:
         assert put(tier) == [Status.FAILED] * 8
         settle(tier)
         assert get(tier, region) == [Status.FAILED] * 8
-        assert tier.forget() is False
+        assert tier.forget() is True, "it needs no call"
         with pytest.raises(OSError, match="not permitted"):
             tier.sweep()
         assert "belongs to another user" in caplog.text
@@ -513,7 +503,7 @@ def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog
         put(tier)
         assert "everyone can write to" not in caplog.text
         tier.folder.chmod(0o777)
-        medium_of(tier).epoch_s = 0.0
+        medium_of(tier).visit_s = 0.0
         for _ in range(3):
             assert get(tier, region) == [Status.OK] * 8
         assert caplog.text.count("everyone can write to") == 1
@@ -571,54 +561,6 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
             left = everything(tier.folder)
             go_on()
             assert everything(tier.folder) == left
-
-
-@pytest.mark.parametrize("when", ["when it has looked", "before it renames"])
-def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: str) -> None:
-    with opened(tmp_path) as (tier, region):
-        put(tier)
-
-        def stop() -> None:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(0.1)  # it does not stop at once
-
-        def read_and_stop(folder: Folder, *arguments: object) -> bytes | None:
-            found = READ(folder, *arguments)
-            stop()
-            return found
-
-        def stop_and_replace(folder: Folder, *arguments: str) -> None:
-            stop()
-            REPLACE(folder, *arguments)
-
-        def forget_and_stop() -> None:
-            stopped, _ = open_tier(tmp_path)
-            run(stopped, stopped.query(KEYS[:1]))
-            raise_epoch = stopped._files.raise_epoch
-            namespace = stopped._files._make_namespace()
-
-            def stop_within(*arguments: int) -> int | None:
-                stopped._files.raise_epoch = raise_epoch
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(stopped._files, "_make_namespace", lambda: namespace)
-                    if when == "before it renames":
-                        patch.setattr(Folder, "replace", stop_and_replace)
-                    else:
-                        patch.setattr(Folder, "read", read_and_stop)
-                    return raise_epoch(*arguments)
-
-            stopped._files.raise_epoch = stop_within
-            forget(stopped)
-
-        with stopped(forget_and_stop) as go_on:
-            age(tier.folder / "epoch.lock", 1000)
-            forget(tier)
-            epoch = epoch_of(tier)
-            go_on()
-        if when == "before it renames":
-            doubt(tier)  # and gives its own epoch back
-        assert Status.OK not in get(tier, region)
-        assert int((tier.folder / "epoch").read_text(), 16) >= epoch
 
 
 class TestLease:

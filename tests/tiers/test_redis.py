@@ -1,12 +1,12 @@
-"""The Redis tier passes the suite of all tiers on a real server, and on a cluster of one."""
+"""The Redis tier passes the suite of all tiers on a real server; others are refused."""
 
 import itertools
 from collections.abc import Iterator
 
 import pytest
 
-from kvoffload.testing.tiers import TierConformance, tier_machine
-from kvoffload.tiers import Namespace, Tier
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, tier_machine
+from kvoffload.tiers import Namespace, Region, Status, Tier
 from tests.tiers.servers import Server, patient, redis_server
 
 pytest.importorskip("redis", reason="the tier needs the redis extra")
@@ -59,30 +59,29 @@ def test_it_behaves_like_a_dict(redis: Server, namespace: Namespace) -> None:
     machine.TestCase().runTest()
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Server]:
-    """Give a cluster of one server, which has all slots."""
-    from redis import Redis
-
-    with redis_server("--cluster-enabled", "yes", "--maxmemory", "256mb") as server:
-        with Redis(port=server.port) as client:
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
-                pass
-        yield server
+def test_a_server_of_a_cluster_is_refused_by_name(
+    namespace: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server("--cluster-enabled", "yes", "--maxmemory", "64mb") as server:
+        tier = RedisTier(f"redis://127.0.0.1:{server.port}", namespace=namespace)
+        with tier:
+            refused(tier, namespace)
+    assert "is refused: its server is part of a cluster" in caplog.text
 
 
-class TestRedisClusterTier(TierConformance):
-    @pytest.fixture(autouse=True)
-    def _setup(self, cluster: Server, namespace: Namespace) -> None:
-        self.namespace = namespace
-        self.url = f"redis://127.0.0.1:{cluster.port}"
+def test_a_server_without_scripts_is_refused_by_name(
+    namespace: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server("--maxmemory", "64mb", "--rename-command", "EVAL", "") as server:
+        tier = RedisTier(f"redis://127.0.0.1:{server.port}", namespace=namespace)
+        with tier:
+            refused(tier, namespace)
+    assert "is refused: its server has no scripts (EVAL)" in caplog.text
 
-    def open_tier(self, num_blocks: int) -> Tier:
-        self.prefix = new_prefix()
-        return self.reopen_tier()
 
-    def reopen_tier(self) -> Tier:
-        return patient(RedisTier)(
-            self.url, prefix=self.prefix, namespace=self.namespace, cluster=True
-        )
+def refused(tier: Tier, namespace: Namespace) -> None:
+    tier.attach(Region.allocate(4, namespace.block_bytes))
+    for job in (tier.query([b"k"], 60.0), tier.put([b"k"], [0], 60.0), tier.get([b"k"], [1], 60.0)):
+        assert tier.wait([job], PATIENCE_S)
+    assert all(done.op == "put" or done.status[0] == Status.FAILED for done in tier.poll())
+    assert tier.stats()["store_ok"] == 0

@@ -37,7 +37,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of, set_clock
+from tests.tiers.inside import ask_anew, doubt, is_busy, medium_of, number_of, set_clock
 from tests.tiers.servers import (
     Server,
     free_port,
@@ -114,8 +114,6 @@ def settle(tier: RemoteTier) -> None:
 
 
 def store(tier: RemoteTier, count: int) -> None:
-    if not epoch_of(tier):  # on a busy machine it is not learned yet, and puts would be dropped
-        run(tier, tier.query([b"any"], PATIENCE_S))
     done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
     assert not done.status.any(), done.status
     settle(tier)
@@ -181,7 +179,7 @@ class TestDeath:
         world.server.kill()
         tier, region = world.open()
         assert Status.OK not in check(tier, region, 4, 5.0)
-        assert tier.forget() is False
+        assert tier.forget() is True, "it needs no server"
         world.start()
         let_probe(tier)
         store(tier, 4)
@@ -245,7 +243,7 @@ class TestHangs:
         tier, _ = world.open(threads=2)
         store(tier, 4)
         world.server.hang()
-        assert tier.forget() is False
+        assert tier.forget("new") is True, "it needs no server"
         tier.put(KEYS[:4], range(4), 0.2)
         tier.get(KEYS[:4], range(64, 68), 0.2)
         tier.close(1.0)
@@ -255,12 +253,12 @@ class TestHangs:
         tier, region = world.open(threads=2)
         store(tier, 8)
         world.server.hang()
-        assert tier.forget() is False
+        assert tier.forget("new") is True, "it needs no server"
         world.server.resume()
         let_probe(tier)
         assert set(check(tier, region, 8)) <= {Status.MISS}
         settle(tier)
-        other, memory = world.open()  # the server knows by now
+        other, memory = world.open(generation="new")
         assert set(check(other, memory, 8)) == {Status.MISS}
         tier.close()
         other.close()
@@ -425,7 +423,7 @@ class TestRedisInTrouble:
         store(tier, 8)
         prefix = medium_of(tier)._prefix
         with Redis(port=server.port) as client:
-            names = [medium_of(tier)._name(key, epoch_of(tier)) for key in KEYS[:8]]
+            names = [medium_of(tier)._name(key, number_of(tier)) for key in KEYS[:8]]
             values = [client.get(name) for name in names]
             client.set(names[0], b"short")
             client.set(names[1], bytes(10 * BLOCK))
@@ -470,14 +468,10 @@ class TestRedisInTrouble:
             for copy in range(6):
                 keys = [b"%d-" % copy + key for key in KEYS]
                 run(tier, tier.put(keys, range(64), PATIENCE_S))
-            for _ in range(10):  # the server may evict the epoch, too, and all blocks with it
-                run(tier, tier.put(KEYS, range(64), PATIENCE_S))
-                ask_anew(tier)
-                statuses = check(tier, region, 64)
-                assert set(statuses) <= {Status.OK, Status.MISS}
-                if Status.OK in statuses:
-                    break
-            assert Status.OK in statuses
+            run(tier, tier.put(KEYS, range(64), PATIENCE_S))
+            ask_anew(tier)
+            statuses = check(tier, region, 64)
+            assert set(statuses) == {Status.OK, Status.MISS}
             old = [b"0-" + key for key in KEYS]
             done = run(tier, tier.get(old, range(64, 128), PATIENCE_S))
             assert Status.MISS in done.status.tolist()
@@ -497,16 +491,19 @@ class TestRedisInTrouble:
         one.close()
         two.close()
 
-    def test_one_forgets_for_all(self, proxied) -> None:
+    def test_one_forgets_for_itself(self, proxied) -> None:
         server, _ = proxied
         one, memory = World(server, open_redis).open()
         two, more = World(server, open_redis).open(enable_events=True)
         store(one, 8)
         assert set(check(two, more, 8)) == {Status.OK}
-        assert one.forget() is True
-        assert set(check(two, more, 8)) == {Status.MISS}
+        assert one.forget("new") is True
+        assert set(check(one, memory, 8)) == {Status.MISS}
+        assert set(check(two, more, 8)) == {Status.OK}, "it has the old weights still"
+        two.forget("new")
         assert "forgotten" in {event.reason for event in two.take_events()}
         store(two, 8)
+        ask_anew(one)
         assert set(check(one, memory, 8)) == {Status.OK}
         one.close()
         two.close()
@@ -699,30 +696,41 @@ class TestDirectoryInTrouble:
             assert path.stat().st_mode & 0o077 == 0, path
 
     def test_the_sweeper_removes_what_is_old_forgotten_or_left_behind(self, tmp_path) -> None:
-        tier, _ = World(None, _open_directory(tmp_path, 16 * BLOCK)).open()
+        tier, _ = World(None, _open_directory(tmp_path, 128 * BLOCK)).open()
+        sweeping, _ = World(None, _open_directory(tmp_path, 16 * BLOCK)).open(sweep_s=1e6)
         store(tier, 12)
-        old = tier.folder / f"{epoch_of(tier):016x}"
+        old = tier.folder / f"{number_of(tier):016x}"
         assert tier.forget() is True
         store(tier, 16)
-        folder = tier.folder / f"{epoch_of(tier):016x}"
+        folder = tier.folder / f"{number_of(tier):016x}"
         left = next(folder.iterdir()) / "x.0000000000000001.tmp"
         left.write_bytes(b"half")
         fresh = left.with_name("y.tmp")
         fresh.write_bytes(b"half")
-        for path, age_s in ((left, 7200), *((p, 100) for p in _blocks(folder))):
+        ages = {
+            left: 7200,
+            **dict.fromkeys(_blocks(folder), 100),
+            **dict.fromkeys(_blocks(old), 200),
+        }
+        for path, age_s in ages.items():
             os.utime(path, (time.time() - age_s,) * 2)
         run(tier, tier.put(KEYS[16:24], range(16, 24)))
         settle(tier)
-        while tier.sweep() is None:
+        while sweeping.sweep() is None:
             pass
-        tier.poll()
-        assert not old.exists()
+        assert not _blocks(old), "of another generation, and the oldest"
         assert not left.exists()
         assert fresh.exists()
+        for path in (old, *old.iterdir()):
+            os.utime(path, (time.time() - 7200,) * 2)
+        while sweeping.sweep() is None:
+            pass
+        assert not old.exists(), "nothing is in it"
         kept = {bytes.fromhex(path.stem) for path in _blocks(folder)}
         assert len(kept) <= 16
         assert set(KEYS[16:24]) <= kept, "the oldest leave first"
         tier.close()
+        sweeping.close()
 
     def test_a_sweep_follows_no_link(self, tmp_path: Path) -> None:
         elsewhere = tmp_path / "elsewhere"
@@ -733,7 +741,7 @@ class TestDirectoryInTrouble:
             os.utime(path, (1000.0, 1000.0))
         tier, _ = World(None, _open_directory(tmp_path / "kv", 4 * BLOCK)).open()
         store(tier, 8)
-        folder = tier.folder / f"{epoch_of(tier):016x}"
+        folder = tier.folder / f"{number_of(tier):016x}"
         free = next(name for n in range(256) if not (folder / (name := f"{n:02x}")).exists())
         (folder / free).symlink_to(elsewhere)
         (tier.folder / "0123456789abcdef").symlink_to(elsewhere)
@@ -763,7 +771,7 @@ class TestDirectoryInTrouble:
         with fuse_mounted(image, tmp_path / "mounted") as (folder, server):
             tier, region = World(None, _open_directory(folder / "kv")).open()
             store(tier, 8)
-            medium_of(tier).epoch_s = np.inf
+            medium_of(tier).visit_s = np.inf
             stop(server)
             done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
             assert set(done.status.tolist()) == {Status.TIMEOUT}
@@ -787,7 +795,7 @@ def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., Di
 
 def path_of(tier: DirectoryTier, key: bytes) -> Path:
     """Return where a block lies."""
-    (path,) = tier.folder.glob(f"{epoch_of(tier):016x}/??/{key.hex()}.kv")
+    (path,) = tier.folder.glob(f"{number_of(tier):016x}/??/{key.hex()}.kv")
     return path
 
 

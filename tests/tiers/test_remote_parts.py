@@ -180,10 +180,9 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     store = ObjectStore(NAMESPACE, client)
     store.deadline = time.monotonic() + 300
     keys = [b"%d" % number for number in range(4096)]
-    epoch = store.raise_epoch(5, 4)
     stored = 0
     for there in (0, 1, 63, 2500, 4095, 4096):
-        items = [worker.Item(store._path(key, epoch), data=b"x") for key in keys[stored:there]]
+        items = [worker.Item(store._path(key, 0), data=b"x") for key in keys[stored:there]]
         stored = there
         for start in range(0, len(items), 64):
             store._ask(worker.CREATE, items[start : start + 64])
@@ -197,7 +196,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
 
         client.ask = counting
         run_of_blocks = [Block(key, 0, 0, place) for place, key in enumerate(keys)]
-        store.find(run_of_blocks, epoch)
+        store.find(run_of_blocks, 0)
         client.ask = ask
         assert [block.status for block in run_of_blocks] == (
             [Status.OK] * there + [Status.MISS] * (4096 - there)
@@ -219,12 +218,11 @@ def test_removals_that_wait_are_bounded(
         keys = [b"%d" % number for number in range(3 * most)]
         tier.discard(keys[:most])
         assert len(tier._catalog._undropped) == most
-        assert tier.health().forgotten
+        assert tier.generation == ""
         tier.discard(keys)
         assert not tier._catalog._undropped
-        assert not tier.health().forgotten
+        assert len(tier.generation) == 32, "a random one"
         tier.attach(Region.allocate(1, namespace.block_bytes))
-        assert tier.health().forgotten, "the medium is told"
         tier.discard(keys)
         assert len(tier._catalog._dropping) <= most >= len(tier._catalog._undropped)
     assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text
@@ -248,9 +246,7 @@ def test_a_sweep_that_fails_is_repeated_after_a_period(error: Exception, why: st
         sweeper.count_written()  # so that a sweep is due early once more
         raise error
 
-    sweeper = Sweeper(
-        open_namespace, lambda _: 1, 1, 3600.0, lambda text, level: said.append((text, level))
-    )
+    sweeper = Sweeper(open_namespace, 1, 3600.0, lambda text, level: said.append((text, level)))
     sweeper.count_written()
     sweeper.start()
     until = time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""The public seam: seven methods make a tier, and mistakes in them harm nothing else."""
+"""The public seam: six methods make a tier, and mistakes in them harm nothing else."""
 
 import threading
 import time
@@ -13,7 +13,6 @@ from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of,
 from kvoffload.tiers import (
     Block,
     Namespace,
-    OtherEpochError,
     Region,
     RemoteStore,
     RemoteTier,
@@ -21,7 +20,6 @@ from kvoffload.tiers import (
     TierOptions,
     read_options,
 )
-from kvoffload.tiers.epoch import epoch_text, parse_epoch
 from tests.tiers.inside import ask_anew, is_busy
 
 BLOCK = 4096
@@ -32,49 +30,40 @@ NAMESPACE = Namespace("test", BLOCK)
 class DictStore(RemoteStore):
     """Blocks as values of a dict."""
 
-    epoch_s = 0.0
+    visit_s = 0.0
 
     def __init__(self, namespace: Namespace = NAMESPACE) -> None:
         super().__init__(namespace)
         self.values: dict[str, bytes] = {}
-        self.lock = threading.Lock()
 
-    def path(self, key: bytes, epoch: int) -> str:
-        return f"{epoch:016x}/{key.hex()}"
+    def path(self, key: bytes, generation: int) -> str:
+        return f"{generation:016x}/{key.hex()}"
 
-    def ask_epoch(self) -> int | None:
+    def visit(self) -> None:
         if not self.is_ours(self.values.get("namespace")):
             self.values["namespace"] = self.namespace.json.encode()
-        return parse_epoch(self.values.get("epoch"))
 
-    def raise_epoch(self, epoch: int, above: int) -> int | None:
-        with self.lock:
-            found = parse_epoch(self.values.get("epoch"))
-            if found is None or found <= above:
-                self.values["epoch"] = epoch_text(epoch)
-            return parse_epoch(self.values["epoch"])
-
-    def find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
-            is_there = self.path(block.key, epoch) in self.values
+            is_there = self.path(block.key, generation) in self.values
             block.status = Status.OK if is_there else Status.MISS
 
-    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
-            value = self.values.get(self.path(block.key, epoch))
+            value = self.values.get(self.path(block.key, generation))
             if value is None:
                 block.status = Status.MISS
             else:
-                self.check(block, memoryview(value), epoch)
+                self.check(block, memoryview(value), generation)
 
-    def store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
-            self.values.setdefault(self.path(block.key, epoch), bytes(block.views[0]))
+            self.values.setdefault(self.path(block.key, generation), bytes(block.views[0]))
             block.status = Status.OK
 
-    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
         for key in keys:
-            self.values.pop(self.path(key, epoch), None)
+            self.values.pop(self.path(key, generation), None)
 
     def status_of(self, error: Exception) -> Status:
         return Status.UNAVAILABLE if isinstance(error, OSError) else Status.FAILED
@@ -136,7 +125,7 @@ def refuse(*_: object) -> None:
     ("error", "status"), [(ValueError, Status.FAILED), (ConnectionError, Status.UNAVAILABLE)]
 )
 def test_an_error_is_a_status(world: World, error: type[Exception], status: Status) -> None:
-    def fail(run: Sequence[Block], epoch: int) -> None:
+    def fail(run: Sequence[Block], generation: int) -> None:
         raise error("a secret")
 
     world.store.find = world.store.fetch = fail
@@ -145,7 +134,7 @@ def test_an_error_is_a_status(world: World, error: type[Exception], status: Stat
 
 
 def test_no_text_of_an_error_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(run: Sequence[Block], epoch: int) -> None:
+    def fail(run: Sequence[Block], generation: int) -> None:
         raise ValueError("a secret")
 
     world.store.fetch = fail
@@ -161,7 +150,7 @@ def test_a_status_of_that_raises_keeps_no_job(world: World) -> None:
 
 
 def test_a_block_that_was_given_no_status_has_failed(world: World) -> None:
-    world.store.find = world.store.fetch = lambda run, epoch: None
+    world.store.find = world.store.fetch = lambda run, generation: None
     assert query(world) == [Status.FAILED] * 8
     assert get(world) == [Status.FAILED] * 8
 
@@ -170,8 +159,8 @@ def test_blocks_with_a_status_keep_it(world: World) -> None:
     """An error after some blocks says nothing about these."""
     fetch = world.store.fetch
 
-    def fetch_some(run: Sequence[Block], epoch: int) -> None:
-        fetch(run[:3], epoch)
+    def fetch_some(run: Sequence[Block], generation: int) -> None:
+        fetch(run[:3], generation)
         raise ConnectionError
 
     world.store.fetch = fetch_some
@@ -180,7 +169,7 @@ def test_blocks_with_a_status_keep_it(world: World) -> None:
 
 @pytest.mark.parametrize("change", ["flipped", "short", "long", "of another key"])
 def test_a_wrong_value_is_corrupt_and_dropped(world: World, change: str) -> None:
-    names = {key: world.store.path(key, parse_epoch(world.store.values["epoch"])) for key in KEYS}
+    names = {key: world.store.path(key, 0) for key in KEYS}
     value = world.store.values[names[KEYS[0]]]
     world.store.values[names[KEYS[0]]] = {
         "flipped": bytes([value[0] ^ 1]) + value[1:],
@@ -194,15 +183,6 @@ def test_a_wrong_value_is_corrupt_and_dropped(world: World, change: str) -> None
     assert names[KEYS[0]] not in world.store.values
 
 
-def test_an_epoch_that_is_never_the_same_serves_nothing(world: World) -> None:
-    def other(run: Sequence[Block], epoch: int) -> None:
-        raise OtherEpochError
-
-    world.store.fetch = world.store.find = other
-    assert query(world) == [Status.MISS] * 8
-    assert get(world) == [Status.MISS] * 8
-
-
 def test_another_namespace_in_its_place_is_refused(world: World) -> None:
     world.store.values["namespace"] = b'{"model": "another"}'
     assert get(world) == [Status.FAILED] * 8
@@ -213,9 +193,9 @@ def test_a_call_that_hangs_holds_up_no_memory_of_the_caller(world: World) -> Non
     goes_on = threading.Event()
     fetch = world.store.fetch
 
-    def hang(run: Sequence[Block], epoch: int) -> None:
+    def hang(run: Sequence[Block], generation: int) -> None:
         goes_on.wait(PATIENCE_S)
-        fetch(run, epoch)
+        fetch(run, generation)
 
     world.store.fetch = hang
     world.region.array[:] = 7
@@ -230,7 +210,7 @@ def test_a_call_that_hangs_holds_up_no_memory_of_the_caller(world: World) -> Non
 def test_a_medium_that_touches_is_told_once(world: World) -> None:
     told: list[list[bytes]] = []
     world.store.touch_s = 60.0
-    world.store.touch = lambda keys, epoch: told.append(list(keys))
+    world.store.touch = lambda keys, generation: told.append(list(keys))
     for _ in range(2):
         world.tier.touch(KEYS)
         until = time.monotonic() + PATIENCE_S
@@ -260,6 +240,12 @@ def test_arguments() -> None:
         ({"max_queued_bytes": -1}, ValueError, "max_queued_bytes must be >= 0, got -1"),
         ({"max_queued_bytes": 0.5}, TypeError, "max_queued_bytes must be an integer, got 0.5"),
         ({"name": 5}, TypeError, "name must be text, got 5"),
+        ({"generation": 5}, TypeError, "generation must be text, got 5"),
+        (
+            {"generation": "a\nb"},
+            ValueError,
+            "generation must be at most 64 printable characters, got 'a\\nb'",
+        ),
     ],
 )
 def test_options(options: dict, kind: type[Exception], text: str) -> None:
@@ -274,11 +260,18 @@ def test_options_as_text() -> None:
         "queue": "1GiB",
         "name": "mine",
         "events": "yes",
+        "generation": "step 5",
         "staging": "256 MB",
         "ack": "stored",
     }
     assert TierOptions(**read_options(text)) == TierOptions(
-        8, "mine", 256_000_000, "stored", enable_events=True, max_queued_bytes=2**30
+        8,
+        "mine",
+        256_000_000,
+        "stored",
+        enable_events=True,
+        max_queued_bytes=2**30,
+        generation="step 5",
     )
     with pytest.raises(ValueError, match="option 'thread' must be one of threads, queue, name"):
         read_options({"thread": "8"})
@@ -295,19 +288,19 @@ def test_options_as_text() -> None:
 def test_a_buffer_may_be_filled_in_place(world: World) -> None:
     """A client that reads into memory of the caller's needs no copy."""
 
-    def fetch(run: Sequence[Block], epoch: int) -> None:
+    def fetch(run: Sequence[Block], generation: int) -> None:
         for block in run:
             view = block.views[0]
             assert len(view) == world.store.block_bytes == BLOCK + 64
-            view[:] = world.store.values[world.store.path(block.key, epoch)]
-            world.store.check(block, view, epoch)
+            view[:] = world.store.values[world.store.path(block.key, generation)]
+            world.store.check(block, view, generation)
 
     world.store.fetch = fetch
     assert get(world) == [Status.OK] * 8
     assert np.count_nonzero(world.region.array) > 0
 
 
-@pytest.mark.parametrize("name", ["Twin", "epoch_text", "parse_epoch"])
+@pytest.mark.parametrize("name", ["Twin"])
 def test_former_names_warn(name: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"kvoffload\.tiers\.{name} goes in 0\.5: it is"):
         assert getattr(kvoffload.tiers, name).__name__ == name

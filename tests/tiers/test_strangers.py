@@ -10,61 +10,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-import kvoffload.tiers.epoch
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
-from kvoffload.tiers.epoch import (
-    AHEAD_MS,
-    EARLIEST_MS,
-    RANDOM_BITS,
-    epoch_text,
-    is_epoch,
-    is_far_ahead,
-    last_epoch,
-    new_epoch,
-    parse_epoch,
-)
 from kvoffload.tiers.seal import Seal, xxh3_64
 from tests.fuzz.scratch import scratch
-from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy
+from tests.tiers.inside import ask_anew, doubt, is_busy, number_of
 
 BLOCK = 4096
 OURS, OTHERS = Namespace("ours", BLOCK), Namespace("others", BLOCK)
 KEYS = [b"a", b"key of sixteen b", b"k" * 40, b"\0"]
-NOW_MS = EARLIEST_MS + 86_400_000
-LAST = (NOW_MS + AHEAD_MS) << RANDOM_BITS
-HIGHEST = LAST - (1 << RANDOM_BITS)
-"""Below it there is a next epoch, though the clock of these tests stands still."""
-EPOCHS = st.one_of(
-    st.binary(max_size=18),
-    st.integers(0, 2**64 - 1).map(epoch_text),
-    st.integers(-2, 2).map(lambda near: epoch_text(LAST + (near << 30))),
-)
 TIMES = st.sampled_from([0, -1, 1, 2**31, 2**34, 2**40, -(2**40)])
 """Times of change, seconds; from 2262 on, nanoseconds of them have more than 63 bits."""
-NAMES = ("namespace.json", "epoch", "epoch.lock", "sweep.lock", "x.tmp", "f" * 16, "strange")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def epochs_that_come_again() -> Iterator[None]:
-    """Have epochs drawn at one time and, in generated tests, from their seed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvoffload.tiers.epoch, "_now_ms", lambda: NOW_MS)
-        drawn = SimpleNamespace(randbits=random.getrandbits)
-        patch.setattr(kvoffload.tiers.epoch, "secrets", drawn)
-        yield
+NAMES = ("namespace.json", "0" * 16, "sweep.lock", "x.tmp", "f" * 16, "strange")
 
 
 def data_of(key: bytes, namespace: Namespace, generation: int = 0) -> bytes:
@@ -115,7 +81,6 @@ class Act(NamedTuple):
     kind: int
     place: int
     data: bytes
-    epoch: bytes
     size: int
     time: int
     bit: int
@@ -123,10 +88,9 @@ class Act(NamedTuple):
 
 DRAWN = st.builds(
     Act,
-    st.integers(0, 9),
+    st.integers(0, 8),
     st.integers(0, 63),
     st.binary(max_size=80),
-    EPOCHS,
     st.sampled_from([0, 1, 4096, 8192, 2**20]),
     TIMES,
     st.integers(0, 2**16),
@@ -141,6 +105,7 @@ class Stranger:
         self.folder = folder
         self.outside = folder.parent.parent / "outside"
         self.drawn: Act
+        self.number = 0  # of the generation that is attacked
 
     def clear(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
@@ -151,10 +116,6 @@ class Stranger:
     def overwrite(self, path: Path) -> None:
         self.clear(path)
         path.write_bytes(self.drawn.data)
-
-    def say_epoch(self, path: Path) -> None:
-        self.clear(self.folder / "epoch")
-        (self.folder / "epoch").write_bytes(self.drawn.epoch)
 
     def remove(self, path: Path) -> None:
         self.clear(path)
@@ -188,19 +149,15 @@ class Stranger:
             path.write_bytes(data)
 
     def plant_others(self, path: Path) -> None:
-        """Put sealed blocks of another namespace where ours would lie, in an epoch that is ours."""
+        """Put sealed blocks of another namespace where ours would lie."""
         with contextlib.suppress(OSError):
-            text = (self.folder / "epoch").read_bytes()
-            epoch = parse_epoch(text)
-            if epoch is None:
-                return
             for key in KEYS:
                 block = data_of(key, OTHERS)
-                place = self.folder / text.decode() / f"{xxh3_64(key) & 0xFF:02x}"
+                place = self.folder / f"{self.number:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
                 if not Path(os.path.realpath(place)).is_relative_to(self.folder.resolve()):
                     return  # an earlier act has put a link there
                 place.mkdir(parents=True, exist_ok=True)
-                seal = Seal.of(OTHERS.fingerprint, key, block).pack(epoch)
+                seal = Seal.of(OTHERS.fingerprint, key, block).pack(self.number)
                 (place / f"{key.hex()}.kv").write_bytes((block + seal).ljust(2 * BLOCK, b"\0"))
 
     def act(self, drawn: Act) -> None:
@@ -215,7 +172,6 @@ class Stranger:
 
 ACTS = (
     Stranger.overwrite,
-    Stranger.say_epoch,
     Stranger.remove,
     Stranger.link,
     Stranger.pipe,
@@ -227,11 +183,6 @@ ACTS = (
 )
 
 
-AT_THE_LIMIT = (Act(1, 0, b"", epoch_text(LAST), 0, 0, 0), "forget")
-NOTHING = Act(0, 0, b"", b"", 0, 0, 0)
-
-
-@example(acts=[AT_THE_LIMIT, (NOTHING, "put"), (NOTHING, "forget")])
 @given(acts=st.lists(st.tuples(DRAWN, STEPS), min_size=1, max_size=8))
 def test_whatever_lies_in_a_directory_no_wrong_block_is_served(acts: list[tuple[Act, str]]) -> None:
     with scratch() as name:
@@ -247,7 +198,7 @@ def test_whatever_lies_in_a_directory_no_wrong_block_is_served(acts: list[tuple[
             others.put()
             assert ours.get() == others.get() == [Status.OK] * len(KEYS)
             stranger = Stranger(ours.tier.folder)
-            generation, at_limit, before = 0, False, epoch_of(ours.tier)
+            generation = 0
             for drawn, step in acts:
                 stranger.act(drawn)
                 if step == "put":
@@ -255,21 +206,13 @@ def test_whatever_lies_in_a_directory_no_wrong_block_is_served(acts: list[tuple[
                 elif step == "sweep":
                     ours.sweep()
                 elif step == "forget":
-                    ours.tier.forget()
                     generation += 1
+                    assert ours.tier.forget(f"step {generation}")
+                    stranger.number = number_of(ours.tier)
                 elif step == "open":
                     late = closing.enter_context(Engine(root / "kv").tier)
                     late.close()
                 ours.get(generation)
-                if (
-                    ACTS[drawn.kind] is Stranger.say_epoch
-                    and (parse_epoch(drawn.epoch) or 0) >= HIGHEST
-                ):
-                    at_limit = True  # the clock stands still: there may be none above
-                epoch = epoch_of(ours.tier)  # 0 while the folder takes none
-                fell = 0 < epoch < before and not is_far_ahead(before)
-                assert at_limit or not fell, "the epoch of a process fell"
-                before = epoch or before
             assert others.get() == [Status.OK] * len(KEYS), "another namespace is not concerned"
         assert [path.name for path in outside.iterdir()] == ["precious"]
         assert (outside / "precious").read_bytes() == b"precious"
@@ -287,17 +230,6 @@ def test_blocks_of_the_far_future_are_swept_like_others(tmp_path: Path) -> None:
             os.utime(block, (0, seconds))
         assert tier.sweep() == 2
         assert len(list(tier.folder.rglob("*.kv"))) == 2
-
-
-@given(found=EPOCHS)
-def test_an_epoch_is_16_digits_up_to_a_century_ahead_and_there_is_a_next_one(found: bytes) -> None:
-    epoch = parse_epoch(found)
-    if epoch is not None:
-        assert is_epoch(epoch)
-        assert epoch_text(epoch) == found
-    following = new_epoch(epoch or 0)
-    assert (epoch or 0) < following < 2**64
-    assert parse_epoch(epoch_text(following)) == following or following > last_epoch()
 
 
 PLAIN = st.recursive(

@@ -474,7 +474,9 @@ class TestFetch:
         engine.store.complete_load(KEYS[:4])
         engine.compute(KEYS[20:22])
         waiting = engine.store.fetch(KEYS[4:6], 1000.0)
-        assert engine.store.forget(SHORT_S) is False  # the one that hangs has not confirmed it
+        assert (
+            engine.store.forget(timeout_s=SHORT_S) is False
+        )  # the one that hangs has not confirmed it
         assert engine.store.busy  # a store to the second one uses two blocks
         assert engine.store.lookup(KEYS[:4]) == engine.store.lookup(KEYS[20:22]) == (0, 0)
         assert engine.store.manager.lookup(KEYS[20:22]) == 0
@@ -501,7 +503,7 @@ class TestFetch:
         full.fail("put", 4)
         engine.compute(KEYS[8:12])  # four leave for a tier that will fail
         assert engine.store.stats()["free_buffers"] == 0
-        assert engine.store.forget(0.0) is False
+        assert engine.store.forget(timeout_s=0.0) is False
         full.resume()
         engine.quiet()
         assert engine.store.stats()["free_buffers"] == 4
@@ -705,7 +707,7 @@ class TestRequests:
         engine = make([slow])
         slow.hang()
         engine.compute(KEYS[:2])
-        assert engine.store.forget(0.0) is False
+        assert engine.store.forget(timeout_s=0.0) is False
         request = engine.store.begin(KEYS[:2])
         assert request.prepare_store() is None
         with pytest.raises(ValueError, match="start must be"):
@@ -863,9 +865,11 @@ class TestArguments:
 
     def test_timeouts(self) -> None:
         engine = make([memory()])
-        for call in (engine.store.wait, engine.store.forget):
+        for call in (engine.store.wait, partial(engine.store.forget, "new")):
             with pytest.raises(ValueError, match="timeout_s must be >= 0, got -1"):
-                call(-1)
+                call(timeout_s=-1)
+        with pytest.raises(TypeError, match="generation must be text, got 5"):
+            engine.store.forget(5)
         engine.store.fetch([])
         assert engine.store.wait(float("inf"))
         assert engine.store.step()

@@ -400,9 +400,9 @@ class TestBounds:
         monkeypatch.setattr("kvoffload.tiers.engine.tier.TRANSFER_DEADLINE_S", TRANSFER_DEADLINE_S)
 
         class Spy(threads.Pool):
-            def submit(self, *arguments, timeout_s: float, epoch: int) -> None:
+            def submit(self, *arguments, timeout_s: float, generation: int) -> None:
                 seen.append(timeout_s)
-                super().submit(*arguments, timeout_s=timeout_s, epoch=epoch)
+                super().submit(*arguments, timeout_s=timeout_s, generation=generation)
 
         twin = replace(Twin.python(tier_twin.manager), pool=Spy)
         tier = MemoryTier(64 * BLOCK, namespace=namespace, twin=twin)
@@ -556,7 +556,7 @@ def test_entries_of_both_pools_are_the_same(namespace: Namespace, twins, seed: i
             count = int(rng.integers(1, 20))
             slots, ids = rng.permutation(32)[:count], rng.permutation(32)[:count]
             keys = [b"k%d" % slot for slot in slots]
-            pool.submit(job, int(rng.integers(2)), keys, slots, ids, timeout_s=60, epoch=0)
+            pool.submit(job, int(rng.integers(2)), keys, slots, ids, timeout_s=60, generation=0)
             while not (entries := pool.poll()):
                 pool.wait(1)
             news += [(entry[0], entry[1], entry[2].tolist()) for entry in map(Entry._make, entries)]

@@ -71,7 +71,7 @@ def test_a_block_in_pieces_has_the_sum_of_its_bytes_joined(seed: int, tmp_path: 
         sums = np.zeros(1, np.uint64)
         pool = io.Pool(region, io.MemoryStore(target, fingerprint, sums), 1)
         ids = np.zeros(1, np.int64)
-        pool.submit(1, 1, [b"key"], ids, ids, timeout_s=60, epoch=0)
+        pool.submit(1, 1, [b"key"], ids, ids, timeout_s=60, generation=0)
         while not pool.poll():
             pool.wait(1)
         assert pool.close(60)

@@ -231,7 +231,7 @@ class FaultySecondaryTier(SecondaryTier):
     """A tier that fails when it is told to."""
 
     def __init__(self, *arguments, chunks=64, **options):
-        def opener(namespace, enable_events):
+        def opener(namespace, enable_events, generation):
             return FaultyTier(
                 chunks * CHUNK_BYTES,
                 namespace=namespace,
@@ -406,34 +406,30 @@ def test_a_reset_forgets_unless_told_otherwise(tmp_path, engines, names, on_rese
     assert_nothing_is_left(engine)
     engine.close()
     engine = engines(tier, names=names)
-    assert engine.request(chain(0)) == 4  # stored after the reset, if not kept
+    assert engine.request(chain(0)) == kept  # after the reset it was a random generation's
     assert engine.request(chain(10)) == kept
 
 
-def test_a_tier_whose_medium_has_not_forgotten_is_out_of_service(engines, monkeypatch, caplog):
-    monkeypatch.setattr(secondary_tiers.logger, "propagate", True, raising=False)
-    engine = engines(faulty())
+@SPECS
+def test_a_file_names_the_weights_at_the_start_and_at_each_reset(tmp_path, engines, names):
+    file = tmp_path / "generation"
+    file.write_text("step 1\n")
+    tier = slab(tmp_path, generation_file=str(file))
+    engine = engines(tier, names=names)
     engine.request(chain(0))
-    engine.request(chain(10))
+    file.write_text("step 2\n")
+    engine.reset()
+    assert engine.request(chain(0)) == 0
     assert_nothing_is_left(engine)
-    tier = engine.tier.tier
-    tier.hang()
-    try:
-        with caplog.at_level("ERROR"):
-            engine.reset()
-        assert "has not confirmed that everything was dropped" in caplog.text
-        assert engine.request(chain(0)) == 0
-        assert engine.tier.lookup(key(0), ReqContext("asks")) is LookupResult.MISS
-        assert tier.stats()["queued_bytes"] == 0  # nothing was submitted
-        engine.request(chain(20))
-        assert tier.stats()["queued_bytes"] == 0
-    finally:
-        tier.resume()
+    engine.close()
+    engine = engines(tier, names=names)
+    assert engine.request(chain(0)) == 4  # stored under the same name
+    engine.reset()
+    assert engine.request(chain(0)) == 4, "the weights have not changed"
     assert_nothing_is_left(engine)
-    engine.request(chain(10))
-    engine.request(chain(20))
-    assert engine.request(chain(10)) == 4
-    assert_nothing_is_left(engine)
+    engine.close()
+    engine = engines(slab(tmp_path, generation="step 1"), names=names)
+    assert engine.request(chain(0)) == 0
 
 
 def test_a_reset_in_the_middle_of_a_request_ends_it_all(tmp_path, engines):
@@ -538,7 +534,7 @@ class AskedTier(MemoryTier):
 
 class AskedSecondaryTier(SecondaryTier):
     def __init__(self, *arguments, **options):
-        def opener(namespace, enable_events):
+        def opener(namespace, enable_events, generation):
             return AskedTier(64 * CHUNK_BYTES, namespace=namespace)
 
         super().__init__(*arguments, opener=opener, **options)

@@ -55,6 +55,7 @@ from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Sample
 from kvoffload.errors import describe
 from kvoffload.tiers import Done, Namespace, Region, State, Status, Tier, TierEvent, open_tier
 from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
+from kvoffload.tiers.generation import GenerationSource
 from kvoffload.tiers.options import split_url
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, allocate
 
@@ -76,7 +77,8 @@ COPY_BYTES = 64 * 2**20
 """Bytes per tier of blocks for objects outside of LMCache's memory; touched only when used."""
 MAX_SIZES = 16
 """Most object sizes, and so most tiers."""
-_OPTIONS = ("url", "weights_id", "revision", "salt", "object_bytes")
+_TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
+_OPTIONS = (*_TEXTS, "object_bytes")
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
 News = tuple[str, Keys, int]
@@ -98,6 +100,8 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         The revision of the weights.
     salt : str
         Anything else that keeps namespaces apart.
+    generation, generation_file : str
+        The weights' name, or a file that has it at the start; see `Tier.forget`.
     object_bytes : tuple of int
         Sizes of objects whose tiers are opened at the start.
     """
@@ -108,12 +112,16 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         weights_id: str,
         revision: str = "",
         salt: str = "",
+        *,
+        generation: str = "",
+        generation_file: str | None = None,
         object_bytes: tuple[int, ...] = (),
     ) -> None:
         self.url = url
         self.weights_id = weights_id
         self.revision = revision
         self.salt = salt
+        self.generation = GenerationSource(generation, generation_file).first
         self.object_bytes = object_bytes
 
     @classmethod
@@ -124,7 +132,7 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
                 raise ValueError(
                     f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
                 )
-        texts = {name: d[name] for name in _OPTIONS[:-1] if d.get(name) is not None}
+        texts = {name: d[name] for name in _TEXTS if d.get(name) is not None}
         for name, value in texts.items():
             if not isinstance(value, str):
                 raise TypeError(f"{name} must be text, got {describe(value)}")
@@ -156,6 +164,8 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
             "- weights_id (str): identity of the weights (required)\n"
             "- revision (str): their revision\n"
             "- salt (str): anything else that keeps namespaces apart\n"
+            "- generation (str): the weights' name, or\n"
+            "- generation_file (str): a file that has it\n"
             "- object_bytes (list of int): sizes of objects whose tiers are opened at the start"
         )
 
@@ -189,7 +199,9 @@ class _Sized:
     TypeError, ValueError, TierError or MemoryError if it cannot be opened.
     """
 
-    def __init__(self, url: str, namespace: Namespace, memory: L1MemoryDesc) -> None:
+    def __init__(
+        self, url: str, namespace: Namespace, memory: L1MemoryDesc, generation: str
+    ) -> None:
         self.nbytes = nbytes = namespace.block_bytes
         self.step = step = max(1, memory.align_bytes)
         self.first = memory.ptr
@@ -209,7 +221,7 @@ class _Sized:
         self.jobs: dict[int, _Job] = {}
         self.offered: dict[bytes, ObjectKey] = {}
         self.counted: dict[bytes, ObjectKey] = {}
-        self.tier: Tier = open_tier(url, namespace)
+        self.tier: Tier = open_tier(url, namespace, generation)
         try:
             self.tier.attach(self.region)
         except BaseException:
@@ -339,7 +351,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             weights=[config.weights_id, config.revision],
             salt=config.salt,
         )
-        sized = _Sized(_own_url(config.url, f"{self.name}-{nbytes}"), namespace, self._memory)
+        url = _own_url(config.url, f"{self.name}-{nbytes}")
+        sized = _Sized(url, namespace, self._memory, config.generation)
         capacities = [each.tier.capacity_bytes or 0 for each in [sized, *self._sized.values()]]
         log.info(
             "kvoffload: tier %r active for objects of %d bytes, namespace %s, %s objects found; "

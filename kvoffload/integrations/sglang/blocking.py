@@ -79,18 +79,9 @@ class BlockingTier:
         """Mark blocks as recently used, last key first."""
         self._do(lambda: self._tier.touch(keys))
 
-    def forget(self) -> bool:
-        """Drop all blocks."""
-        return self._do(self._tier.forget)
-
-    def has_forgotten(self) -> bool:
-        """Collect answers; return whether the medium has confirmed the last `forget`."""
-
-        def confirmed() -> bool:
-            self._poll()
-            return self._tier.health().forgotten
-
-        return self._do(confirmed)
+    def forget(self, generation: str) -> bool:
+        """Have blocks of another generation from now on; return as `Tier.forget` does."""
+        return self._do(lambda: self._tier.forget(generation))
 
     def stats(self) -> dict[str, int]:
         """Return the counters since the tier was opened, and present sizes."""

@@ -6,8 +6,7 @@ Structure
     region is the host memory. Otherwise it is memory of this object through which pages are copied,
     in the form that SGLang flattens them to.
 Invariants
-    Data that is not certainly the stored page is a miss. A tier that has not confirmed a `forget`
-    serves and stores nothing.
+    Data that is not certainly the stored page is a miss.
 """
 
 from __future__ import annotations
@@ -95,14 +94,20 @@ class Pool:
     """
 
     def __init__(
-        self, name: str, host_pool: Any, url: str, namespace: Namespace, region: Region
+        self,
+        name: str,
+        host_pool: Any,
+        url: str,
+        namespace: Namespace,
+        region: Region,
+        *,
+        generation: str = "",
     ) -> None:
         self.name = name
         self.namespace = namespace
         self.page_tokens: int = host_pool.page_size
         self._host_pool = host_pool
-        self._is_waiting = False  # for the medium to confirm a `forget`
-        self.tier = open_tier(url, namespace)
+        self.tier = open_tier(url, namespace, generation)
         try:
             self.tier.attach(region)
             self._calls = BlockingTier(self.tier)
@@ -132,30 +137,15 @@ class Pool:
                 "may still use HiCache's memory"
             )
 
-    def forget(self) -> bool:
-        """Drop all pages; return whether the medium has confirmed it."""
-        self._is_waiting = True
-        self._is_waiting = not self._calls.forget()
-        if self._is_waiting:
-            log.error(
-                "the medium of pool %r has not confirmed that everything was dropped; nothing is "
-                "stored there or loaded until it has",
-                self.name,
-            )
-        return not self._is_waiting
-
-    def serves(self) -> bool:
-        """Return whether the medium has confirmed the last `forget`."""
-        if self._is_waiting and self._calls.has_forgotten():
-            self._is_waiting = False
-            log.warning("the medium of pool %r has confirmed that all was dropped", self.name)
-        return not self._is_waiting
+    def forget(self, generation: str) -> bool:
+        """Have pages of another generation from now on; return as `Tier.forget` does."""
+        return self._calls.forget(generation)
 
     # -- lookups -----------------------------------------------------------------------------
 
     def num_leading(self, keys: list[bytes]) -> int:
         """Return the number of leading pages that are present without a gap."""
-        if not keys or not self.serves():
+        if not keys:
             return 0
         known = self._try(self._calls.lookup, keys)
         if known is None:
@@ -168,7 +158,7 @@ class Pool:
 
     def are_there(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
         """Return whether each page is present, ``(n,)`` bool; there may be gaps."""
-        if not keys or not self.serves():
+        if not keys:
             return np.zeros(len(keys), np.bool_)
         known = self._try(self._calls.lookup, keys)
         if known is None:
@@ -214,8 +204,8 @@ class Pool:
     def _get(
         self, keys: list[bytes], ids: npt.NDArray[np.int64], prefix: Sequence[bytes]
     ) -> list[bool]:
-        if not keys or not self.serves():
-            return [False] * len(keys)
+        if not keys:
+            return []
         found = self._try(self._calls.get, keys, ids)
         if found is None:
             return [False] * len(keys)
@@ -226,8 +216,8 @@ class Pool:
         return are_there
 
     def _put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
-        if not keys or not self.serves():
-            return [False] * len(keys)
+        if not keys:
+            return []
         done = self._try(self._calls.put, keys, ids)
         if done is None:
             return [False] * len(keys)
@@ -258,9 +248,16 @@ class CopiedPool(Pool):
     """
 
     def __init__(
-        self, name: str, host_pool: Any, url: str, namespace: Namespace, copies: Copies
+        self,
+        name: str,
+        host_pool: Any,
+        url: str,
+        namespace: Namespace,
+        copies: Copies,
+        *,
+        generation: str = "",
     ) -> None:
-        super().__init__(name, host_pool, url, namespace, copies.region)
+        super().__init__(name, host_pool, url, namespace, copies.region, generation=generation)
         self.copies = copies
 
     def load(

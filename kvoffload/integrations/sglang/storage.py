@@ -41,6 +41,7 @@ from sglang.version import __version__ as sglang_version
 
 from kvoffload.errors import describe
 from kvoffload.tiers import Namespace, Region, Tier, TierError, weights_identity
+from kvoffload.tiers.generation import GenerationSource
 
 from .memory import bytes_of, memory_of, pages_by_address, pages_of
 from .pool import CopiedPool, Copies, Pool
@@ -49,8 +50,8 @@ __all__ = ["KVOffloadStorage"]
 
 log = logging.getLogger("kvoffload.sglang")
 
-_TEXTS = ("url", "weights_id", "revision", "salt")
-_OPTIONS = ("url", "pools", "weights_id", "revision", "salt")
+_TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
+_OPTIONS = ("url", "pools", "weights_id", "revision", "salt", "generation", "generation_file")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
 _PAGE_HASH = re.compile(r"[0-9a-f]{64}")
 _LOCAL = ("slab", "memory")  # tiers that only one process can use
@@ -75,7 +76,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
           path;
         - ``revision``: the revision that was asked for, where the model's path is no directory; by
           default SGLang's;
-        - ``salt``: anything else that keeps namespaces apart.
+        - ``salt``: anything else that keeps namespaces apart;
+        - ``generation`` or ``generation_file``: the weights' name at the start, or a file that has
+          it and is read again when everything is dropped; see `Tier.forget`.
     kwargs : dict, optional
         From SGLang; not used.
 
@@ -130,6 +133,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         for name, url in _check_pools(options.get("pools", {})).items():
             is_cut = name in _CUT_BY_RANK
             self._urls[name] = _own_url(f"pools[{name!r}]", url, storage_config, is_cut=is_cut)
+        self._generations = GenerationSource(
+            options.get("generation") or "", options.get("generation_file")
+        )
+        self._generation = self._generations.first
         self._pools: dict[str, Pool] = {}
         self.tier: Tier | None = None
         self.namespace: Namespace | None = None
@@ -154,12 +161,16 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             copies = Copies(mem_pool_host)
             page = [copies.region.block_bytes]
             namespace = namespace_of(self._config, mem_pool_host, page, self._options)
-            pool: Pool = CopiedPool(_KV, mem_pool_host, self._urls[_KV], namespace, copies)
+            pool: Pool = CopiedPool(
+                _KV, mem_pool_host, self._urls[_KV], namespace, copies, generation=self._generation
+            )
         else:
             region = pages_of(mem_pool_host)
             page = [nbytes for _, _, nbytes in region.parts]
             namespace = namespace_of(self._config, mem_pool_host, page, self._options)
-            pool = Pool(_KV, mem_pool_host, self._urls[_KV], namespace, region)
+            pool = Pool(
+                _KV, mem_pool_host, self._urls[_KV], namespace, region, generation=self._generation
+            )
         self._pools[_KV] = pool
         self.namespace, self.tier = namespace, pool.tier
 
@@ -195,9 +206,13 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
         try:
             if copies is None:
-                self._pools[name] = Pool(name, host_pool, url, namespace, region)
+                self._pools[name] = Pool(
+                    name, host_pool, url, namespace, region, generation=self._generation
+                )
             else:
-                self._pools[name] = CopiedPool(name, host_pool, url, namespace, copies)
+                self._pools[name] = CopiedPool(
+                    name, host_pool, url, namespace, copies, generation=self._generation
+                )
         except ValueError as error:
             raise ValueError(f"pools[{name!r}]: {error}") from error
 
@@ -227,11 +242,12 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> bool:
         """Drop all pages in all tiers, for example after new weights.
 
-        SGLang calls it only for ``/clear_hicache_storage_backend``, not when weights change. If a
-        medium has not confirmed it, this logs that and returns False: its pool stores and loads
-        nothing until the medium has confirmed.
+        The generation is then the file's, or a random one. SGLang calls it only for
+        ``/clear_hicache_storage_backend``, not when weights change. Returns whether every tier's
+        `Tier.forget` returned True.
         """
-        are_confirmed = [pool.forget() for pool in list(self._pools.values())]
+        self._generation = self._generations.after_reset()
+        are_confirmed = [pool.forget(self._generation) for pool in list(self._pools.values())]
         return bool(are_confirmed) and all(are_confirmed)
 
     def stats(self, pool: str = "kv") -> dict[str, int]:

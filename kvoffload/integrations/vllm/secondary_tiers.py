@@ -42,6 +42,7 @@ from kvoffload.tiers import (
     open_tier,
     weights_identity,
 )
+from kvoffload.tiers.generation import GenerationSource
 
 from ._manager_c import hints_of  # type: ignore[import-not-found]
 from ._upstream import (
@@ -188,10 +189,15 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     offloading_spec, primary_kv_view, tier_type, backpressure_detector
         From vLLM.
     opener : callable
-        Opens the tier; its arguments are the namespace and whether to collect events.
+        Opens the tier; its arguments are the namespace, whether to collect events, and the
+        generation.
     on_reset : str
-        Effect of a reset of vLLM's caches, for example after new weights: ``"forget"`` drops
-        everything, ``"keep"`` nothing, like vLLM's own tiers.
+        Effect of a reset of vLLM's caches, for example after new weights: ``"forget"`` gives the
+        tier another generation, so that it serves nothing of before; ``"keep"`` none, like vLLM's
+        own tiers.
+    generation, generation_file
+        The weights' name at the start (see `Tier.forget`), or a file that has it. The file is read
+        again at each reset; without one, the generation after a reset is random.
     weights_id, revision, salt
         As for `namespace_of`.
     enable_kv_events : bool
@@ -228,9 +234,11 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         offloading_spec: Any,
         primary_kv_view: memoryview,
         tier_type: str,
-        opener: Callable[[Namespace, bool], Tier],
+        opener: Callable[[Namespace, bool, str], Tier],
         *,
         on_reset: str = "forget",
+        generation: str = "",
+        generation_file: str | None = None,
         weights_id: str | None = None,
         revision: str | None = None,
         salt: str = "",
@@ -265,8 +273,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
-        self._is_waiting = False  # for the medium to confirm a `forget`
-        self.tier = opener(self.namespace, self._emits)
+        self._generations = GenerationSource(generation, generation_file)
+        self.tier = opener(self.namespace, self._emits, self._generations.first)
         try:
             self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
         except BaseException:
@@ -316,7 +324,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Return whether a chunk is present: HIT, MISS, or RETRY while a query is under way."""
         request = self._requests.get(req_context.req_id)
-        if (request is not None and key in request.failed) or not self._serves():
+        if request is not None and key in request.failed:
             return LookupResult.MISS
         try:
             state = self.tier.state(key)
@@ -363,12 +371,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     ) -> None:
         transfer = _Transfer(job_metadata.job_id, list(job_metadata.keys), request_id)
         try:
-            job = None
-            if self._serves():
-                job = submit(transfer.keys, np.asarray(job_metadata.chunk_ids))
+            job = submit(transfer.keys, np.asarray(job_metadata.chunk_ids))
         except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
             self._log_error("store" if request_id is None else "load", error)
-        if job is None:
             self._fail(transfer)
         else:
             self._transfers[job] = transfer
@@ -447,9 +452,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         """Wait until no job uses the primary tier's memory, then apply `on_reset`.
 
         vLLM calls it only when it resets its caches. For a staged tier (see `Tier`, *Deadlines*)
-        this waits at most until the jobs' deadlines. If the medium does not confirm that it has
-        forgotten, the tier is out of service until it does: every lookup is a miss, and nothing is
-        stored.
+        this waits at most until the jobs' deadlines.
         """
         waited = 0.0
         while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
@@ -462,23 +465,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             )
         self._collect()
         if self._forgets:
-            self._is_waiting = True
-            self._is_waiting = not self.tier.forget()
-            if self._is_waiting:
-                logger.error(
-                    "kvoffload: tier %r: its medium has not confirmed that everything was "
-                    "dropped; the tier is out of service until it has",
-                    self.tier.name,
-                )
+            self.tier.forget(self._generations.after_reset())
             for request in self._requests.values():
                 request.answers.clear()
-
-    def _serves(self) -> bool:
-        """Return whether the tier is in service, that is, no reset is unconfirmed."""
-        if self._is_waiting and self.tier.health().forgotten:
-            self._is_waiting = False
-            logger.warning("kvoffload: tier %r: back in service", self.tier.name)
-        return not self._is_waiting
 
     def shutdown(self) -> None:
         """Close the tier; a second call does nothing.
@@ -630,7 +619,7 @@ class KVOffloadFileTier(SecondaryTier):
         arguments = {keyword: value for keyword, value in given.items() if value is not None}
         folder = _replica_folder(path, offloading_spec)
 
-        def opener(namespace: Namespace, enable_events: bool) -> Tier:
+        def opener(namespace: Namespace, enable_events: bool, generation: str) -> Tier:
             return FileTier(
                 folder,
                 capacity_bytes,
@@ -638,6 +627,7 @@ class KVOffloadFileTier(SecondaryTier):
                 namespace=namespace,
                 staged=staged,
                 enable_events=enable_events,
+                generation=generation,
                 **arguments,
             )
 
@@ -690,9 +680,10 @@ class KVOffloadTier(SecondaryTier):
         if kind == "slab":
             location = _replica_folder(location, offloading_spec)
 
-        def opener(namespace: Namespace, enable_events: bool) -> Tier:
+        def opener(namespace: Namespace, enable_events: bool, generation: str) -> Tier:
             given = "&".join([*filter(None, [text]), *["events=true"] * enable_events])
-            return open_tier(f"{kind}{colon}{location}{'?' * bool(given)}{given}", namespace)
+            address = f"{kind}{colon}{location}{'?' * bool(given)}{given}"
+            return open_tier(address, namespace, generation)
 
         super().__init__(offloading_spec, primary_kv_view, tier_type, opener, **options)
 

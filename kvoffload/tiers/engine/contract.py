@@ -51,11 +51,8 @@ __all__ = [
     "CHORE",
     "DROP",
     "ENDED",
-    "FORGET",
     "LATE",
-    "MEET",
     "MOVING",
-    "NOBODY",
     "QUERY",
     "READ",
     "READ_ONLY_THREADS",
@@ -79,10 +76,8 @@ WRITE = 1
 QUERY = 2
 """Kind of job besides `READ` and `WRITE`: whether blocks are present."""
 
-DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
-"""Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
-NOBODY = -1
-"""Id of a chore that reports nothing."""
+DROP, TOUCH = 0, 1
+"""Kinds of chores of a shared medium: remove blocks, mark them as used."""
 
 LATE = 1
 """Flag of an entry: the job passed its deadline and the kernel still has its blocks."""
@@ -122,7 +117,7 @@ class Catalog(ABC):
     ----------
     asks : bool
         Whether the medium may have keys that the catalog does not know.
-    generation : int
+    forgets : int
         Number of times that everything has been forgotten.
 
     Notes
@@ -131,12 +126,7 @@ class Catalog(ABC):
     """
 
     asks = False
-    generation = 0
-
-    @property
-    @abstractmethod
-    def epoch(self) -> int:
-        """Epoch of the seals that are written now."""
+    forgets = 0
 
     @abstractmethod
     def known(self, key: bytes) -> int:
@@ -209,7 +199,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def forget(self, records: Iterable[Record]) -> None:
-        """Drop everything; `records` are the jobs that have not settled."""
+        """Know no block any longer; `records` are the jobs that have not settled."""
 
     def tend(self) -> None:  # noqa: B027
         """Do periodic work; called whenever jobs were collected."""
@@ -244,15 +234,10 @@ class Medium(ABC):
         """Do the work of opening that needs threads."""
 
     def forget(self) -> None:  # noqa: B027
-        """Begin to forget all stored blocks; no waiting."""
+        """Begin to keep blocks of the present generation only; no waiting."""
 
-    def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
-        """Wait a moment until the medium has confirmed the last `forget`; return whether it has."""
-        return True
-
-    @property
-    def has_forgotten(self) -> bool:
-        """Whether the medium has confirmed the last `forget`; no I/O, no waiting."""
+    def confirm(self) -> bool:
+        """Wait a moment until `forget` holds even if power fails; return whether it does."""
         return True
 
     def tend(self) -> None:  # noqa: B027
@@ -314,7 +299,7 @@ class Pool(Protocol):
         ids: npt.NDArray[np.int64],
         *,
         timeout_s: float,
-        epoch: int,
+        generation: int,
     ) -> None:
         """Take a job; it ends within `timeout_s` seconds, or is late.
 
@@ -332,8 +317,8 @@ class Pool(Protocol):
             caller.
         timeout_s : float
             Seconds.
-        epoch : int
-            Epoch of the seals that are written.
+        generation : int
+            The number of the job's generation.
         """
 
     def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
@@ -457,21 +442,13 @@ class Store(ABC):
     slot_bytes: int
     keys_per_query = 1024
 
-    @property
-    def owed(self) -> bool:
-        """Whether the medium still has to accept something that no job carries.
-
-        The threads then repeat the chore `MEET` until it has. Any thread may read this.
-        """
-        return False
-
     def use(self, memory: Region) -> None:  # noqa: B027
         """Register the staging buffers, if the medium's client needs that."""
 
     def begin(self, deadline: float) -> None:  # noqa: B027
         """Set the deadline of the next calls of this thread, in monotonic seconds."""
 
-    def find(self, run: Sequence[Block]) -> None:
+    def find(self, run: Sequence[Block], generation: int) -> None:
         """Set the statuses of blocks, to OK, MISS, or why the state is unknown; raise nothing.
 
         Only stores that take queries have it.
@@ -479,7 +456,7 @@ class Store(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def read(self, run: Sequence[Block]) -> None:
+    def read(self, run: Sequence[Block], generation: int) -> None:
         """Fill the blocks' views and set their statuses, to OK, MISS, CORRUPT or UNAVAILABLE.
 
         Raises
@@ -489,7 +466,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def write(self, run: Sequence[Block], epoch: int) -> None:
+    def write(self, run: Sequence[Block], generation: int) -> None:
         """Store the bytes in the blocks' views and set their statuses.
 
         Raises

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import Done, Operation, Status
+from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.metrics import Events, TierMetrics
 from kvoffload.tiers.options import TierOptions
 
@@ -50,8 +51,8 @@ class Record:
     positions: npt.NDArray[np.int64] | None  # (m,) in `status`, those that move; None: all
     keys: list[bytes]  # m stored keys
     slots: npt.NDArray[np.int64]  # (m,): where they are in the store
-    generation: int  # that of the catalog when it was submitted
-    epoch: int  # of the submission
+    forgets: int  # those of the catalog when it was submitted
+    generation: int  # the number of that at the submission
     has_ended: bool = False  # its blocks are the caller's again
     has_failed: bool = False  # it was counted as a failure
 
@@ -67,8 +68,12 @@ class Jobs:
         Bytes per block.
     is_shared : bool
         Whether the medium is shared over a network. A job without an answer by its deadline then
-        opens the breaker at once, since every further one would also cost its deadline, and puts
-        that span a `Tier.forget` are counted as dropped.
+        opens the breaker at once, since every further one would also cost its deadline.
+
+    Attributes
+    ----------
+    generation : Generation
+        The present one; `Tier.forget` sets another.
 
     Notes
     -----
@@ -77,6 +82,7 @@ class Jobs:
 
     def __init__(self, options: TierOptions, block_bytes: int, *, is_shared: bool = False) -> None:
         self.options = options
+        self.generation = Generation.of(options.generation)
         self.block_bytes = block_bytes
         self.pool: Pool | None = None  # once there is a region
         self.reads = Breaker()  # whether the medium is asked
@@ -121,7 +127,7 @@ class Jobs:
             record.slots,
             ids,
             timeout_s=max(0.0, timeout_s - (time.monotonic() - record.started)),
-            epoch=record.epoch,
+            generation=record.generation,
         )
 
     def chore(self, done: Callable[[int], None], kind: int, data: bytes) -> None:
@@ -200,7 +206,7 @@ class Jobs:
             self._end(record, statuses, counts, catalog)
         if flags & SETTLED:
             del self.records[record.job]
-            self._count(record, counts, catalog)
+            self._count(record, counts)
             catalog.settle(record, statuses, counts)
 
     def _end(
@@ -231,16 +237,10 @@ class Jobs:
         self.metrics.nbytes[op] += nbytes
         self.metrics.observe(op, seconds)
 
-    def _count(self, record: Record, counts: list[int], catalog: Catalog) -> None:
+    def _count(self, record: Record, counts: list[int]) -> None:
         """Count the results of a job, and report them to its breaker."""
         self._blame_silence(record, counts)
         breaker = self.breaker(record.op)
-        if record.op == "put" and self._is_shared and catalog.is_stale(record):
-            self.metrics.dropped += counts[Status.OK]
-            counts = [0 if status == Status.OK else n for status, n in enumerate(counts)]
-            if not any(counts):
-                breaker.withdraw()  # it shows nothing about the medium
-                return
         if record.op == "put":
             self.metrics.count("store", counts)
         elif record.op == "get":

@@ -43,7 +43,7 @@ class MemoryStore(Store):
         self.sums = sums
         self.writing = np.zeros(len(sums), np.uint8)  # slots that are being written
 
-    def read(self, run: Sequence[Block]) -> None:
+    def read(self, run: Sequence[Block], generation: int) -> None:  # noqa: ARG002
         """Copy the bytes and check the copy; repeat if the slot was written meanwhile."""
         for block in run:
             slot, seed = block.slot, seed_of(self.fingerprint, block.key)
@@ -58,7 +58,7 @@ class MemoryStore(Store):
                     break
                 time.sleep(REWRITE_S)
 
-    def write(self, run: Sequence[Block], epoch: int) -> None:  # noqa: ARG002
+    def write(self, run: Sequence[Block], generation: int) -> None:  # noqa: ARG002
         """Copy the bytes and keep their sum."""
         for block in run:
             slot = block.slot
@@ -91,7 +91,7 @@ class FileStore(Store):
     sums: npt.NDArray[np.uint64]
     written: npt.NDArray[np.uint8]
 
-    def read(self, run: Sequence[Block]) -> None:
+    def read(self, run: Sequence[Block], generation: int) -> None:  # noqa: ARG002
         """Read a run in one call; a block that does not match its sum also loses its seal."""
         views = [view for block in run for view in block.slot_views]
         got = transfer(os.preadv, self.data_fd, views, run[0].slot * self.slot_bytes)
@@ -104,13 +104,13 @@ class FileStore(Store):
                 with contextlib.suppress(OSError):  # it would be found corrupt again
                     self._clear([block])
 
-    def write(self, run: Sequence[Block], epoch: int) -> None:
+    def write(self, run: Sequence[Block], generation: int) -> None:
         """Clear the seals, write the bytes, write the seals, in this order and without a sync."""
         self._clear(run)
         records = []
         for block in run:
             seal = Seal(block.key, self.block_bytes, self._sum(block))
-            records.append(seal.pack(epoch))
+            records.append(seal.pack(generation))
             self.sums[block.slot] = seal.sum
         views = [view for block in run for view in block.slot_views]
         offset = run[0].slot * self.slot_bytes
@@ -150,9 +150,9 @@ class FileStore(Store):
 
 
 def valid_records(
-    table: bytes | memoryview, block_bytes: int, epoch: int
+    table: bytes | memoryview, block_bytes: int, generation: int
 ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64], int]:
-    """Read the seals of a table, 64 bytes per slot, for blocks of a length and of an epoch.
+    """Read the seals of a table, 64 bytes per slot, for blocks of a length and of a generation.
 
     Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes ((n,)
     uint64), and the number of slots with neither such a seal nor zeros.
@@ -160,7 +160,7 @@ def valid_records(
     slots, keys, sums, others = [], [], [], 0
     for slot in range(len(table) // SEAL_BYTES):
         record = bytes(table[slot * SEAL_BYTES : (slot + 1) * SEAL_BYTES])
-        seal = Seal.unpack(record, epoch)
+        seal = Seal.unpack(record, generation)
         if seal is not None and seal.nbytes == block_bytes:
             slots.append(slot)
             keys.append(seal.key)

@@ -37,9 +37,7 @@ from .contract import (
     CHORE,
     ENDED,
     LATE,
-    MEET,
     MOVING,
-    NOBODY,
     QUERY,
     READ,
     READ_ONLY_THREADS,
@@ -56,8 +54,6 @@ from .transfer import SLICE_BYTES, Staging, copy, status_of
 
 __all__ = ["Pool"]
 
-RETRY_S = 1.0
-"""Seconds until an epoch that the medium did not accept is written again."""
 GRACE_S = 1.0
 """Seconds that a call under way has to return when the pool closes."""
 LATE_GRACE_S = 0.1
@@ -73,7 +69,7 @@ class _Job:
     blocks: list[Block]
     _: KW_ONLY
     deadline: float
-    epoch: int
+    generation: int
     run_blocks: int  # most that move in one call
     next: int = 0  # the first block that no thread has taken
     copied: int = 0  # staged puts: the first block that the keeper has not copied
@@ -136,8 +132,6 @@ class Pool:
         self._jobs: dict[int, _Job] = {}  # those that have not settled
         self._entries: deque[Entry] = deque()
         self._closing = False
-        self._retry_at = math.inf  # when the keeper queues the chore `MEET`
-        self._may_retry = True
         self._wake_at = math.inf  # when the keeper wakes
         self._signal = _Signal()
         self._writers = max(1, threads - READ_ONLY_THREADS)
@@ -169,7 +163,7 @@ class Pool:
         ids: npt.NDArray[np.int64],
         *,
         timeout_s: float,
-        epoch: int,
+        generation: int,
     ) -> None:
         """Take a job."""
         each = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
@@ -180,7 +174,7 @@ class Pool:
             op,
             blocks,
             deadline=time.monotonic() + timeout_s,
-            epoch=epoch,
+            generation=generation,
             run_blocks=self._run_blocks(len(blocks)),
         )
         if self._staging is None:
@@ -262,8 +256,6 @@ class Pool:
         _let_go(self._lock)
         _let_go(self._signal.lock)
         with self._lock:
-            self._may_retry = False
-            self._retry_at = math.inf
             while (self._jobs or self._chores_left()) and time.monotonic() < until:
                 self._idle.wait(until - time.monotonic())
             self._closing = True
@@ -364,8 +356,6 @@ class Pool:
         self._idle.notify_all()
 
     def _tell(self, entry: Entry) -> None:
-        if entry.job == NOBODY:
-            return
         self._entries.append(entry)
         self._signal.set()
 
@@ -437,7 +427,7 @@ class Pool:
         try:
             self._store.begin(job.deadline)
             if job.op == QUERY:
-                self._store.find(run)
+                self._store.find(run, job.generation)
             else:
                 self._move_each(job, run)
         except Exception:  # noqa: BLE001 # a thread that ends would keep its job for ever
@@ -455,17 +445,15 @@ class Pool:
                 self._work.notify_all()
                 self._keep.notify_all()
             self._settle_if_idle(job)
-        if self._store.owed:
-            self._retry_later()
 
     def _move_each(self, job: _Job, run: list[Block]) -> None:
         """Move a run; if the medium reports an error, move it block by block."""
 
         def move(blocks: list[Block]) -> None:
             if job.op == READ:
-                self._store.read(blocks)
+                self._store.read(blocks, job.generation)
             else:
-                self._store.write(blocks, job.epoch)
+                self._store.write(blocks, job.generation)
 
         try:
             move(run)
@@ -518,23 +506,11 @@ class Pool:
             self._tell(Entry(job, CHORE, np.array([status], np.int8)))
             self._idle.notify_all()
             self._work.notify_all()
-        if self._store.owed:
-            self._retry_later()
-
-    # -- retries -----------------------------------------------------------------------------
-
-    def _retry_later(self) -> None:
-        """Have the keeper queue the chore `MEET` later, even if no job comes."""
-        with self._lock:
-            if math.isinf(self._retry_at) and self._may_retry:
-                self._retry_at = time.monotonic() + RETRY_S
-                self._wake_at = min(self._wake_at, self._retry_at)
-                self._keep.notify_all()
 
     # -- the keeper --------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
-        """End jobs at their deadlines, copy staged puts, and queue retries of `MEET`."""
+        """End jobs at their deadlines, and copy staged puts."""
         with self._lock:
             while not self._closing:
                 pause = self._wake_at - time.monotonic()
@@ -544,15 +520,9 @@ class Pool:
                     self._keep.wait(None if math.isinf(pause) else pause)
 
     def _expire(self) -> None:
-        """End the jobs whose deadline has passed; report those whose blocks the kernel has as late.
-
-        When it is due, queue the chore `MEET`.
-        """
+        """End the jobs whose deadline has passed; report those whose blocks the kernel has."""
         now = time.monotonic()
-        if self._retry_at <= now:
-            self._retry_at = math.inf
-            self._queue_chore(NOBODY, MEET, b"", False)
-        self._wake_at = self._retry_at
+        self._wake_at = math.inf
         for job in list(self._jobs.values()):
             if job.ended or job.late:
                 continue

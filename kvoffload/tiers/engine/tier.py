@@ -36,6 +36,7 @@ from kvoffload.tiers.base import (
     TierEvent,
     TierInterruptedError,
 )
+from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
@@ -300,8 +301,8 @@ class ComposedTier(Tier):
         jobs.submit(record, ids, timeout_s)
 
     def _version(self) -> tuple[int, int]:
-        """Return the present generation and epoch, for a record."""
-        return self._catalog.generation, self._catalog.epoch
+        """Return what a record has of the time of its submission."""
+        return self._catalog.forgets, self._jobs.generation.number
 
     def _transfer(
         self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool
@@ -394,12 +395,20 @@ class ComposedTier(Tier):
         self._require_ready()
         self._change(self._catalog.discard, stored_keys(keys))
 
-    def forget(self) -> bool:
-        self._require_ready()
-        self._change(self._forget)
-        return self._medium.confirm(self._wait_until)
+    @property
+    def generation(self) -> str:  # type: ignore[override]
+        """The name of the weights whose blocks are stored and served."""
+        return self._jobs.generation.name
 
-    def _forget(self) -> None:
+    def forget(self, generation: str | None = None) -> bool:
+        self._require_ready()
+        chosen = Generation.random() if generation is None else Generation.of(generation)
+        if chosen != self._jobs.generation:
+            self._change(self._forget, chosen)
+        return self._medium.confirm()
+
+    def _forget(self, generation: Generation) -> None:
+        self._jobs.generation = generation
         self._catalog.forget(self._jobs.records.values())
         self._medium.forget()
 
@@ -414,7 +423,6 @@ class ComposedTier(Tier):
             reads.state,
             writes.state,
             self._threads().get("late_jobs", 0),
-            forgotten=self._medium.has_forgotten,
             interrupted=not (self._is_ready or self._is_closed),
         )
 

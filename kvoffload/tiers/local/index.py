@@ -69,7 +69,6 @@ def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
 class LocalMedium(Medium):
     """A medium with one slot per block of an index."""
 
-    epoch = 0  # of the seals that are written now
     notes_uses = False  # whether `used` does anything
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
@@ -116,10 +115,6 @@ class Index(Catalog):
         return len(stored)
 
     # -- states ------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        return self._medium.epoch
 
     def known(self, key: bytes) -> int:
         return HIT if key in self._index and key not in self._hidden else ABSENT
@@ -237,7 +232,7 @@ class Index(Catalog):
     # -- settling ----------------------------------------------------------------------------
 
     def is_stale(self, record: Record) -> bool:
-        return record.generation != self.generation
+        return record.forgets != self.forgets
 
     def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         if self.is_stale(record):
@@ -357,7 +352,7 @@ class Index(Catalog):
         self._kill(keys, "discarded")
 
     def forget(self, records: Iterable[Record]) -> None:
-        self.generation += 1
+        self.forgets += 1
         self._index.reset_cache()
         self._hidden.clear()
         self._num_dropped = self._num_restored = 0

@@ -37,7 +37,7 @@ class MemoryTier(ComposedTier):
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     memory : Region, optional
         The second region, with blocks of the same size; by default it is allocated.
-    name, enable_events, max_queued_bytes
+    name, enable_events, max_queued_bytes, generation
         As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
@@ -65,13 +65,18 @@ class MemoryTier(ComposedTier):
         name: str = "memory",
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+        generation: str = "",
         twin: Twin | None = None,
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, block_bytes)
         num_slots = check_num_slots(capacity_bytes, block_bytes)
         options = TierOptions.read(
-            threads, name, enable_events=enable_events, max_queued_bytes=max_queued_bytes
+            threads,
+            name,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+            generation=generation,
         )
         if memory is not None:
             check_region("memory", memory, block_bytes)

@@ -4,11 +4,10 @@ The directory has a folder per namespace, named after its fingerprint:
 
 =========================== ====================================================================
 ``namespace.json``          what the bytes mean
-``epoch``                   16 hex digits: the present epoch
-``epoch.lock``              locked by who gives the directory a higher one
-``<epoch>/<hh>/<key>.kv``   a block, and a page of 4096 bytes that begins with its seal; ``hh`` are
-                            two hex digits of a sum of the key, the name is the stored key in hex
-``<epoch>/<hh>/*.tmp``      a block that is being written, or what lay in place of one
+``<number>/<hh>/<key>.kv``  a block, and a page of 4096 bytes that begins with its seal; the number
+                            of its generation has 16 hex digits; ``hh`` are two hex digits of a sum
+                            of the key, the name is the stored key in hex
+``<number>/<hh>/*.tmp``     a block that is being written, or what lay in place of one
 ``sweep.lock``              locked and renewed by who sweeps; its time of change is that of the
                             last sweep
 =========================== ====================================================================
@@ -16,8 +15,8 @@ The directory has a folder per namespace, named after its fingerprint:
 Structure
     A block is written to a new file of one writer (``O_EXCL``) and then linked to its name, which
     so appears with all its bytes. Without support for links it is renamed. A thread of the tier
-    sweeps from time to time: it removes the oldest blocks until the others fit, forgotten blocks,
-    and files of dead writers. A lock ensures that one process at a time sweeps.
+    sweeps from time to time: it removes the oldest blocks, of all generations, until the others
+    fit, and files of dead writers. A lock ensures that one process at a time sweeps.
 Invariants
     A name appears with all its bytes written. Nothing is synced: after a server loses power, a
     block matches its seal only if it is right. Links, pipes and files of any size that strangers
@@ -36,18 +35,18 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
-from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
 from kvoffload.tiers.options import (
     MAX_QUEUED_BYTES,
     STAGED,
@@ -59,21 +58,18 @@ from kvoffload.tiers.options import (
 )
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
-from .lease import Lease
 from .store import ForeignNamespaceError, RemoteStore
-from .sweeper import Sweeper
+from .sweeper import Sweeper, is_generation
 from .tier import RemoteTier
 
-__all__ = ["DirectoryTier"]
+__all__ = ["DirectoryTier", "delete_blocks"]
 
 PAGE_BYTES = 4096
 RENEW_S = 3600.0
 """Minimum seconds between renewals of a used block's time of change."""
 SWEEP_S = 60.0
-LOCK_S = 0.01
-"""Seconds between two attempts to take a lock."""
-EPOCH_LEASE_S = 5.0
-"""Seconds for which a stopped process prevents others from writing the epoch."""
+VISIT_S = 1.0
+"""Seconds after which the folder is opened and compared again."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
@@ -85,6 +81,7 @@ class DirectoryStore(RemoteStore):
     blocks_per_call = 1
     keys_per_query = 64
     touch_s = RENEW_S
+    visit_s = VISIT_S
 
     def __init__(self, namespace: Namespace, path: Path) -> None:
         super().__init__(namespace)
@@ -94,7 +91,7 @@ class DirectoryStore(RemoteStore):
         self.on_written: Callable[[], None] = lambda: None
         self.sweeper: Sweeper | None = None
         self._opened: Folder | None = None  # the namespace's, since its last comparison
-        self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, epoch, folder)
+        self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, generation, folder)
         self._squashed: int | None = None  # owner of files that are made here
         self._is_open_to_all = False
 
@@ -107,7 +104,7 @@ class DirectoryStore(RemoteStore):
         if self.sweeper is not None:
             self.sweeper.stop(STOP_S)
 
-    def take_evicted(self) -> list[bytes]:
+    def take_evicted(self) -> list[tuple[int, bytes]]:
         return [] if self.sweeper is None else self.sweeper.take_swept()
 
     def close(self) -> None:
@@ -168,91 +165,55 @@ class DirectoryStore(RemoteStore):
             self._is_open_to_all = True
             self.say("has a folder that everyone can write to, and could put wrong blocks in")
 
-    # -- epochs ------------------------------------------------------------------------------
-
-    def read_epoch(self, folder: Folder) -> int | None:
-        """Return the epoch in the namespace's folder; None if it is missing or invalid."""
-        return parse_epoch(folder.read("epoch", EPOCH_CHARACTERS))
-
-    def ask_epoch(self) -> int | None:
-        self._opened = folder = self._make_namespace()
-        return self.read_epoch(folder)
-
-    def raise_epoch(self, epoch: int, above: int) -> int | None:
-        self._opened = folder = self._make_namespace()
-        lease = self._take_lease(folder, "epoch.lock")
-        try:
-            found = self.read_epoch(folder)
-            if found is None or found <= above:
-                # A process that is stopped between this check and the renaming may replace a higher
-                # epoch with a lower one; any process that used the higher one then writes a new
-                # one.
-                folder.write("epoch", epoch_text(epoch), lease.check)
-                found = self.read_epoch(folder)
-            lease.release()
-        finally:
-            lease.give_up()
-        return found
-
-    def _make_namespace(self) -> Folder:
-        return cast("Folder", self.open_namespace(make=True))
-
-    def _take_lease(self, folder: Folder, name: str) -> Lease:
-        """Take a lock, waiting until the deadline; TimeoutError if it is not free by then."""
-        while True:
-            lease = Lease.take(folder, name, lease_s=EPOCH_LEASE_S)
-            if lease is not None:
-                return lease
-            if self.is_overdue():
-                raise TimeoutError
-            time.sleep(LOCK_S)
+    def visit(self) -> None:
+        self._opened = cast("Folder", self.open_namespace(make=True))
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def _folder_of(self, key: bytes, epoch: int, *, make: bool = False) -> Folder:
+    def _folder_of(self, key: bytes, generation: int, *, make: bool = False) -> Folder:
         """Return the folder of a block."""
         name = f"{xxh3_64(key) & 0xFF:02x}"
-        blocks = self._open_blocks(epoch, make=make)
+        blocks = self._open_blocks(generation, make=make)
         if not make:
             return blocks.below(name)
         try:
             return blocks.make_in_place(name)
-        except FileNotFoundError:  # the epoch's folder was removed
+        except FileNotFoundError:  # the generation's folder was removed
             self._blocks = None
-            return self._open_blocks(epoch, make=True).make_in_place(name)
+            return self._open_blocks(generation, make=True).make_in_place(name)
 
-    def _open_blocks(self, epoch: int, *, make: bool) -> Folder:
+    def _open_blocks(self, generation: int, *, make: bool) -> Folder:
         namespace = self._opened
         if namespace is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         known = self._blocks
-        if known is None or known[0] is not namespace or known[1] != epoch:
-            name = f"{epoch:016x}"
+        if known is None or known[0] is not namespace or known[1] != generation:
+            name = f"{generation:016x}"
             folder = namespace.make_in_place(name) if make else namespace.below(name)
-            self._blocks = known = (namespace, epoch, folder)
+            self._blocks = known = (namespace, generation, folder)
         return known[2]
 
     def _is_block(self, found: os.stat_result) -> bool:
         is_file = stat.S_ISREG(found.st_mode)
         return is_file and found.st_size == self.content_bytes + PAGE_BYTES
 
-    def find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
             try:
-                found = self._folder_of(block.key, epoch).stat(_name(block.key))
+                found = self._folder_of(block.key, generation).stat(_name(block.key))
                 block.status = Status.OK if self._is_block(found) else Status.MISS
             except OSError as error:
                 block.status = _status(error)
 
-    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
             try:
-                self._fetch_one(block, epoch)
+                self._fetch_one(block, generation)
             except OSError as error:
                 block.status = _status(error)
 
-    def _fetch_one(self, block: Block, epoch: int) -> None:
-        folder, name = self._folder_of(block.key, epoch), _name(block.key)
+    def _fetch_one(self, block: Block, generation: int) -> None:
+        folder, name = self._folder_of(block.key, generation), _name(block.key)
         try:
             fd = folder.open(name)
         except OSError as error:
@@ -266,17 +227,17 @@ class DirectoryStore(RemoteStore):
             if not self._is_block(found) or transfer(os.preadv, fd, [view], 0) < self.block_bytes:
                 block.status = Status.CORRUPT
                 return
-            self.check(block, view, epoch)
+            self.check(block, view, generation)
             if block.status == Status.OK and time.time() - found.st_mtime > RENEW_S:
                 with contextlib.suppress(OSError):  # a file of another user
                     os.utime(fd)
         finally:
             os.close(fd)
 
-    def store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
             try:
-                self._store_one(block, epoch)
+                self._store_one(block, generation)
                 block.status = Status.OK
             except OSError as error:
                 if error.errno in _GONE:  # a sweep has removed the folder meanwhile
@@ -284,8 +245,8 @@ class DirectoryStore(RemoteStore):
                     continue
                 block.status = _status(error)
 
-    def _store_one(self, block: Block, epoch: int) -> None:
-        folder, name = self._folder_of(block.key, epoch, make=True), _name(block.key)
+    def _store_one(self, block: Block, generation: int) -> None:
+        folder, name = self._folder_of(block.key, generation, make=True), _name(block.key)
         try:
             found = folder.stat(name)
         except FileNotFoundError:
@@ -311,19 +272,19 @@ class DirectoryStore(RemoteStore):
             folder.link(temporary, name)
         self.on_written()
 
-    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
         for key in keys:
             try:
-                self._folder_of(key, epoch).take_away(_name(key))
+                self._folder_of(key, generation).take_away(_name(key))
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
 
-    def touch(self, keys: Sequence[bytes], epoch: int) -> None:
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:
         for key in keys:
             name = _name(key)
             with contextlib.suppress(OSError):
-                folder = self._folder_of(key, epoch)
+                folder = self._folder_of(key, generation)
                 if time.time() - folder.stat(name).st_mtime > RENEW_S:
                     os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
 
@@ -350,7 +311,7 @@ class DirectoryTier(RemoteTier):
     sweep_s : float
         Seconds between two sweeps. A tier that has written a sixteenth of the capacity since its
         last sweep sweeps earlier.
-    staging_bytes, ack, name, enable_events, max_queued_bytes
+    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
         As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
@@ -361,8 +322,7 @@ class DirectoryTier(RemoteTier):
     Notes
     -----
     The block with the oldest time of change leaves first; a hit renews it at most once an hour.
-    Events of blocks that left come from the tier whose sweep removed them. `forget` affects all
-    tiers of the namespace, those of other processes within a second.
+    Events of blocks that left come from the tier whose sweep removed them.
     """
 
     def __init__(
@@ -378,19 +338,24 @@ class DirectoryTier(RemoteTier):
         name: str = "directory",
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+        generation: str = "",
     ) -> None:
         path = check_path(path)
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
         options = TierOptions.read(
-            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            max_queued_bytes,
+            enable_events=enable_events,
+            generation=generation,
         )
         self._files = files = DirectoryStore(namespace, Path(path))
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, namespace.block_bytes)
         max_blocks = capacity_bytes // namespace.block_bytes
-        self._sweeper = Sweeper(
-            files.open_namespace, files.read_epoch, max_blocks, float(sweep_s), files.say
-        )
+        self._sweeper = Sweeper(files.open_namespace, max_blocks, float(sweep_s), files.say)
         files.sweeper = self._sweeper
         files.on_written = self._sweeper.count_written
         super().__init__(files, options, capacity_bytes)
@@ -456,3 +421,42 @@ def open_directory(place: str, namespace: Namespace, **options: str) -> Director
     if not place:
         raise ValueError("a directory must be given, as dir:/mnt/kv")
     return DirectoryTier(place, namespace=namespace, **read_options(options, _READERS))
+
+
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+    """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
+
+    Links are not followed, and nothing but the folders of generations is removed.
+    """
+    del options
+    directory = Folder.at(url.removeprefix("dir:"))
+    deleted = Deleted(0, 0)
+    for name in sorted(os.listdir(directory.fd)):
+        if len(name) != 2 * FINGERPRINT_BYTES or set(name) - set("0123456789abcdef"):
+            continue
+        with contextlib.suppress(NotADirectoryError):
+            namespace = directory.below(name)
+            for folder in sorted(os.listdir(namespace.fd)):
+                if is_generation(folder) and number in (None, int(folder, 16)):
+                    deleted += _delete_generation(namespace, folder)
+    return deleted
+
+
+def _delete_generation(namespace: Folder, name: str) -> Deleted:
+    blocks = nbytes = 0
+    with contextlib.suppress(NotADirectoryError):
+        generation = namespace.below(name)
+        for hh in os.listdir(generation.fd):
+            with contextlib.suppress(NotADirectoryError):
+                folder = generation.below(hh)
+                with os.scandir(folder.fd) as entries:
+                    sizes = [
+                        entry.stat(follow_symlinks=False).st_size
+                        for entry in entries
+                        if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False)
+                    ]
+                blocks, nbytes = blocks + len(sizes), nbytes + sum(sizes)
+        error = namespace.remove_tree(name)
+        if error is not None:
+            raise error
+    return Deleted(blocks, nbytes)

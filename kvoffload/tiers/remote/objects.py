@@ -1,8 +1,9 @@
 """Object stores - S3, Google Cloud Storage, Azure - with obstore: one object per block.
 
-Under the prefix and the namespace's fingerprint are ``namespace.json``, ``epoch`` (16 hex digits)
-and the blocks, ``<epoch>/<hh>/<key>``: two hex digits of a sum of the key, which spread names over
-the store's partitions, and the stored key in hex. An object is a block's bytes and its seal.
+Under the prefix and the namespace's fingerprint are ``namespace.json`` and the blocks,
+``<number>/<hh>/<key>``: the number of the generation in 16 hex digits, two hex digits of a sum of
+the key, which spread names over the store's partitions, and the stored key in hex. An object is a
+block's bytes and its seal.
 
 Structure
     obstore reads the whole body of an error answer and allocates as much memory as the headers
@@ -18,13 +19,14 @@ Invariants
     buffer's later contents. Only an answer that the verb expects settles a block: a server may
     answer with any status.
 Cost
-    A request per block, and one per minute for the epoch; a copy of each block between the
-    processes. The bucket's lifecycle rules remove old and forgotten blocks.
+    A request per block, and one per minute for the namespace; a copy of each block between the
+    processes. The bucket's lifecycle rules remove old blocks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -33,10 +35,10 @@ from urllib.parse import urlsplit
 
 from kvoffload._extras import require
 from kvoffload.errors import describe
-from kvoffload.tiers.base import Status
+from kvoffload.tiers.base import Status, TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.engine.transfer import staging_buffers
-from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     MAX_QUEUED_BYTES,
@@ -56,19 +58,14 @@ from .objects_client import Answer, ObjectsClient
 from .store import RemoteStore
 from .tier import RemoteTier
 
-__all__ = ["ObjectTier"]
+__all__ = ["ObjectTier", "delete_blocks"]
 
 SCHEMES = ("s3", "gs", "az")
-EPOCH_S = 60.0
 PROBES = 64
-ROUNDS = 8
-"""Attempts to write an epoch while others keep changing it."""
 BLOCKS_PER_CALL = 16
 REQUEST_S = 30.0
 """Seconds after which the client itself abandons a request; deadlines are shorter."""
 CONNECT_S = 5.0
-NO_CONDITIONS = ("NotSupportedError", "NotImplementedError")
-"""Errors of stores that support only unconditional puts."""
 MEMORY_BYTES = 256 * 2**20
 """Bytes that the client's process may allocate besides those of requests."""
 REQUEST_BYTES = 2 * 2**20
@@ -89,15 +86,14 @@ class ObjectStore(RemoteStore):
 
     blocks_per_call = BLOCKS_PER_CALL
     keys_per_query = PROBES * PROBES
-    epoch_s = EPOCH_S
 
     def __init__(self, namespace: Namespace, client: ObjectsClient) -> None:
         super().__init__(namespace)
         self._client = client
         self._folder = self.fingerprint.hex()
 
-    def _path(self, key: bytes, epoch: int) -> str:
-        return f"{self._folder}/{epoch:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}"
+    def _path(self, key: bytes, generation: int) -> str:
+        return f"{self._folder}/{generation:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}"
 
     def use(self, memory: Region) -> None:  # noqa: ARG002
         """Start the client, so that the first request need not wait for it."""
@@ -116,47 +112,18 @@ class ObjectStore(RemoteStore):
                 raise error
         return sorted(answers)
 
-    # -- epochs ------------------------------------------------------------------------------
-
-    def ask_epoch(self) -> int | None:
+    def visit(self) -> None:
         path = f"{self._folder}/namespace.json"
-        both = [Item(f"{self._folder}/epoch"), Item(path)]
-        answer, json = self._ask(worker.GET, both, self.json_bytes)
+        (json,) = self._ask(worker.GET, [Item(path)], self.json_bytes)
         too_long = json.outcome == worker.OTHER_SIZE
         if not self.is_ours(bytes(self.json_bytes) if too_long else bytes(json.data)):
             ours = self.namespace.json.encode("ascii")
             self._ask(worker.REPLACE, [Item(path, data=ours)])
-        return parse_epoch(bytes(answer.data))
-
-    def raise_epoch(self, epoch: int, above: int) -> int | None:
-        """Replace the object if it is still the one that was read."""
-        path, data = f"{self._folder}/epoch", epoch_text(epoch)
-        for _ in range(ROUNDS):
-            answer, found = self._read_epoch(path)
-            if found is not None and found > above:
-                return found
-            verb = worker.CREATE if answer.outcome == worker.ABSENT else worker.REPLACE
-            try:
-                (written,) = self._ask(verb, [Item(path, answer.text, data)])
-            except RequestError as error:
-                if error.kind not in NO_CONDITIONS:
-                    raise
-                # A store without conditions: the last writer wins.
-                (written,) = self._ask(worker.REPLACE, [Item(path, data=data)])
-            if written.outcome == worker.DONE:
-                # Written once: it must not replace what another process has written since.
-                return self._read_epoch(path)[1]
-        raise TimeoutError
-
-    def _read_epoch(self, path: str) -> tuple[Answer, int | None]:
-        """Return the answer to a request for the epoch, and the epoch in it."""
-        (answer,) = self._ask(worker.GET, [Item(path)], EPOCH_CHARACTERS)
-        return answer, parse_epoch(bytes(answer.data))
 
     # -- blocks ------------------------------------------------------------------------------
 
     def _each(
-        self, verb: int, run: Sequence[Block], epoch: int, *, size: tuple[int, int] = (0, 0)
+        self, verb: int, run: Sequence[Block], generation: int, *, size: tuple[int, int] = (0, 0)
     ) -> list[Answer]:
         """Make one request per block; a failed one sets its block's status.
 
@@ -173,7 +140,7 @@ class ObjectStore(RemoteStore):
             else:
                 run[answer.position].status = self.meaning(error)
 
-        paths = [self._path(block.key, epoch) for block in run]
+        paths = [self._path(block.key, generation) for block in run]
         if verb == worker.CREATE:
             items = [
                 Item(path, data=block.views[0]) for path, block in zip(paths, run, strict=True)
@@ -191,11 +158,11 @@ class ObjectStore(RemoteStore):
                     block.status = status
         return sound
 
-    def find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], generation: int) -> None:
         def ask(part: Sequence[Block]) -> None:
             for start in range(0, len(part), PROBES):
                 some = part[start : start + PROBES]
-                for answer in self._each(worker.HEAD, some, epoch):
+                for answer in self._each(worker.HEAD, some, generation):
                     absent = answer.outcome == worker.ABSENT
                     some[answer.position].status = Status.MISS if absent else Status.OK
 
@@ -216,23 +183,23 @@ class ObjectStore(RemoteStore):
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
 
-    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
         size = (self.block_bytes, self.block_bytes)
-        for index, outcome, _, data in self._each(worker.GET, run, epoch, size=size):
+        for index, outcome, _, data in self._each(worker.GET, run, generation, size=size):
             if outcome == worker.DONE:
-                self.check(run[index], memoryview(data), epoch)
+                self.check(run[index], memoryview(data), generation)
             else:
                 absent = outcome == worker.ABSENT
                 run[index].status = Status.MISS if absent else Status.CORRUPT
 
-    def store(self, run: Sequence[Block], epoch: int) -> None:
-        for answer in self._each(worker.CREATE, run, epoch):
+    def store(self, run: Sequence[Block], generation: int) -> None:
+        for answer in self._each(worker.CREATE, run, generation):
             run[answer.position].status = Status.OK
 
-    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
         for start in range(0, len(keys), PROBES):
             part = keys[start : start + PROBES]
-            self._ask(worker.DELETE, [Item(self._path(key, epoch)) for key in part])
+            self._ask(worker.DELETE, [Item(self._path(key, generation)) for key in part])
 
     def status_of(self, error: Exception) -> Status:
         if isinstance(error, RequestError):
@@ -283,7 +250,7 @@ class ObjectTier(RemoteTier):
         ones come from the environment (``AWS_ACCESS_KEY_ID`` and the like).
     client_options : mapping, optional
         Settings of obstore's client, such as ``allow_http``.
-    staging_bytes, ack, name, enable_events, max_queued_bytes
+    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
         As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
@@ -304,8 +271,7 @@ class ObjectTier(RemoteTier):
     lifecycle rule.
 
     A query of more than 64 keys treats them as a chain: it may assume that keys before a present
-    one are present, and keys after an absent one absent. Only loads are certain. `forget` affects
-    all tiers of the namespace, those of other processes within a minute.
+    one are present, and keys after an absent one absent. Only loads are certain.
     """
 
     def __init__(
@@ -321,11 +287,18 @@ class ObjectTier(RemoteTier):
         name: str = "objects",
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+        generation: str = "",
     ) -> None:
         address = _public(url)
         settings = _settings(url, config or {}, client_options or {})
         options = TierOptions.read(
-            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            max_queued_bytes,
+            enable_events=enable_events,
+            generation=generation,
         )
         requests = threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
@@ -390,14 +363,44 @@ _READERS: Readers = {
 
 def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> ObjectTier:
     """Open ``s3://bucket/prefix`` and the like; see `kvoffload.tiers.open_tier`."""
+    config, client, arguments = _read(options)
+    return ObjectTier(
+        f"{scheme}:{place}", namespace=namespace, config=config, client_options=client, **arguments
+    )
+
+
+def _read(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the settings of the store and of its client, and the other arguments of a tier."""
     arguments = read_options(options, _READERS)
     config: dict[str, Any] = {
         name: arguments.pop(name) for name in ("endpoint", "region") if name in arguments
     }
     client = {name: arguments.pop(name) for name in ("allow_http",) if name in arguments}
-    return ObjectTier(
-        f"{scheme}:{place}", namespace=namespace, config=config, client_options=client, **arguments
-    )
+    return config, client, arguments
+
+
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+    """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
+    config, client, _ = _read(options)
+    address, settings = _public(url), _settings(url, config, client)
+    import obstore
+    import obstore.exceptions
+    import obstore.store
+
+    digits = "[0-9a-f]"
+    generation = f"{digits}{{16}}" if number is None else f"{number:016x}"
+    is_block = re.compile(f"{digits}{{32}}/{generation}/{digits}{{2}}/{digits}+").fullmatch
+    deleted = Deleted(0, 0)
+    try:
+        store: Any = obstore.store.from_url(url, **settings["options"])
+        for page in obstore.list(store):
+            found = [one for one in page if is_block(one["path"])]
+            if found:
+                obstore.delete(store, [one["path"] for one in found])
+                deleted += Deleted(len(found), sum(one["size"] for one in found))
+    except obstore.exceptions.BaseError as error:  # its text may have credentials
+        raise TierError(f"{address}: {type(error).__name__}") from None
+    return deleted
 
 
 open_s3 = partial(_open, "s3")

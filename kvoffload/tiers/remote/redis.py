@@ -1,13 +1,12 @@
-"""Redis, Valkey and compatible servers: blocks as values of one server or cluster.
+"""Redis, Valkey and compatible servers: blocks as values of one server.
 
-Under a prefix and the namespace's fingerprint are ``…:namespace`` (its JSON), ``…:epoch`` (16 hex
-digits), and per block ``…:<epoch>:<stored key>``: its bytes and its seal.
+Under a prefix and the namespace's fingerprint are ``…:namespace`` (its JSON), and per block
+``…:<number>:<stored key>``, its bytes and its seal; the number of its generation has 16 hex digits.
 
 Structure
-    Reads and writes are pipelines of at most eight blocks, each with a read of the epoch. A query
-    calls a script once per 1,024 keys; on a cluster it is a pipeline. Blocks are stored with ``SET
-    NX`` and expire after `EXPIRE_S`; the epoch does not. So the server decides which blocks it
-    keeps, and a policy ``volatile-…`` evicts only blocks.
+    Reads and writes are pipelines of at most eight blocks. A query calls a script once per 1,024
+    keys. Blocks are stored with ``SET NX`` and expire after `EXPIRE_S`; the server decides which it
+    keeps. A server that is part of a cluster, or has no scripts, is refused.
 Invariants
     Every call ends by its deadline: each read and write of the socket gets the remaining time, so
     that a server that sends byte by byte cannot extend it. A reply longer than the request implies
@@ -19,40 +18,41 @@ Cost
 
 from __future__ import annotations
 
-import contextlib
-import math
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
 from kvoffload._extras import require
 from kvoffload.errors import describe
-from kvoffload.tiers.base import Status
+from kvoffload.tiers.base import Status, TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
 from kvoffload.tiers.options import (
     MAX_QUEUED_BYTES,
     STAGED,
     STAGING_BYTES,
     Readers,
     TierOptions,
-    flag,
     read_options,
 )
 
-from .store import OtherEpochError, RemoteStore
+from .store import RemoteStore
 from .tier import RemoteTier
 
-__all__ = ["RedisTier"]
+__all__ = ["RedisTier", "delete_blocks"]
 
 SLACK_BYTES = 2**16
 """Bytes of replies besides the blocks: a handshake, errors, numbers."""
-CLUSTER_BYTES = 2**22
-"""The same on a cluster, whose commands and slots are also read."""
+KEYS_PER_CALL = 1000
+"""Keys that `delete_blocks` asks for and removes at once."""
+DELETE_S = 30.0
+"""Time limit of each of its calls."""
 READ_BYTES = 2**18
 """Bytes that are read from a socket at once."""
 TOUCH_S = 60.0
@@ -62,22 +62,13 @@ EXPIRE_S = 30 * 86_400
 # 1,024 keys in one call cost a fifth of the same keys in a pipeline.
 FIND = """
 local found = {}
-for i = 2, #KEYS do found[i - 1] = redis.call('EXISTS', KEYS[i]) end
-local epoch = redis.pcall('GETRANGE', KEYS[1], 0, 16)
-return {type(epoch) == 'string' and epoch or '', table.concat(found)}
+for i = 1, #KEYS do found[i] = redis.call('EXISTS', KEYS[i]) end
+return table.concat(found)
 """
-# Epochs are texts of equal length, ordered like their numbers. ARGV: the new epoch; the bound above
-# which a present one stays; the last valid epoch. A list, a word, a
-# later epoch and any other invalid value is replaced.
-RAISE = """
-local found = redis.pcall('GETRANGE', KEYS[1], 0, 16)
-if type(found) == 'string' and #found == 16 and not string.find(found, '[^0-9a-f]')
-    and found > ARGV[2] and found <= ARGV[3] then return found end
-redis.call('SET', KEYS[1], ARGV[1])
-return ARGV[1]
-"""
-ROUNDS = 8
-"""Attempts to write an epoch without scripts while others keep changing it."""
+
+
+class _RefusedError(Exception):
+    """A server that this tier does not support; its text says what it is."""
 
 
 def _client_package() -> Any:
@@ -150,7 +141,6 @@ class RedisStore(RemoteStore):
     `settings` are those of ``redis.connection.parse_url`` for an address, and further ones.
     """
 
-    epoch_s = math.inf  # every call reads it
     touch_s = TOUCH_S
 
     def __init__(
@@ -159,24 +149,18 @@ class RedisStore(RemoteStore):
         settings: dict[str, Any],
         *,
         prefix: str,
-        cluster: bool,
         connections: int,
     ) -> None:
         super().__init__(namespace)
         self._redis = _client_package()
         self._prefix = f"{prefix}:{self.fingerprint.hex()}:".encode()
-        self._epoch_name = self._prefix + b"epoch"
         self._namespace_name = self._prefix + b"namespace"
-        self._cluster = cluster
-        self._settings = settings
-        self._connections = connections
         self._is_asked = False  # whether the server was asked for its limits
-        self._client: Any = None if cluster else self._make_client()
+        self._client = self._make_client(dict(settings), connections)
 
-    def _make_client(self) -> Any:
+    def _make_client(self, settings: dict[str, Any], connections: int) -> Any:
         redis = self._redis
         connection = redis.connection
-        settings = dict(self._settings)
         kind = settings.pop("connection_class", redis.Connection)
         encoder = connection.Encoder("utf-8", "strict", False)
         ours = {
@@ -187,7 +171,7 @@ class RedisStore(RemoteStore):
         }
         settings.update(
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-            max_connections=self._connections,
+            max_connections=connections,
             socket_read_size=READ_BYTES,
             protocol=2,
         )
@@ -195,24 +179,7 @@ class RedisStore(RemoteStore):
             _bounded(kind, self)(**{k: v for k, v in settings.items() if k != "max_connections"})
         except TypeError:  # its text may show values
             raise TypeError("connection_options must be arguments of redis.Connection") from None
-        if not self._cluster:
-            return redis.Redis(connection_pool=redis.ConnectionPool(**{**settings, **ours}))
-
-        class BoundedPool(redis.ConnectionPool):  # type: ignore[misc,name-defined]
-            def __init__(self, **settings: Any) -> None:
-                super().__init__(**{**settings, **ours})
-
-        settings.pop("db", None)  # a cluster has one
-        settings.pop("retry")
-        host, port = settings.pop("host", "localhost"), settings.pop("port", 6379)
-        is_safe = issubclass(kind, connection.SSLConnection)
-        return redis.cluster.RedisCluster(
-            url=f"{'rediss' if is_safe else 'redis'}://{host}:{port}",
-            connection_pool_class=BoundedPool,
-            require_full_coverage=False,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-            **settings,
-        )
+        return redis.Redis(connection_pool=redis.ConnectionPool(**{**settings, **ours}))
 
     def count_received(self, nbytes: int) -> None:
         """Count bytes from the server; ConnectionAbortedError if there are too many."""
@@ -228,63 +195,27 @@ class RedisStore(RemoteStore):
     def _ready(self, most_bytes: int) -> Any:
         """Return the client; the replies of its next call may have at most `most_bytes` bytes."""
         call: Any = self._call
-        call.budget = most_bytes + (CLUSTER_BYTES if self._cluster else SLACK_BYTES)
-        if self._client is None:  # making the client of a cluster calls it
-            self._client = self._make_client()
+        call.budget = most_bytes + SLACK_BYTES
         return self._client
 
-    def _name(self, key: bytes, epoch: int) -> bytes:
-        return b"%b%016x:%b" % (self._prefix, epoch, key)
+    def _name(self, key: bytes, generation: int) -> bytes:
+        return b"%b%016x:%b" % (self._prefix, generation, key)
 
-    # -- epochs ------------------------------------------------------------------------------
+    # -- visits ------------------------------------------------------------------------------
 
-    def ask_epoch(self) -> int | None:
+    def visit(self) -> None:
         json_bytes = self.json_bytes
         pipeline = self._pipeline(json_bytes)
-        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         pipeline.getrange(self._namespace_name, 0, json_bytes - 1)
-        epoch, json = pipeline.execute(raise_on_error=False)
+        pipeline.eval(FIND, 1, self._namespace_name)
+        json, script = pipeline.execute(raise_on_error=False)
+        if self._is_forbidden(script):
+            raise _RefusedError("has no scripts (EVAL)")
         if not self.is_ours(self._text(json)):
             pipeline = self._pipeline(0)
             pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"))
             pipeline.execute(raise_on_error=False)  # a reader may lack the right to write
-        found = parse_epoch(self._text(epoch))
         self._look_at_limits()
-        return found
-
-    def raise_epoch(self, epoch: int, above: int) -> int | None:
-        try:
-            client = self._ready(0)
-            texts = map(epoch_text, (epoch, above, last_epoch()))
-            reply = client.eval(RAISE, 1, self._epoch_name, *texts)
-        except self._redis.ResponseError as error:
-            if not self._is_forbidden(error):
-                raise
-            return self._raise_epoch_watched(epoch, above)
-        return parse_epoch(reply)
-
-    def delete_epoch(self) -> bool:
-        self._ready(0).delete(self._epoch_name)
-        return True
-
-    def _raise_epoch_watched(self, epoch: int, above: int) -> int:
-        """Write an epoch to a server without scripts."""
-        for _ in range(ROUNDS):
-            with self._ready(0).pipeline(transaction=True) as pipeline:
-                pipeline.watch(self._epoch_name)
-                try:
-                    reply = pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
-                except self._redis.ResponseError as error:
-                    reply = self._text(error)
-                found = parse_epoch(reply)
-                if found is not None and found > above:
-                    return found
-                pipeline.multi()
-                pipeline.set(self._epoch_name, epoch_text(epoch))
-                with contextlib.suppress(self._redis.WatchError):
-                    pipeline.execute()
-                    return epoch
-        raise TimeoutError
 
     def _is_forbidden(self, reply: Any) -> bool:
         """Return whether a reply is that a command is forbidden."""
@@ -297,77 +228,49 @@ class RedisStore(RemoteStore):
         if isinstance(reply, Exception):
             if isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
                 return None
+            errors = self._redis.exceptions
+            if isinstance(reply, errors.ClusterError | errors.AskError):  # also MOVED
+                raise _RefusedError("is part of a cluster")
             raise reply
         return reply if isinstance(reply, bytes) else None
 
-    def _same_epoch(self, reply: Any, epoch: int) -> None:
-        """Raise OtherEpochError unless a reply has the epoch of the call."""
-        if parse_epoch(self._text(reply)) != epoch:
-            raise OtherEpochError
-
     def _look_at_limits(self) -> None:
-        """Warn, once, of a server that refuses blocks, or may evict the epoch."""
+        """Warn, once, of a server that will refuse blocks."""
         if self._is_asked:
             return
         self._is_asked = True
         try:
-            memory = self._ready(SLACK_BYTES).info("memory")
+            about = self._ready(SLACK_BYTES).info()
         except self._redis.ResponseError:  # reading the limits is forbidden
             return
-        if not isinstance(memory, Mapping):
+        if not isinstance(about, Mapping):
             return
-        policy = str(memory.get("maxmemory_policy", ""))
-        if not memory.get("maxmemory"):
+        if about.get("cluster_enabled") == 1:
+            self._is_asked = False
+            raise _RefusedError("is part of a cluster")
+        policy = str(about.get("maxmemory_policy", ""))
+        if not about.get("maxmemory"):
             self.say("has a server without maxmemory: it grows until its machine has no memory")
-        elif policy.startswith("allkeys-"):
-            self.say(
-                f"has a server with maxmemory-policy {policy}, which may evict the epoch, and so "
-                "make everyone forget everything: use volatile-lru, or at least a server of its own"
-            )
-        elif not policy.startswith("volatile-"):
+        elif not policy.startswith(("allkeys-", "volatile-")):
             self.say("has a server whose maxmemory-policy evicts no blocks: it will be full")
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def find(self, run: Sequence[Block], epoch: int) -> None:
-        names = [self._name(block.key, epoch) for block in run]
-        found: Sequence[int]
-        if self._cluster:
-            found = self._find_one_by_one(names, epoch)
-        else:
-            pipeline = self._pipeline(len(names))
-            pipeline.eval(FIND, 1 + len(names), self._epoch_name, *names)
-            (reply,) = pipeline.execute(raise_on_error=False)
-            if self._is_forbidden(reply):
-                found = self._find_one_by_one(names, epoch)
-            elif isinstance(reply, Exception):
-                raise reply
-            else:
-                self._same_epoch(reply[0], epoch)
-                found = [digit == 0x31 for digit in reply[1]]
-        for block, is_there in zip(run, found, strict=True):
-            block.status = Status.OK if is_there else Status.MISS
+    def find(self, run: Sequence[Block], generation: int) -> None:
+        names = [self._name(block.key, generation) for block in run]
+        found: bytes = self._ready(len(names)).eval(FIND, len(names), *names)
+        for block, digit in zip(run, found, strict=True):
+            block.status = Status.OK if digit == 0x31 else Status.MISS
 
-    def _find_one_by_one(self, names: Sequence[bytes], epoch: int) -> list[int]:
-        pipeline = self._pipeline(16 * len(names))
-        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
-        for name in names:
-            pipeline.exists(name)
-        found, *replies = pipeline.execute()
-        self._same_epoch(found, epoch)
-        return list(replies)
-
-    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
         pipeline = self._pipeline(len(run) * (self.block_bytes + 64))
-        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:  # one byte more shows that a value is longer
-            pipeline.getrange(self._name(block.key, epoch), 0, self.block_bytes)
-        found, *replies = pipeline.execute(raise_on_error=False)
-        self._same_epoch(found, epoch)
+            pipeline.getrange(self._name(block.key, generation), 0, self.block_bytes)
+        replies = pipeline.execute(raise_on_error=False)
         for block, reply in zip(run, replies, strict=True):
             if isinstance(reply, bytes):
                 if reply:
-                    self.check(block, memoryview(reply), epoch)
+                    self.check(block, memoryview(reply), generation)
                 else:
                     block.status = Status.MISS
             elif isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
@@ -375,49 +278,48 @@ class RedisStore(RemoteStore):
             else:
                 raise reply if isinstance(reply, Exception) else TypeError
 
-    def store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], generation: int) -> None:
         pipeline = self._pipeline(64 * len(run))
-        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:
-            pipeline.set(self._name(block.key, epoch), block.views[0], nx=True, ex=EXPIRE_S)
-        found, *replies = pipeline.execute(raise_on_error=False)
-        self._same_epoch(found, epoch)
-        for block, reply in zip(run, replies, strict=True):
+            name = self._name(block.key, generation)
+            pipeline.set(name, block.views[0], nx=True, ex=EXPIRE_S)
+        for block, reply in zip(run, pipeline.execute(raise_on_error=False), strict=True):
             # None: it exists
             is_error = isinstance(reply, Exception)
             block.status = self.meaning(reply) if is_error else Status.OK
 
-    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
         pipeline = self._pipeline(16 * len(keys))
         for key in keys:
-            pipeline.unlink(self._name(key, epoch))
+            pipeline.unlink(self._name(key, generation))
         pipeline.execute()
 
-    def touch(self, keys: Sequence[bytes], epoch: int) -> None:
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:
         pipeline = self._pipeline(16 * len(keys))
         for key in keys:
-            pipeline.expire(self._name(key, epoch), EXPIRE_S)
+            pipeline.expire(self._name(key, generation), EXPIRE_S)
         pipeline.execute()
 
     def status_of(self, error: Exception) -> Status:
         errors = self._redis.exceptions
+        if isinstance(error, _RefusedError):
+            self.say(f"is refused: its server {error}", logging.ERROR)
+            return Status.FAILED
         if isinstance(error, errors.TimeoutError | TimeoutError):
             return Status.TIMEOUT
         if isinstance(error, errors.OutOfMemoryError) or "OOM command" in str(error):
             return Status.FULL
         if isinstance(error, errors.ReadOnlyError | errors.NoPermissionError):
             return Status.UNAVAILABLE
-        if isinstance(error, errors.ConnectionError | errors.RedisClusterException | OSError):
+        if isinstance(error, errors.ConnectionError | OSError):
             # Unknown host, refused, reset, loading, wrong credentials, TLS.
             is_late = time.monotonic() >= self.deadline
             return Status.TIMEOUT if is_late else Status.UNAVAILABLE
         return Status.FAILED
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            if not self._cluster:
-                self._client.connection_pool.disconnect()
+        self._client.close()
+        self._client.connection_pool.disconnect()
 
 
 def _says(error: Exception, word: str) -> bool:
@@ -426,7 +328,7 @@ def _says(error: Exception, word: str) -> bool:
 
 
 class RedisTier(RemoteTier):
-    """A tier on a Redis or Valkey server, or on a cluster of them.
+    """A tier on a Redis or Valkey server, which is not part of a cluster and has scripts.
 
     Parameters
     ----------
@@ -439,12 +341,10 @@ class RedisTier(RemoteTier):
         The namespace of the bytes; its ``block_bytes`` is the size of a block, at most 512 MB.
     prefix : str
         Prefix of the names of all values.
-    cluster : bool
-        Whether the server belongs to a cluster, which is discovered through it.
     connection_options : mapping, optional
         Further arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
         ``ssl_ca_certs``.
-    staging_bytes, ack, name, enable_events, max_queued_bytes
+    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
         As in `TierOptions`; sizes may be text. This tier is always staged.
 
     Raises
@@ -458,12 +358,9 @@ class RedisTier(RemoteTier):
     -----
     The server is not called before a region is attached, and need not run until then.
 
-    The server evicts. It should have ``maxmemory`` and the ``maxmemory-policy`` ``volatile-lru`` or
-    another that begins with ``volatile-``: blocks expire 30 days after they were stored or last
-    touched, the epoch does not. A policy ``allkeys-…`` may also evict the epoch, which makes every
-    tier of the namespace forget everything. A warning about any other setting is logged once.
-    `forget` affects all tiers of the namespace at their next call; forgotten blocks stay on the
-    server until it evicts them.
+    The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that evicts, such as
+    ``volatile-lru``: blocks expire 30 days after they were stored or last touched. A warning about
+    another setting is logged once.
     """
 
     def __init__(
@@ -473,23 +370,27 @@ class RedisTier(RemoteTier):
         *,
         namespace: Namespace,
         prefix: str = "kvoffload",
-        cluster: bool = False,
         connection_options: Mapping[str, Any] | None = None,
         staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "redis",
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+        generation: str = "",
     ) -> None:
         settings = {**_parse(url), **(connection_options or {})}
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
         options = TierOptions.read(
-            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            max_queued_bytes,
+            enable_events=enable_events,
+            generation=generation,
         )
-        store = RedisStore(
-            namespace, settings, prefix=prefix, cluster=bool(cluster), connections=threads
-        )
+        store = RedisStore(namespace, settings, prefix=prefix, connections=threads)
         store.place = _public(url)
         super().__init__(store, options)
 
@@ -527,7 +428,6 @@ def _public(url: str) -> str:
 _READERS: Readers = {
     **STAGED,
     "prefix": ("prefix", str),
-    "cluster": ("cluster", flag),
     "ca": ("ca", str),
 }
 
@@ -542,3 +442,32 @@ def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> Redi
 
 open_redis = partial(_open, "redis")
 open_rediss = partial(_open, "rediss")
+
+
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+    """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
+    arguments = read_options(options, _READERS)
+    settings = _parse(url)
+    if "ca" in arguments:
+        settings["ssl_ca_certs"] = arguments["ca"]
+    redis = _client_package()
+    settings.update(socket_timeout=DELETE_S, socket_connect_timeout=DELETE_S)
+    deleted = Deleted(0, 0)
+    pool = redis.ConnectionPool(**settings)
+    prefix = re.sub(r"([*?[\\\]])", r"\\\1", arguments.get("prefix", "kvoffload"))
+    generation = "?" * 16 if number is None else f"{number:016x}"
+    pattern = f"{prefix}:{'?' * 2 * FINGERPRINT_BYTES}:{generation}:*"
+    try:
+        with redis.Redis(connection_pool=pool) as client:
+            found = client.scan_iter(match=pattern, count=KEYS_PER_CALL)
+            while names := list(islice(found, KEYS_PER_CALL)):
+                pipeline = client.pipeline(transaction=False)
+                for name in names:
+                    pipeline.strlen(name)
+                sizes = pipeline.execute()
+                deleted += Deleted(client.unlink(*names), sum(sizes))
+    except (redis.exceptions.RedisError, OSError) as error:  # its text may have an address
+        raise TierError(f"{_public(url)}: {type(error).__name__}") from None
+    finally:
+        pool.disconnect()
+    return deleted

@@ -1,9 +1,8 @@
-"""The interface of shared media: the seven methods that a medium implements.
+"""The interface of shared media: the six methods that a medium implements.
 
-A `RemoteStore` is a dictionary of bytes, with an epoch, on a medium that other processes share and
-that may not answer. `RemoteTier` makes a tier of one. The common parts are implemented once around
-it: threads and buffers (``engine``), epochs, seals and errors (``shared``), and verdicts
-(``verdicts``).
+A `RemoteStore` is a dictionary of bytes on a medium that other processes share and that may not
+answer. `RemoteTier` makes a tier of one. The common parts are implemented once around it: threads
+and buffers (``engine``), seals and errors (``shared``), and verdicts (``verdicts``).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.epoch import epoch_text, parse_epoch
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
@@ -27,7 +25,7 @@ from kvoffload.tiers.seal import SEAL_BYTES, Seal
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ForeignNamespaceError", "OtherEpochError", "RemoteStore"]
+__all__ = ["ForeignNamespaceError", "RemoteStore"]
 
 LEAST_S = 0.005
 """Minimum seconds for a call."""
@@ -35,10 +33,6 @@ LOG_S = 60.0
 """Minimum seconds between equal log lines."""
 MAX_NAMESPACE_BYTES = 2**20
 """Most bytes of the namespace's JSON that are read."""
-
-
-class OtherEpochError(Exception):
-    """The medium does not have the epoch of a call."""
 
 
 class ForeignNamespaceError(Exception):
@@ -54,12 +48,12 @@ class _Call(threading.local):
 class RemoteStore(ABC):
     """A medium that other processes share.
 
-    Seven methods implement it: `ask_epoch`, `raise_epoch`, `find`, `fetch`, `store`, `drop` and
-    `status_of`. Threads of the tier call them, several at once. An exception of a method, except
-    `OtherEpochError`, is passed to `status_of`; blocks whose `Block.status` was set keep it.
+    Six methods implement it: `visit`, `find`, `fetch`, `store`, `drop` and `status_of`. Threads of
+    the tier call them, several at once. An exception of a method is passed to `status_of`; blocks
+    whose `Block.status` was set keep it.
 
-    A block is kept under a name made of its key and an **epoch**: a new epoch forgets all blocks at
-    once. Its value is its bytes followed by its seal, which the library makes and checks:
+    A block is kept under a name made of its key and of a **generation**, a number of 64 bits: see
+    `Tier.forget`. Its value is its bytes followed by its seal, which the library makes and checks:
     `block_bytes` in all.
 
     Parameters
@@ -81,8 +75,8 @@ class RemoteStore(ABC):
         Most blocks in a call of `fetch` or `store`.
     keys_per_query : int
         Most blocks in a call of `find`.
-    epoch_s : float
-        Seconds that an epoch is valid before `ask_epoch` is called again.
+    visit_s : float
+        Seconds after which `visit` is called again.
     touch_s : float or None
         Minimum seconds between touches of a block; None: `touch` is not called.
     """
@@ -91,7 +85,7 @@ class RemoteStore(ABC):
     place = ""
     blocks_per_call = 8
     keys_per_query = 1024
-    epoch_s = 1.0
+    visit_s = 60.0
     touch_s: float | None = None
 
     def __init__(self, namespace: Namespace) -> None:
@@ -102,46 +96,35 @@ class RemoteStore(ABC):
         self._call = _Call()
         self._logged: dict[str, float] = {}
 
-    # -- the seven methods -------------------------------------------------------------------
+    # -- the six methods ---------------------------------------------------------------------
 
     @abstractmethod
-    def ask_epoch(self) -> int | None:
-        """Return the medium's epoch; None if it is missing or invalid (see `parse_epoch`).
+    def visit(self) -> None:
+        """Compare the namespace's JSON on the medium with `is_ours`; write it if that is False.
 
-        Before that, compare the namespace's JSON on the medium with `is_ours`; write it if that is
-        False.
+        It is called before the first call of another method, and then from time to time.
         """
 
     @abstractmethod
-    def raise_epoch(self, epoch: int, above: int) -> int | None:
-        """Write an epoch, unless the medium has one above `above`; return its epoch afterwards.
-
-        `above` is less than `epoch`, by one if only a higher epoch is to stay. Anything else in its
-        place is replaced. Read and change are atomic, as far as the medium supports it. None means
-        that the medium has no readable epoch. The epoch is written at most once: it must not return
-        after another process has replaced it.
-        """
-
-    @abstractmethod
-    def find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], generation: int) -> None:
         """Set the statuses of blocks to OK or MISS."""
 
     @abstractmethod
-    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
         """Read values; pass each that exists to `check`, and set the other statuses to MISS.
 
         ``block.views[0]`` is a buffer of `block_bytes` that the value may be read into.
         """
 
     @abstractmethod
-    def store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], generation: int) -> None:
         """Write ``block.views[0]``, the value, if there is none yet, and set statuses to OK.
 
         The buffer belongs to another block as soon as the method returns.
         """
 
     @abstractmethod
-    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
         """Remove blocks; missing ones are ignored."""
 
     @abstractmethod
@@ -150,16 +133,8 @@ class RemoteStore(ABC):
 
     # -- optional methods --------------------------------------------------------------------
 
-    def touch(self, keys: Sequence[bytes], epoch: int) -> None:  # noqa: B027
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:  # noqa: B027
         """Mark blocks as used, if the medium does not do so itself; see `touch_s`."""
-
-    def delete_epoch(self) -> bool:
-        """Delete the medium's epoch and return whether it is gone; False if that is unknown.
-
-        It is called if `raise_epoch` failed and `status_of` its error is FULL. Without an epoch on
-        the medium every process forgets.
-        """
-        return False
 
     def start(self) -> None:  # noqa: B027
         """Begin background work, when there are threads."""
@@ -167,8 +142,8 @@ class RemoteStore(ABC):
     def stop(self) -> None:  # noqa: B027
         """End background work, before the tier is closed."""
 
-    def take_evicted(self) -> list[bytes]:
-        """Return the keys of blocks that this process has evicted since the last call."""
+    def take_evicted(self) -> list[tuple[int, bytes]]:
+        """Return generation and key of blocks that this process evicted since the last call."""
         return []
 
     def abandon(self) -> None:  # noqa: B027
@@ -193,9 +168,6 @@ class RemoteStore(ABC):
         return type(error).__name__
 
     # -- helpers -----------------------------------------------------------------------------
-
-    epoch_text = staticmethod(epoch_text)
-    parse_epoch = staticmethod(parse_epoch)
 
     @property
     def deadline(self) -> float:
@@ -237,13 +209,13 @@ class RemoteStore(ABC):
             raise ForeignNamespaceError
         return False
 
-    def check(self, block: Block, found: memoryview, epoch: int) -> None:
+    def check(self, block: Block, found: memoryview, generation: int) -> None:
         """Set a block's status, to OK or CORRUPT, from the value that was found under its name."""
         block.status = Status.CORRUPT
         if len(found) != self.block_bytes:
             return
         content = found[: self.content_bytes]
-        seal = Seal.unpack(bytes(found[self.content_bytes :]), epoch)
+        seal = Seal.unpack(bytes(found[self.content_bytes :]), generation)
         if seal is not None and seal == Seal.of(self.fingerprint, block.key, content):
             block.views = [content]
             block.status = Status.OK

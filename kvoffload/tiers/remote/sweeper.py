@@ -1,9 +1,9 @@
 """The sweeper, which keeps a shared directory within its capacity, one process at a time.
 
-A sweep lists every block of the present epoch with its time of change. If they do not all fit, the
-oldest are removed until a sixteenth of the capacity is free. Folders of other epochs and abandoned
-temporary files are removed, too. A block that cannot be removed is skipped, and another is removed
-instead.
+A sweep lists every block of the namespace, of whatever generation, with its time of change. If they
+do not all fit, the oldest are removed until a sixteenth of the capacity is free. Folders of
+generations without blocks and abandoned temporary files are removed, too. A block that cannot be
+removed is skipped, and another is removed instead.
 
 Invariants
     Nothing is read before the namespace's JSON was compared, and files are removed only with a
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kvoffload.tiers.folder import Folder
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.seal import DIGESTED_BYTES
 
 from .lease import LEASE_S, Lease
@@ -37,13 +37,12 @@ __all__ = ["FREE_SHARE", "Sweeper"]
 FREE_SHARE = 16
 """A sweep that removes blocks leaves one part in this many of the capacity free."""
 TEMPORARY_S = 3600.0
-"""Age in seconds at which temporary files are removed."""
+"""Age in seconds at which temporary files and empty folders are removed."""
 MAX_SWEPT = 100_000
 """Most keys of swept blocks that wait to be reported; the others are only counted."""
 MAX_LISTED = 1_000_000
 """Files beyond twice the capacity whose times a sweep keeps; the next sweep continues."""
 LOCK = "sweep.lock"
-_EPOCH_CHARACTERS = FINGERPRINT_BYTES  # 8 bytes in hex
 
 
 class _EndedError(Exception):
@@ -58,8 +57,6 @@ class Sweeper:
     open_namespace : callable
         Returns the open folder of the namespace, after the comparison, or None if it is missing;
         raises if it belongs to another user or namespace.
-    read_epoch : callable
-        Returns the present epoch from that folder, or None.
     max_blocks : int
         Most blocks that are kept.
     period_s : float
@@ -78,13 +75,11 @@ class Sweeper:
     def __init__(
         self,
         open_namespace: Callable[[], Folder | None],
-        read_epoch: Callable[[Folder], int | None],
         max_blocks: int,
         period_s: float,
         say: Callable[[str, int], None],
     ) -> None:
         self._open_namespace = open_namespace
-        self._read_epoch = read_epoch
         self._max_blocks = max_blocks
         self._period_s = period_s
         self._say = say
@@ -92,7 +87,7 @@ class Sweeper:
         self._early = False
         self._changed = threading.Condition()
         self._written = 0  # blocks that this process wrote since it last swept
-        self._swept: list[bytes] = []
+        self._swept: list[tuple[int, bytes]] = []
         self._stuck = 0  # old blocks that the last sweep could not remove
         self._left: OSError | None = None  # why something could not be removed in this sweep
         self._thread: threading.Thread | None = None
@@ -122,8 +117,8 @@ class Sweeper:
                 self._early = True
                 self._changed.notify_all()
 
-    def take_swept(self) -> list[bytes]:
-        """Return the keys of blocks that sweeps of this process removed since the last call."""
+    def take_swept(self) -> list[tuple[int, bytes]]:
+        """Return generation and key of blocks that were swept here since the last call."""
         if not self._swept:
             return []
         with self._changed:
@@ -165,14 +160,14 @@ class Sweeper:
             self._early = False
             self._written = 0
         folder = self._open_namespace()
-        if folder is None or self._read_epoch(folder) is None:
+        if folder is None:
             return None
         lease = Lease.take(folder, LOCK, 0.0 if early else self._period_s, self.lease_s)
         if lease is None:
             return None
         try:
             removed = self._sweep_blocks(folder, lease)
-            self._remove_forgotten(folder, lease)
+            self._remove_left(folder, lease)
             lease.release()
         except _EndedError:
             return None
@@ -193,27 +188,26 @@ class Sweeper:
     def _sweep_blocks(self, folder: Folder, lease: Lease) -> int:
         """Remove the oldest blocks until the others fit; return their number."""
         removed = 0
-        epoch = self._read_epoch(folder)
-        while epoch is not None:
+        while True:
             known = self._stuck
-            times = self._list_times(folder, epoch, lease)
+            times = self._list_times(folder, lease)
             excess = len(times) - self._max_blocks
             if excess <= 0:
                 self._stuck = 0
                 break
             # Blocks that cannot be removed are among the oldest, so the same number is added.
             excess = min(excess + self._max_blocks // FREE_SHARE + known, len(times) - 1)
-            gone, self._stuck = self._remove_oldest(folder, epoch, times, excess, lease)
+            gone, self._stuck = self._remove_oldest(folder, times, excess, lease)
             removed += gone
             if self._stuck <= known:
                 break
         return removed
 
-    def _list_times(self, folder: Folder, epoch: int, lease: Lease) -> array[int]:
+    def _list_times(self, folder: Folder, lease: Lease) -> array[int]:
         """Return the times of change of blocks, and remove abandoned temporary files."""
         times = array("q")
         most = 2 * self._max_blocks + MAX_LISTED
-        for hh, entry in self._entries(folder, epoch, lease):
+        for _, hh, entry in self._entries(folder, lease):
             found = _stat(entry)
             if found is None:
                 continue
@@ -227,7 +221,7 @@ class Sweeper:
         return times
 
     def _remove_oldest(
-        self, folder: Folder, epoch: int, times: array[int], count: int, lease: Lease
+        self, folder: Folder, times: array[int], count: int, lease: Lease
     ) -> tuple[int, int]:
         """Remove the oldest blocks; return the numbers of removed and of failed ones."""
         known = np.frombuffer(times, np.int64)
@@ -235,7 +229,7 @@ class Sweeper:
         # Blocks with exactly the limit's time are removed in any order until enough are gone.
         equal = count - int(np.count_nonzero(known < limit))
         removed = stuck = 0
-        for hh, entry in self._entries(folder, epoch, lease):
+        for number, hh, entry in self._entries(folder, lease):
             found = _stat(entry)
             if found is None or not _is_block(entry, found) or _time(found) > limit:
                 continue
@@ -250,69 +244,82 @@ class Sweeper:
                 stuck += 1
                 continue
             removed += 1
-            self._report(entry.name)
+            self._report(number, entry.name)
             if removed + stuck == count:
                 break
         return removed, stuck
 
     def _entries(
-        self, folder: Folder, epoch: int, lease: Lease
-    ) -> Iterator[tuple[Folder, os.DirEntry[str]]]:
-        """Yield every file of an epoch, and its folder; links are not followed."""
-        try:
-            blocks = folder.below(f"{epoch:016x}")
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for index in range(256):
+        self, folder: Folder, lease: Lease
+    ) -> Iterator[tuple[str, Folder, os.DirEntry[str]]]:
+        """Yield every file of all generations: the number, the folder and the file.
+
+        Links are not followed.
+        """
+        for number in self._generations(folder, lease):
             try:
-                hh = blocks.below(f"{index:02x}")
-                with os.scandir(hh.fd) as entries:
-                    for entry in entries:
-                        self._go_on(lease)
-                        yield hh, entry
+                blocks = folder.below(number)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except OSError as error:  # such as missing permission
-                self._note(error)
+            for index in range(256):
+                try:
+                    hh = blocks.below(f"{index:02x}")
+                    with os.scandir(hh.fd) as entries:
+                        for entry in entries:
+                            self._go_on(lease)
+                            yield number, hh, entry
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError as error:  # such as missing permission
+                    self._note(error)
 
-    def _remove_forgotten(self, folder: Folder, lease: Lease) -> None:
-        """Remove folders of other epochs, and old temporary files of the namespace."""
+    def _generations(self, folder: Folder, lease: Lease) -> Iterator[str]:
+        """Yield the names of the generations' folders."""
         with os.scandir(folder.fd) as entries:
             for entry in entries:
                 self._go_on(lease)
-                name = entry.name
-                found = _stat(entry)
-                if found is None:
+                if is_generation(entry.name) and entry.is_dir(follow_symlinks=False):
+                    yield entry.name
+
+    def _remove_left(self, folder: Folder, lease: Lease) -> None:
+        """Remove old temporary files of the namespace, and old folders without blocks."""
+        old = lease.now - TEMPORARY_S
+        with os.scandir(folder.fd) as entries:
+            for entry in entries:
+                self._go_on(lease)
+                name, found = entry.name, _stat(entry)
+                if found is None or found.st_mtime >= old:
                     continue
-                if name.endswith(".tmp"):
-                    is_left = found.st_mtime < lease.now - TEMPORARY_S
-                else:
-                    is_left = stat.S_ISDIR(found.st_mode) and self._is_forgotten(name)
+                is_left = name.endswith(".tmp")
+                if is_generation(name) and stat.S_ISDIR(found.st_mode):
+                    is_left = self._is_empty(folder, name, old)
                 if is_left:
                     self._note(folder.remove_tree(name, lambda: self._go_on(lease)))
 
-    def _is_forgotten(self, name: str) -> bool:
-        """Return whether a listed folder belongs to another epoch than the present one."""
-        if len(name) != _EPOCH_CHARACTERS or set(name) - set("0123456789abcdef"):
+    def _is_empty(self, folder: Folder, number: str, old: float) -> bool:
+        """Return whether a generation has no file, and no folder that has changed of late."""
+        try:
+            blocks = folder.below(number)
+            for name in os.listdir(blocks.fd):
+                hh = blocks.below(name)
+                if os.fstat(hh.fd).st_mtime >= old or os.listdir(hh.fd):
+                    return False
+        except OSError:  # something else is there, or it is gone
             return False
-        # Reopened: the client may cache the folder's attributes for a minute, and the epoch may
-        # have been written after that and before the listing.
-        folder = self._open_namespace()
-        epoch = None if folder is None else self._read_epoch(folder)
-        return epoch is not None and name != f"{epoch:016x}"
+        return True
 
     def _note(self, error: OSError | None) -> None:
         """Keep the first error of a removal."""
         self._left = self._left or error
 
-    def _report(self, name: str) -> None:
+    def _report(self, number: str, name: str) -> None:
         stem = name.removesuffix(".kv")
         with contextlib.suppress(ValueError):  # a name that is not a key
             key = bytes.fromhex(stem)
             if key.hex() == stem and 0 < len(key) <= DIGESTED_BYTES:
                 with self._changed:
                     if len(self._swept) < MAX_SWEPT:
-                        self._swept.append(key)
+                        self._swept.append((int(number, 16), key))
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -329,3 +336,8 @@ def _time(found: os.stat_result) -> int:
 
 def _is_block(entry: os.DirEntry[str], found: os.stat_result) -> bool:
     return entry.name.endswith(".kv") and stat.S_ISREG(found.st_mode)
+
+
+def is_generation(name: str) -> bool:
+    """Return whether a name is the number of a generation, in hex."""
+    return len(name) == 2 * NUMBER_BYTES and not set(name) - set("0123456789abcdef")

@@ -7,8 +7,8 @@ present, for `MISS_S` if it was absent. Keys without a verdict need a query to t
 Invariants
     A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
     it is unfinished: such keys are MISS without I/O. Writes wait for chores, so that a block that
-    is dropped and stored again stays. Verdicts belong to `epoch`, under which jobs are submitted: a
-    new one clears them.
+    is dropped and stored again stays. Verdicts are of the present generation: another one clears
+    them.
 Cost
     `Beliefs.known` is one lookup in a dict.
 """
@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, FORGET, TOUCH, Catalog
+from kvoffload.tiers.engine.contract import DROP, TOUCH, Catalog
 from kvoffload.tiers.engine.jobs import Jobs, Record
+from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.metrics import write_line
 
-from .shared import SharedStore, pack_keys
+from .shared import pack_keys
 from .store import RemoteStore
 
 __all__ = ["Beliefs", "Verdicts"]
@@ -110,58 +111,28 @@ class Beliefs(Catalog):
 
     asks = True
 
-    def __init__(self, jobs: Jobs, store: SharedStore, medium: RemoteStore) -> None:
+    def __init__(self, jobs: Jobs, medium: RemoteStore) -> None:
         self._jobs = jobs
-        self._store = store
         self._medium = medium
         self.verdicts = Verdicts()
         self._touched = Verdicts()
         self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
         self._dropping: set[bytes] = set()  # keys of queued chores that remove
-        self._undropped: dict[bytes, None] = {}  # keys that no chore removes yet
+        self._undropped: dict[bytes, int] = {}  # keys that no chore removes yet: generations
         self._drops_failed_at = 0.0
         self._is_touching = False  # a chore that touches is unfinished
-        self._is_forgetting = False  # a chore that forgets, after too many removals, is unfinished
-        self._epoch = 0  # under which jobs are submitted
-        self._adopted = 0  # epochs that the store had used by then
         self._corrupt_logged = -CORRUPT_LOG_S
 
-    # -- epochs ------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """Epoch under which jobs are submitted; 0 for none."""
-        return self._epoch
-
-    def _follow(self) -> None:
-        """Adopt the epoch of the store; if it has changed, clear all verdicts."""
-        epoch, before = self._store.epoch, self._epoch
-        if epoch != before:
-            adopted, self._adopted = self._store.adopted - self._adopted, self._store.adopted
-            self._epoch = epoch
-            self._storing.clear()  # the puts under way will be dropped
-            if before or adopted > 1:  # another process forgot, perhaps since a read under way
-                self._clear()
+    # -- forgetting --------------------------------------------------------------------------
 
     def is_stale(self, record: Record) -> bool:
-        """Return whether a job's blocks are forgotten; those of a read before any epoch are not."""
-        self._follow()
-        if record.generation != self.generation:
-            return True
-        return record.epoch != self._epoch and (record.op == "put" or record.epoch != 0)
+        return record.forgets != self.forgets
 
     def forget(self, records: Iterable[Record] = ()) -> None:  # noqa: ARG002
-        """Drop everything here; a new epoch is still to be written to the medium."""
-        self._store.forget()
-        self._epoch = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self.generation += 1
-        self._storing.clear()  # the puts under way are forgotten
+        self.forgets += 1
+        self._storing.clear()  # the puts under way are another generation's
         self.verdicts.clear()
         self._touched.clear()
-        self._undropped.clear()
         self._jobs.events.removed([], "forgotten")
 
     # -- states ------------------------------------------------------------------------------
@@ -180,7 +151,6 @@ class Beliefs(Catalog):
     # -- put and get -------------------------------------------------------------------------
 
     def wanted(self, keys: list[bytes]) -> list[bytes]:
-        self._follow()
         wanted: dict[bytes, None] = {}
         for key in keys:
             if key in self._storing:
@@ -200,7 +170,6 @@ class Beliefs(Catalog):
         return taken, np.arange(len(taken))
 
     def readable(self, keys: list[bytes]) -> list[bool]:
-        self._follow()
         return [not self._is_hidden(key) for key in keys]
 
     def pin(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
@@ -250,8 +219,10 @@ class Beliefs(Catalog):
 
     # -- recency, removal --------------------------------------------------------------------
 
-    def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
-        """Queue the removal of blocks, which are hidden until then."""
+    def _remove(
+        self, keys: list[bytes], reason: str | None = None, generation: int | None = None
+    ) -> None:
+        """Queue the removal of blocks, which are hidden until then; by default present ones."""
         keys = list(dict.fromkeys(keys))
         self.verdicts.absent(keys)
         if reason is not None:
@@ -260,31 +231,30 @@ class Beliefs(Catalog):
         new = [key for key in keys if key not in self._dropping]
         room = 0 if self._jobs.pool is None else max(0, MAX_VERDICTS - len(self._dropping))
         now = new[:room]
-        self._remove_later([*new[room:], *(key for key in keys if key in self._dropping)])
+        generation = self._jobs.generation.number if generation is None else generation
+        later = [*new[room:], *(key for key in keys if key in self._dropping)]
+        self._remove_later(later, generation)
         for start in range(0, len(now), KEYS_PER_CHORE):
             part = now[start : start + KEYS_PER_CHORE]
             self._dropping.update(part)
-            self._jobs.chore(partial(self._dropped, part), DROP, pack_keys(part))
+            done = partial(self._dropped, part, generation)
+            self._jobs.chore(done, DROP, pack_keys(generation, part))
 
-    def _dropped(self, keys: list[bytes], status: int) -> None:
+    def _dropped(self, keys: list[bytes], generation: int, status: int) -> None:
         self._dropping.difference_update(keys)
         if status != Status.OK:
             self._drops_failed_at = time.monotonic()
-            self._remove_later(key for key in keys if key not in self._storing)
+            self._remove_later((key for key in keys if key not in self._storing), generation)
 
-    def _remove_later(self, keys: Iterable[bytes]) -> None:
+    def _remove_later(self, keys: Iterable[bytes], generation: int) -> None:
         """Hide blocks until a chore removes them; if there are too many, forget everything."""
-        self._undropped.update(dict.fromkeys(keys))
+        self._undropped.update(dict.fromkeys(keys, generation))
         if len(self._undropped) <= MAX_VERDICTS:
             return
         self._medium.say(f"has more than {MAX_VERDICTS} blocks to remove: everything is forgotten")
+        self._undropped.clear()
+        self._jobs.generation = Generation.random()
         self.forget()
-        if self._jobs.pool is not None and not self._is_forgetting:
-            self._is_forgetting = True
-            self._jobs.chore(self._forget_ended, FORGET, b"")
-
-    def _forget_ended(self, status: int) -> None:  # noqa: ARG002
-        self._is_forgetting = False
 
     def touch(self, keys: list[bytes]) -> None:
         seconds = self._medium.touch_s
@@ -298,7 +268,8 @@ class Beliefs(Catalog):
         if there and self._jobs.writes.closed:
             self._touched.there(there, seconds)
             self._is_touching = True
-            self._jobs.chore(self._touch_ended, TOUCH, pack_keys(there))
+            data = pack_keys(self._jobs.generation.number, there)
+            self._jobs.chore(self._touch_ended, TOUCH, data)
 
     def _touch_ended(self, status: int) -> None:  # noqa: ARG002
         self._is_touching = False
@@ -315,9 +286,9 @@ class Beliefs(Catalog):
             self._remove(gone, "discarded")
 
     def tend(self) -> None:
-        """Follow the medium's epoch and evictions; retry removals."""
-        self._follow()
-        evicted = self._medium.take_evicted()
+        """Follow the medium's evictions; retry removals."""
+        present = self._jobs.generation.number
+        evicted = [key for number, key in self._medium.take_evicted() if number == present]
         if evicted:
             self.verdicts.absent(evicted)
             self._jobs.events.removed(evicted, "evicted")
@@ -326,9 +297,11 @@ class Beliefs(Catalog):
             and self._jobs.writes.closed
             and time.monotonic() - self._drops_failed_at >= RETRY_DROPS_S
         ):
-            keys, self._undropped = list(self._undropped), {}
+            undropped, self._undropped = self._undropped, {}
             self._drops_failed_at = time.monotonic()
-            self._remove(keys)
+            for generation in set(undropped.values()):
+                keys = [key for key, number in undropped.items() if number == generation]
+                self._remove(keys, generation=generation)
 
     def sizes(self) -> dict[str, int]:
         return {"verdicts": len(self.verdicts)}

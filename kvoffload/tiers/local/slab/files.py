@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import TierError, TierSpaceError
-from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.folder import make_folders
+from kvoffload.tiers.generation import Generation
+from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
@@ -29,7 +31,6 @@ from kvoffload.tiers.seal import SEAL_BYTES
 from .folder import LockedFolder, OpenFolder
 from .layout import (
     BLOCKS,
-    FORGETTING,
     HEADER_BYTES,
     LOCK,
     NAMESPACE,
@@ -181,6 +182,8 @@ class SlabFiles:
         The namespace of the bytes.
     num_slots : int
         Number of slots; blocks in slots beyond it are dropped.
+    generation : Generation
+        That of the blocks; those of another one are dropped.
 
     Attributes
     ----------
@@ -198,7 +201,9 @@ class SlabFiles:
         ``(num_slots,)`` int64: the stamps that were found, 0 for none.
     """
 
-    def __init__(self, path: Path, namespace: Namespace, num_slots: int) -> None:
+    def __init__(
+        self, path: Path, namespace: Namespace, num_slots: int, generation: Generation
+    ) -> None:
         self.folder = path / namespace.fingerprint.hex()
         self._made_folders: list[Path] = []  # to remove if opening fails
         self._made_files: list[str] = []
@@ -208,7 +213,7 @@ class SlabFiles:
             if not (self.folder / LOCK).exists():
                 self._made_files.append(LOCK)
             self._locked = LockedFolder(self.folder, private=True)
-            self._open(self._locked, namespace, num_slots)
+            self._open(self._locked, namespace, num_slots, generation)
         except BaseException as error:
             self._undo()
             if isinstance(error, OSError):
@@ -231,24 +236,24 @@ class SlabFiles:
         """Whether the files are closed, as in a forked child."""
         return self.held.fd < 0
 
-    def _open(self, folder: LockedFolder, namespace: Namespace, num_slots: int) -> None:
+    def _open(
+        self, folder: LockedFolder, namespace: Namespace, num_slots: int, generation: Generation
+    ) -> None:
         block_bytes = namespace.block_bytes
         for name in (NEW_NAMESPACE, NEW_TABLE):  # left by a process that was killed here
             folder.unlink(name)
-        is_forgotten = folder.has(FORGETTING)
         same_namespace = self._settle_namespace(folder, namespace)
-        found, records, stamps = read_table(self._open_file(folder, TABLE), num_slots)
-        known = found.epoch if found else 0
+        table_fd = self._open_file(folder, TABLE)
+        found, records, stamps = read_table(table_fd, num_slots)
         header = Header(
-            namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, new_epoch(known)
+            namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, generation
         )
-        if (found is None or not same_namespace or is_forgotten) or (
-            found.fingerprint,
-            found.block_bytes,
-        ) != (header.fingerprint, block_bytes):
+        if not same_namespace or found is None or replace(found, num_slots=num_slots) != header:
             records, stamps = memoryview(b""), np.empty(0, np.int64)
-        else:
-            header = replace(header, epoch=found.epoch)
+        if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
+            write_line(
+                logging.WARNING, "%s: its blocks are of kvoffload 0.4 and dropped", self.folder
+            )
         self._grow_blocks(folder, header)
         self.header = header
         self.records = records[: num_slots * SEAL_BYTES]
@@ -264,9 +269,6 @@ class SlabFiles:
                 if error.errno not in _NO_SPACE or table_bytes < header.table_bytes:
                     raise
                 self._change_table(folder)
-        if is_forgotten:
-            os.fsync(folder.fd)  # so that the old table cannot return after this
-            folder.unlink(FORGETTING)
         # A tail that the table no longer names is freed only now.
         os.ftruncate(folder.files[BLOCKS], header.data_bytes)
         direct_fd = open_direct(folder)
@@ -341,10 +343,32 @@ class SlabFiles:
         _write(fd, self.stamps.astype("<i8").tobytes(), header.stamps_offset)
         _write(fd, header.pack(), 0)
 
-    def write_header(self, epoch: int) -> bytes:
-        """Set the epoch; return the header's page, which the caller writes to the table."""
-        self.header = replace(self.header, epoch=epoch)
-        return self.header.pack()
+    def change_generation(self, generation: Generation) -> None:
+        """Set the generation of the header; `write_header` writes it."""
+        self.header = replace(self.header, generation=generation)
+
+    def write_header(self) -> Header:
+        """Write the header and wait until it is on the disk; return what was written.
+
+        Raises
+        ------
+        OSError
+            If the disk does not take it. Then the table is removed, so that nothing has its old
+            blocks again; if that fails, too, a line is logged.
+        """
+        header = self.header
+        try:
+            _write(self.table_fd, header.pack(), 0)
+            os.fsync(self.table_fd)
+        except OSError:
+            try:
+                self.held.unlink(TABLE)
+                os.fsync(self.held.fd)
+            except OSError:
+                path = self.folder / TABLE
+                write_line(logging.ERROR, "%s: has forgotten blocks; it must be removed", path)
+            raise
+        return header
 
     def write_table(self, offset: int, data: bytes) -> None:
         """Write to the table, in the caller's thread."""

@@ -8,13 +8,14 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.tiers.base import TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.native import chosen
 from kvoffload.tiers.engine.transfer import transfer
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES
@@ -22,12 +23,12 @@ from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
 from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
-from .layout import BLOCKS, FILES, FORGETTING, NAMESPACE, TABLE, Header
+from .layout import BLOCKS, FILES, NAMESPACE, TABLE, Header
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SlabFolder", "Verdict", "find_slabs", "remove_slab", "verify_slab"]
+__all__ = ["SlabFolder", "Verdict", "delete_blocks", "find_slabs", "remove_slab", "verify_slab"]
 
 _LARGEST_JSON = 2**20
 _DEEPEST_JSON = 16
@@ -50,7 +51,7 @@ class SlabFolder:
     num_blocks : int
         Slots with a valid seal.
     num_stale : int
-        Slots with anything else: a seal of a forgotten epoch, or damage.
+        Slots with anything else: a seal of another generation, or damage.
     disk_bytes : int
         Bytes of the files on the disk.
     pid : int or None
@@ -117,10 +118,9 @@ def _look(path: Path) -> SlabFolder:
     with OpenFolder(path, private=False) as folder:
         header = _header_of(folder)
         if header is not None:
-            is_forgotten = folder.has(FORGETTING)
             for seals, others in _valid_seals(folder.files[TABLE], header):
-                num_blocks += 0 if is_forgotten else len(seals)
-                num_stale += others + (len(seals) if is_forgotten else 0)
+                num_blocks += len(seals)
+                num_stale += others
         disk_bytes = _disk_bytes(folder, FILES)
         holder = None
         with contextlib.suppress(TierError, OSError):
@@ -186,8 +186,6 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
         header = read_header(opened.keep(TABLE))
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
-        if opened.has(FORGETTING):
-            return Verdict(0, [])
         return _verify(header, opened.files[TABLE], data_fd, progress)
 
 
@@ -195,7 +193,7 @@ def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, byte
     """Yield slot, key and sum of valid seals, piece by piece, and the number of other slots."""
     for first, records in read_seals(fd, header):
         slots, keys, sums, others = chosen().valid_records(
-            records, header.block_bytes, header.epoch
+            records, header.block_bytes, header.generation.number
         )
         yield list(zip((slots + first).tolist(), keys, sums.tolist(), strict=True)), others
 
@@ -283,3 +281,13 @@ def remove_slab(folder: str | Path) -> int:
         with contextlib.suppress(OSError):  # the folder may have other files
             opened.path.rmdir()
     return freed
+
+
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+    """Delete the slabs in a folder, those of a generation or all; see ``deletion``."""
+    del options
+    deleted = Deleted(0, 0)
+    for slab in find_slabs(url.removeprefix("slab:")):
+        if number is None or (slab.header and slab.header.generation.number == number):
+            deleted += Deleted(slab.num_blocks, remove_slab(slab.folder))
+    return deleted

@@ -12,34 +12,34 @@ A slab is a folder, named after the fingerprint of its namespace in hex, with
     The namespace, as its canonical JSON.
 ``lock``
     Locked by the process that has the slab open, with its process id.
-``forgetting``
-    An empty file, made before a new epoch is written to the header and removed after it. While it
-    exists no seal is valid, whatever the header has.
 
 ====== ===== ==============================================================================
 offset bytes meaning of the header, little-endian
 ====== ===== ==============================================================================
 0      8     magic, ``b"KVSLAB\r\n"``
-8      4     version of this layout, 1
-12     4     bytes before the sum, 72
+8      4     version of this layout, 2
+12     4     bytes before the sum, 316
 16     16    fingerprint of the namespace
 32     8     bytes of a block
 40     8     bytes of a slot
 48     8     number of slots
-56     8     epoch: seals of another one are not valid
-64     8     zeros
-72     8     XXH3-64 of the 72 bytes before
+56     4     bytes of the generation's name in UTF-8
+60     256   the name, zeros behind it; seals of another generation are not valid
+316    8     XXH3-64 of the 316 bytes before
 ====== ===== ==============================================================================
 
-There are two copies of the header, at 0 and at 2048: the first with the right sum counts.
+There are two copies of the header, at 0 and at 2048: the first with the right sum counts. A table
+of version 1, of kvoffload 0.4, has no generation: its blocks count as forgotten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 
 from kvoffload._checks import MAX_NUM_BLOCKS
+from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, round_up
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
@@ -47,7 +47,6 @@ from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 __all__ = [
     "BLOCKS",
     "FILES",
-    "FORGETTING",
     "HEADER_BYTES",
     "LOCK",
     "NAMESPACE",
@@ -64,20 +63,19 @@ TABLE = "slots.tbl"
 NAMESPACE = "namespace.json"
 LOCK = "lock"
 
-FORGETTING = "forgetting"
-
 NEW_TABLE, NEW_NAMESPACE = f"{TABLE}.new", f"{NAMESPACE}.new"
 """Files that are being written to replace another each."""
 
-FILES = (TABLE, NEW_TABLE, BLOCKS, NAMESPACE, NEW_NAMESPACE, FORGETTING, LOCK)
-"""All names in a slab's folder, in an order in which they can be removed."""
+FILES = (TABLE, NEW_TABLE, BLOCKS, NAMESPACE, NEW_NAMESPACE, "forgetting", LOCK)
+"""All names in a slab's folder, those of kvoffload 0.4 too, in an order of removal."""
 
 HEADER_BYTES = 4096
 STAMP_BYTES = 8
 _COPIES = (0, 2048)
 _MAGIC = b"KVSLAB\r\n"
-_VERSION = 1
-_FIELDS = struct.Struct(f"<8sII{FINGERPRINT_BYTES}sQQQQQ")
+_VERSION = 2
+_NAME_BYTES = 256
+_FIELDS = struct.Struct(f"<8sII{FINGERPRINT_BYTES}sQQQI{_NAME_BYTES}s")
 _SUM = struct.Struct("<Q")
 
 
@@ -94,7 +92,7 @@ class Header:
     block_bytes: int
     slot_bytes: int  # from slot to slot
     num_slots: int
-    epoch: int  # seals of another one are not valid
+    generation: Generation  # seals of another one are not valid
 
     @property
     def stamps_offset(self) -> int:
@@ -113,6 +111,7 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the header's 4096 bytes."""
+        name = self.generation.name.encode()
         fields = _FIELDS.pack(
             _MAGIC,
             _VERSION,
@@ -121,8 +120,8 @@ class Header:
             self.block_bytes,
             self.slot_bytes,
             self.num_slots,
-            self.epoch,
-            0,
+            len(name),
+            name,
         )
         copy = fields + _SUM.pack(xxh3_64(fields))
         page = bytearray(HEADER_BYTES)
@@ -140,8 +139,8 @@ class Header:
                 return None
             if _SUM.unpack(page[end : end + _SUM.size])[0] != xxh3_64(fields):
                 continue
-            magic, version, size, fingerprint, block, slot, num_slots, epoch, _ = _FIELDS.unpack(
-                fields
+            magic, version, size, fingerprint, block, slot, num_slots, length, name = (
+                _FIELDS.unpack(fields)
             )
             if (
                 (magic, version, size) == (_MAGIC, _VERSION, _FIELDS.size)
@@ -149,5 +148,12 @@ class Header:
                 and slot == round_up(block)
                 and 1 <= num_slots <= MAX_NUM_BLOCKS
             ):
-                return cls(fingerprint, block, slot, num_slots, epoch)
+                with contextlib.suppress(ValueError):  # of a name that is none
+                    generation = Generation.of(name[:length].decode())
+                    return cls(fingerprint, block, slot, num_slots, generation)
         return None
+
+    @staticmethod
+    def is_older(page: bytes) -> bool:
+        """Return whether a page is the header of a table that kvoffload 0.4 has made."""
+        return page[: len(_MAGIC) + 4] == _MAGIC + (1).to_bytes(4, "little")

@@ -2,12 +2,12 @@
 
 Structure
     ``layout`` describes the files, ``files`` opens them, the pool of threads moves blocks and
-    writes their seals, the ``forgetter`` writes new epochs, and the index assigns slots to blocks.
+    writes their seals, a thread writes new generations, and the index assigns slots to blocks.
 Invariants
     No method touches a file in the caller's thread, except to open it. A slot's seal is cleared
     before its bytes are written, and written after them: a killed process leaves blocks that are
-    complete or have no seal. Only a new epoch is synced: after a power cut, bytes and seals may be
-    of any age, and match only if they are right.
+    complete or have no seal. Only a new generation is synced: after a power cut, bytes and seals
+    may be of any age, and match only if they are right.
 Cost
     Per block: the index's own cost, a share of one system call for the bytes and of one or two for
     the seals, and one pass over the bytes for the sum.
@@ -34,7 +34,6 @@ from kvoffload.tiers.engine.contract import Pool, Wait
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
-from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
 from kvoffload.tiers.metrics import write_line
@@ -52,7 +51,6 @@ from kvoffload.tiers.region import Region, round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
 from .files import SlabFiles, check_space
-from .forgetter import GRACE_S, Forgetter
 from .layout import STAMP_BYTES, record_offset
 
 __all__ = ["FileTier"]
@@ -65,7 +63,9 @@ LARGEST_STAMP = 2**62
 STAMP_WRITES = 64
 """Most pieces of stamps that are written at once."""
 FORGET_S = 1.0
-"""Seconds that `FileTier.forget` waits for the medium."""
+"""Seconds that `FileTier.forget` waits for the disk."""
+GRACE_S = 0.1
+"""Least seconds that a call under way has at the end."""
 
 
 class FileTier(ComposedTier):
@@ -92,7 +92,7 @@ class FileTier(ComposedTier):
         region's memory, at the cost of a copy. By default they move directly if the file system
         supports ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of
         4096.
-    staging_bytes, ack, name, enable_events, max_queued_bytes
+    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
         As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
@@ -132,6 +132,7 @@ class FileTier(ComposedTier):
         name: str = "disk",
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+        generation: str = "",
         twin: Twin | None = None,
     ) -> None:
         path = check_path(path)
@@ -140,7 +141,13 @@ class FileTier(ComposedTier):
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.read(
-            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            max_queued_bytes,
+            enable_events=enable_events,
+            generation=generation,
         )
         twin = chosen_or(twin)
         check_space(path, namespace, num_slots)
@@ -159,7 +166,7 @@ class FileTier(ComposedTier):
 
 
 class _Slab(LocalMedium):
-    """The files of a slab, their stamps of use, and their epoch."""
+    """The files of a slab, their stamps of use, and the generation in their header."""
 
     notes_uses = True
 
@@ -177,7 +184,7 @@ class _Slab(LocalMedium):
         self._jobs = jobs
         self._twin = twin
         self._staged = staged
-        self._files = SlabFiles(path, namespace, num_slots)
+        self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
         self.folder = self._files.folder
         self.place = str(self.folder)
         self._num_slots = num_slots
@@ -189,7 +196,9 @@ class _Slab(LocalMedium):
         self._stale_stamps: set[int] = set()  # pages that differ from the file's
         self._stamps_written = time.monotonic()
         self._stamp_writes = 0  # under way
-        self._forgetter = Forgetter(self._files.held, jobs.options.name)
+        self._written_header = self._files.header
+        self._header_lock = threading.Lock()  # held while a thread writes the header
+        self._header_thread: threading.Thread | None = None
         self._has_threads = False
         self._to_clear: list[int] = []  # slots of blocks dropped before there are threads
 
@@ -198,7 +207,7 @@ class _Slab(LocalMedium):
     def restore(self, index: Index) -> int:
         """Fill an index with the blocks on the disk, in order of use; return their number."""
         slots, keys, sums, _ = self._twin.valid_records(
-            self._files.records, self.namespace.block_bytes, self.epoch
+            self._files.records, self.namespace.block_bytes, self._jobs.generation.number
         )
         self._files.records = memoryview(b"")
         self._written[slots] = 1
@@ -249,10 +258,6 @@ class _Slab(LocalMedium):
         slots, self._to_clear = self._to_clear, []
         self.clear(slots)
 
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        return self._files.header.epoch
-
     # -- stamps ------------------------------------------------------------------------------
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
@@ -263,9 +268,7 @@ class _Slab(LocalMedium):
         self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
 
     def tend(self) -> None:
-        """Retry the forgetter's thread, and write stamps from time to time."""
-        if not self._forgetter.confirmed:
-            self._forgetter.go_on()
+        """Write stamps from time to time."""
         if (
             self._stale_stamps
             and not self._stamp_writes
@@ -324,16 +327,16 @@ class _Slab(LocalMedium):
     # -- forgetting --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Begin a new epoch, which makes every seal invalid.
+        """Change the generation, which makes every seal invalid; a thread writes the header."""
+        self._files.change_generation(self._jobs.generation)
+        self._write_header_in_a_thread()
 
-        A thread writes it to the header of the table, and retries if that fails: see
-        `Health.forgotten`. Until it is written, a marker in the folder makes the slab open empty.
-        """
-        self._to_clear.clear()
-        self._forgetter.want(self._files.write_header(new_epoch(self.epoch)))
-
-    def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
-        if self._forgetter.wait(FORGET_S):
+    def confirm(self) -> bool:
+        if not self._is_header_written() and not self._writes_header():
+            self._write_header_in_a_thread()  # once more
+        if self._header_thread is not None:
+            self._header_thread.join(FORGET_S)
+        if self._is_header_written():
             return True
         write_line(
             logging.ERROR,
@@ -342,9 +345,27 @@ class _Slab(LocalMedium):
         )
         return False
 
-    @property
-    def has_forgotten(self) -> bool:
-        return self._forgetter.confirmed
+    def _is_header_written(self) -> bool:
+        return self._written_header is self._files.header
+
+    def _writes_header(self) -> bool:
+        return self._header_thread is not None and self._header_thread.is_alive()
+
+    def _write_header_in_a_thread(self) -> None:
+        thread = threading.Thread(target=self._write_header, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there is no thread
+            self._write_header()
+        else:
+            self._header_thread = thread
+
+    def _write_header(self) -> None:
+        """Write the newest header, after a thread that writes an earlier one."""
+        with self._header_lock:
+            if not self._is_header_written():
+                with contextlib.suppress(OSError):
+                    self._written_header = self._files.write_header()
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -353,18 +374,17 @@ class _Slab(LocalMedium):
         self._has_threads = False
 
     def close(self, until: float, *, has_ended: bool) -> bool:
-        """Close the files.
+        """Close the files; a header that is not on the disk is tried once more.
 
-        An epoch that is not on the disk is tried once more. If that fails, the marker left in the
-        folder keeps the blocks forgotten, if the disk accepted it. A second call finishes a first
-        one that an exception or a hanging disk has ended.
+        A second call finishes a first one that an exception or a hanging disk has ended.
         """
         if self._files.is_closed:
             return has_ended
         until = max(time.monotonic() + GRACE_S, min(until, time.monotonic() + LONGEST_DEADLINE_S))
         if self._to_clear:
             has_ended &= _ends(partial(self._clear_seals, until), until)
-        has_ended &= self._forgetter.close(until)
+        if not self._is_header_written() or self._writes_header():
+            has_ended &= _ends(self._write_header, until)
         if has_ended:
             self._files.close()
         return has_ended

@@ -1,0 +1,418 @@
+"""Generations: a tier has the blocks of its own name for the weights, and no others.
+
+Each block of these engines says which weights computed it. Whatever is pushed, reset, stored and
+loaded by whom: no engine is served a block of other weights than it has.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.testing.tiers import PATIENCE_S, run
+from kvoffload.tiers import (
+    DirectoryTier,
+    FileTier,
+    MemoryTier,
+    Namespace,
+    RedisTier,
+    Region,
+    RemoteTier,
+    State,
+    Status,
+    Tier,
+    TieredStore,
+    TierOptions,
+    open_tier,
+)
+from kvoffload.tiers.deletion import delete_blocks
+from kvoffload.tiers.generation import Generation, GenerationSource
+from tests.tiers.attack import report, rounds
+from tests.tiers.inside import ask_anew, is_busy
+from tests.tiers.places import Place, directory_place, objects_place, redis_place
+from tests.tiers.servers import make_bucket, redis_server, s3_server
+from tests.tiers.test_store import DictStore
+
+BLOCK = 4096
+NAMESPACE = Namespace("weights", BLOCK)
+KEYS = [b"key-%d" % number for number in range(4)]
+
+Opener = Callable[[int, str], Tier]
+"""Opens the tier of an engine with a number, and a generation."""
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def test_a_generation_is_its_name() -> None:
+    assert Generation.of("") == ("", 0)
+    assert Generation.of("step 5").number == Generation.of("step 5").number != 0
+    assert Generation.of("step 5").text == f"{Generation.of('step 5').number:016x}"
+    assert len({Generation.random().number for _ in range(100)}) == 100
+    assert Generation.of("é" * 64).name == "é" * 64
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "two\nlines", "\ud800"])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
+        Generation.of(name)
+    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
+        open_tier("memory:?capacity=1MB", NAMESPACE, name)
+    with MemoryTier(2**20, namespace=NAMESPACE) as tier:
+        with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
+            tier.forget(name)
+        assert tier.generation == ""
+
+
+def test_an_address_or_its_caller_names_the_generation() -> None:
+    url = "memory:?capacity=1MB"
+    for address, given in ((url, "step 5"), (f"{url}&generation=step%205", "")):
+        with open_tier(address, NAMESPACE, given) as tier:
+            assert tier.generation == "step 5"
+    with pytest.raises(ValueError, match="generation must be given once"):
+        open_tier(f"{url}&generation=step%205", NAMESPACE, "step 5")
+
+
+def test_a_file_is_read_at_the_start_and_at_each_reset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "generation"
+    path.write_text("step 1\n")
+    source = GenerationSource("", path)
+    assert source.first == "step 1"
+    path.write_text("  step 2  ")
+    assert source.after_reset() == "step 2"
+    assert "tiers have generation 'step 2' from now on, as in its file" in caplog.text
+    path.write_bytes(b"\xff")
+    assert len(source.after_reset()) == 32
+    path.unlink()
+    assert source.after_reset() != source.after_reset()
+    assert caplog.text.count("the generation could not be read") == 3
+    assert "a random name: nothing is shared" in caplog.text
+
+
+def test_without_a_file_the_name_after_a_reset_is_random() -> None:
+    source = GenerationSource("step 1")
+    assert source.first == "step 1"
+    assert source.after_reset() != source.after_reset()
+
+
+def test_a_file_that_names_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "generation"
+    with pytest.raises(FileNotFoundError):
+        GenerationSource("", path)
+    path.write_text("a\nb")
+    with pytest.raises(ValueError, match="generation_file must have one line of at most 64"):
+        GenerationSource("", path)
+    with pytest.raises(ValueError, match="generation must not be given with generation_file"):
+        GenerationSource("a", path)
+    with pytest.raises(TypeError, match="generation_file must be a path, got 5"):
+        GenerationSource("", 5)
+
+
+# -- engines and weights -------------------------------------------------------------------------
+
+
+class Engine:
+    """An engine with weights, and a tier for the blocks that it computes."""
+
+    def __init__(self, number: int, opener: Opener) -> None:
+        self.number = number
+        self.opener = opener
+        self.region = Region.allocate(2 * len(KEYS), BLOCK)
+        self.restart(0, "")
+
+    def restart(self, weights: int, generation: str) -> None:
+        """Start again from a checkpoint."""
+        self.weights = weights
+        self.tier = self.opener(self.number, generation)
+        self.tier.attach(self.region)
+
+    def push(self, weights: int, generation: str | None) -> None:
+        """Get other weights; then the caches are reset."""
+        self.weights = weights
+        self.tier.forget(generation)
+
+    def data(self, key: bytes) -> bytes:
+        return (key + b" by weights %d" % self.weights).ljust(BLOCK, b".")
+
+    def put(self, keys: list[bytes]) -> None:
+        for place, key in enumerate(keys):
+            self.region.write(place, self.data(key))
+        run(self.tier, self.tier.put(keys, range(len(keys)), PATIENCE_S))
+
+    def get(self) -> int:
+        """Load all blocks and compare what is served; return how many that is."""
+        while is_busy(self.tier):
+            self.tier.wait([], 0.0005)
+        self.tier.poll()
+        if isinstance(self.tier, RemoteTier):
+            ask_anew(self.tier)
+        ids = range(len(KEYS), 2 * len(KEYS))
+        done = run(self.tier, self.tier.get(KEYS, ids, PATIENCE_S))
+        for place, (key, status) in enumerate(zip(KEYS, done.status.tolist(), strict=True)):
+            assert status in (Status.OK, Status.MISS), Status(status)
+            if status == Status.OK:
+                found = self.region.read(len(KEYS) + place)
+                assert found == self.data(key), f"{found[:40]!r} served to weights {self.weights}"
+        return done.status.tolist().count(Status.OK)
+
+
+def name_of(weights: int) -> str:
+    """Return what the trainer calls weights."""
+    return f"step {weights}" if weights else ""
+
+
+def play(opener: Opener, chance: random.Random, steps: int) -> int:
+    """Let two engines do anything in any order; return how many blocks were served."""
+    engines = [Engine(number, opener) for number in range(2)]
+    newest = served = 0
+    try:
+        for _ in range(steps):
+            engine = chance.choice(engines)
+            step = chance.choice(["put", "put", "get", "push", "push back", "reset", "restart"])
+            if step == "put":
+                engine.put(chance.sample(KEYS, chance.randrange(1, len(KEYS))))
+            elif step == "push":
+                newest += chance.randrange(2)
+                engine.push(newest, chance.choice([name_of(newest), name_of(newest), None]))
+            elif step == "push back":
+                weights = chance.randrange(newest + 1)
+                engine.push(weights, name_of(weights))
+            elif step == "reset":
+                engine.tier.forget()
+            elif step == "restart":
+                assert engine.tier.close(PATIENCE_S)
+                weights = chance.randrange(newest + 1)
+                engine.restart(weights, name_of(weights))
+            served += engine.get()
+    finally:
+        for engine in engines:
+            engine.tier.close(PATIENCE_S)
+    return served
+
+
+def in_memory() -> Opener:
+    values: dict[str, bytes] = {}
+
+    def opener(number: int, generation: str) -> Tier:
+        store = DictStore(NAMESPACE)
+        store.values = values
+        return RemoteTier(store, TierOptions(threads=1, generation=generation))
+
+    return opener
+
+
+def in_slabs(path: Path) -> Opener:
+    def opener(number: int, generation: str) -> Tier:
+        folder = path / str(number)
+        return FileTier(folder, 8 * BLOCK, namespace=NAMESPACE, threads=1, generation=generation)
+
+    return opener
+
+
+def of_place(place: Place) -> Opener:
+    return lambda _, generation: place.opener(namespace=NAMESPACE, threads=1, generation=generation)
+
+
+def test_no_block_of_other_weights_is_served_in_memory(seed: int) -> None:
+    """Stated: 10,000 sequences."""
+    times, served = rounds(10_000), 0
+    for number in range(times):
+        served += play(in_memory(), random.Random(seed + number), 12)
+    report(f"{times} sequences of two engines in memory, {served} blocks served")
+    assert served > times
+
+
+@pytest.mark.parametrize("kind", ["slab", "directory"])
+def test_no_block_of_other_weights_is_served_from_a_disk(
+    tmp_path: Path, kind: str, seed: int
+) -> None:
+    times, served = rounds(100), 0
+    for number in range(times):
+        path = tmp_path / str(number)
+        opener = in_slabs(path) if kind == "slab" else of_place(directory_place(path))
+        served += play(opener, random.Random(seed + number), 20)
+    report(f"{times} sequences of two engines in a {kind}, {served} blocks served")
+    assert served > times
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kind", ["redis", "s3"])
+def test_no_block_of_other_weights_is_served_from_a_server(kind: str, seed: int) -> None:
+    if kind == "redis":
+        pytest.importorskip("redis", reason="the tier needs the redis extra")
+        server, made = redis_server("--maxmemory", "256mb"), redis_place
+    else:
+        pytest.importorskip("obstore", reason="the tier needs the objects extra")
+        server, made = s3_server(), objects_place
+    times, served = rounds(100 if kind == "redis" else 20), 0
+    with server:
+        if kind == "s3":
+            make_bucket(server)
+        for number in range(times):
+            served += play(of_place(made(server)), random.Random(seed + number), 20)
+    report(f"{times} sequences of two engines on {kind}, {served} blocks served")
+    assert served > times
+
+
+def test_engines_with_one_name_share_after_a_push(tmp_path: Path) -> None:
+    for opener in (in_memory(), of_place(directory_place(tmp_path))):
+        one, other = Engine(0, opener), Engine(1, opener)
+        one.put(KEYS)
+        assert (one.get(), other.get()) == (4, 4)
+        one.push(1, "step 1")
+        assert (one.get(), other.get()) == (0, 4), "the other still has the old weights"
+        one.put(KEYS)
+        other.push(1, "step 1")
+        assert (one.get(), other.get()) == (4, 4)
+        other.push(0, "")
+        assert (one.get(), other.get()) == (4, 4), "and its old blocks are there"
+        one.tier.forget()
+        assert (one.get(), other.get()) == (0, 4)
+        for engine in (one, other):
+            engine.tier.close(PATIENCE_S)
+
+
+def test_a_put_that_hangs_over_a_forget_is_the_old_generation_s() -> None:
+    opener = in_memory()
+    one, other = Engine(0, opener), Engine(1, opener)
+    goes_on, store = threading.Event(), one.tier._shared.medium.store
+
+    def hang(*arguments: object) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        store(*arguments)
+
+    one.tier._shared.medium.store = hang
+    one.put(KEYS)
+    one.push(1, "step 1")
+    other.push(1, "step 1")
+    goes_on.set()
+    assert (one.get(), other.get()) == (0, 0)
+    other.push(0, "")
+    assert other.get() == 4, "it was right for the weights that it was computed with"
+    for engine in (one, other):
+        engine.tier.close(PATIENCE_S)
+
+
+def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
+    engine = Engine(0, in_memory())
+    engine.put(KEYS)
+    assert engine.get() == 4
+    goes_on, fetch = threading.Event(), engine.tier._shared.medium.fetch
+
+    def hang(*arguments: object) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        fetch(*arguments)
+
+    engine.tier._shared.medium.fetch = hang
+    job = engine.tier.get(KEYS, range(4), PATIENCE_S)
+    assert engine.tier.forget() is True
+    goes_on.set()
+    assert run(engine.tier, job).status.tolist() == [Status.MISS] * 4
+    engine.tier.close(PATIENCE_S)
+
+
+def test_what_is_forgotten_says_so_in_an_event() -> None:
+    with MemoryTier(2**20, namespace=NAMESPACE, enable_events=True) as tier:
+        tier.forget("step 1")
+        tier.forget("step 1")  # nothing changes
+        assert [event.reason for event in tier.take_events()] == ["forgotten"]
+
+
+def test_a_store_s_tiers_all_get_the_same_generation(tmp_path: Path) -> None:
+    tiers = [
+        MemoryTier(2**20, namespace=NAMESPACE),
+        DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE),
+    ]
+    with TieredStore(Region.allocate(4, BLOCK), CPUOffloadingManager(1, 4), tiers) as store:
+        assert store.forget("step 7") is True
+        assert [tier.generation for tier in tiers] == ["step 7"] * 2
+        assert store.forget() is True
+        assert len({tier.generation for tier in tiers}) == 1
+        assert tiers[0].generation != "step 7"
+
+
+# -- blocks that are discarded -------------------------------------------------------------------
+
+
+@pytest.fixture
+def dropping(tmp_path: Path) -> Iterator[RemoteTier]:
+    tier = directory_place(tmp_path).opener(namespace=NAMESPACE, threads=1)
+    yield tier
+    tier.close(PATIENCE_S)
+
+
+def test_what_was_discarded_does_not_come_back_with_its_generation(dropping: RemoteTier) -> None:
+    """Not even if nothing could be removed before the generation changed."""
+    region = Region.allocate(4, BLOCK)
+    dropping.discard(KEYS[:1])  # there are no threads
+    dropping.forget("step 1")
+    dropping.attach(region)
+    dropping.forget("")
+    assert dropping.state(KEYS[0]) == State.MISS
+
+
+# -- the deletion of blocks ----------------------------------------------------------------------
+
+
+def check_deletion(opener: Opener, url: str) -> None:
+    """Delete one generation of two, then all; other things at the address stay."""
+    engine = Engine(0, opener)
+    for weights in range(2):
+        engine.push(weights, name_of(weights))
+        engine.put(KEYS)
+        assert engine.get() == 4
+    assert delete_blocks(url, "nobody's") == (0, 0)
+    gone = delete_blocks(url, "step 1")
+    assert gone.blocks == 4
+    assert 4 * BLOCK < gone.nbytes <= 8 * BLOCK
+    assert engine.get() == 0
+    engine.push(0, "")
+    assert engine.get() == 4
+    assert delete_blocks(url).blocks == 4
+    assert engine.get() == 0
+    engine.put(KEYS)
+    assert engine.get() == 4, "the tier goes on"
+    engine.tier.close(PATIENCE_S)
+
+
+def test_blocks_in_a_directory_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "of the user").write_text("precious")
+    (tmp_path / ("a" * 32)).symlink_to(tmp_path)
+    check_deletion(of_place(directory_place(tmp_path)), f"dir:{tmp_path}")
+    assert (tmp_path / "of the user").read_text() == "precious"
+    assert (tmp_path / ("a" * 32)).is_symlink()
+
+
+@pytest.mark.servers
+def test_blocks_on_a_server_are_deleted() -> None:
+    redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
+    with redis_server("--maxmemory", "256mb") as server:
+        place = redis_place(server)
+        url = f"redis://127.0.0.1:{server.port}"
+        with redis.Redis(port=server.port) as client:
+            client.set("kvoffload:of:the:user", "precious")
+            opener = of_place(Place(lambda **options: RedisTier(url, prefix="a*b", **options)))
+            check_deletion(opener, f"{url}?prefix=a*b")
+            assert client.get("kvoffload:of:the:user") == b"precious"
+        place.close()
+
+
+@pytest.mark.servers
+def test_blocks_in_a_bucket_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    with s3_server() as server:
+        make_bucket(server)
+        place = objects_place(server)
+        address = place.tier(attach=False).place
+        endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
+        check_deletion(of_place(place), f"{address}?{endpoint}")
+        place.close()
