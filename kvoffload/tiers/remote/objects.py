@@ -6,8 +6,8 @@ the key, which spread names over the store's partitions, and the stored key in h
 block's bytes and its seal.
 
 Structure
-    obstore reads the whole body of an error answer and allocates as much memory as the headers
-    announce; a failed allocation ends its process. So obstore runs in a separate process with a
+    obstore reads the whole body of an error answer, even one that has no end, and older releases
+    allocate as much memory as the headers announce. So obstore runs in a separate process with a
     limit, which `ObjectsClient` calls. A thread makes the requests of its blocks at once, and
     abandons those that are not answered by the deadline. Blocks are stored only if no object has
     the name (``If-None-Match``). A query for a chain of keys, in the order of the chain, asks for
