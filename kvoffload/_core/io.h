@@ -214,7 +214,6 @@ typedef struct kvo_chore {
     kvo_entry entry; /* freed with the chore: see kvo_entry_free */
     int64_t offset;
     size_t nbytes;
-    int sync;
     int8_t status;
     uint8_t data[];
 } kvo_chore;
@@ -873,8 +872,6 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
 
 static inline void kvo_do_chore(kvo_pool *pool, kvo_chore *chore) {
     int error = kvo_write_all(pool->store.table_fd, chore->data, chore->nbytes, chore->offset);
-    if (!error && chore->sync && fsync(pool->store.table_fd) < 0)
-        error = errno;
     chore->status = (int8_t)(error ? kvo_status_of(error) : KVO_STATUS_OK);
     pthread_mutex_lock(&pool->lock);
     pool->chores_left--;
@@ -1172,7 +1169,7 @@ static inline int kvo_cancel(kvo_pool *pool, int64_t job_id, int64_t until) {
 
 /* Write bytes to the table, in a thread; -1 if there is no memory. */
 static inline int kvo_submit_chore(kvo_pool *pool, int64_t job_id, int64_t offset,
-                                   const uint8_t *data, size_t nbytes, int sync) {
+                                   const uint8_t *data, size_t nbytes) {
     kvo_chore *chore = calloc(1, sizeof(kvo_chore) + nbytes);
     if (!chore)
         return -1;
@@ -1182,7 +1179,6 @@ static inline int kvo_submit_chore(kvo_pool *pool, int64_t job_id, int64_t offse
     chore->entry.statuses = &chore->status;
     chore->offset = offset;
     chore->nbytes = nbytes;
-    chore->sync = sync;
     memcpy(chore->data, data, nbytes);
     pthread_mutex_lock(&pool->lock);
     if (pool->closing) {

@@ -72,8 +72,7 @@ cdef extern from "io.h" nogil:
     void kvo_submit(kvo_pool* pool, kvo_job* job)
     int kvo_cancel(kvo_pool* pool, int64_t job_id, int64_t until)
     int kvo_submit_chore(
-        kvo_pool* pool, int64_t job_id, int64_t offset, const uint8_t* data, size_t nbytes,
-        int sync
+        kvo_pool* pool, int64_t job_id, int64_t offset, const uint8_t* data, size_t nbytes
     )
     kvo_entry* kvo_poll(kvo_pool* pool)
     void kvo_entry_free(kvo_entry* entry)

@@ -221,10 +221,10 @@ cdef class Pool:
                 PyErr_CheckSignals()
         return found != 0
 
-    def chore(self, job, offset, bytes data, *, sync):
+    def chore(self, job, offset, bytes data):
         """Write bytes to the store's table, in a thread."""
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
-        if kvo_submit_chore(self.pool, job, offset, start, len(data), bool(sync)) < 0:
+        if kvo_submit_chore(self.pool, job, offset, start, len(data)) < 0:
             raise MemoryError
 
     def poll(self):

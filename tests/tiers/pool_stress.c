@@ -249,7 +249,7 @@ int main(int argc, char **argv) {
                 submit(pool, job_id++, chance() % 2 ? KVO_READ : KVO_WRITE, timeout_ns);
             else if (store.is_file && drawn < 10)
                 CHECK(!kvo_submit_chore(pool, 0, 4096 * (int64_t)(chance() % 4 + 2), (uint8_t *)"x",
-                                        1, drawn < 2));
+                                        1));
             else
                 kvo_signal_wait(pool, (int64_t)(chance() % 1000000));
             if (chance() % 16 == 0) {

@@ -65,6 +65,8 @@ TIER_KEYS = {
     "path": ("", None, *TEXT),
     "capacity_bytes": (*BYTES, None, 0, 5),
     "policy": POLICY,
+    "generation": ("x" * 65, "two\nlines", None, *TEXT),
+    "generation_file": ("", *TEXT),
     "on_reset": ("drop", "", None, *TEXT),
     "weights_id": ("", *TEXT),
     "revision": TEXT,
@@ -84,7 +86,7 @@ TIER_KEYS = {
 NULL = {"cache_policy_module_path", "kvoffload_record"}
 TIER_NULL = {
     *("weights_id", "revision", "salt", "locality", "threads", "staging_bytes", "ack"),
-    *("max_queued_bytes", "name"),
+    *("generation_file", "max_queued_bytes", "name"),
 }
 
 

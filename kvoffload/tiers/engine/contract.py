@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,6 @@ __all__ = [
     "Medium",
     "Pool",
     "Store",
-    "Wait",
 ]
 
 READ = 0
@@ -102,9 +101,6 @@ computed while the bytes of the other move.
 RUN_BLOCKS = 1024
 """Most blocks that one call moves."""
 READ_ONLY_THREADS = 2
-
-Wait: TypeAlias = Callable[[Callable[[], bool], float], bool]
-"""Collects jobs until a condition holds or seconds have passed; returns whether it holds."""
 
 
 # -- catalogs and media ----------------------------------------------------------------------------
@@ -230,7 +226,7 @@ class Medium(ABC):
     def open_pool(self, region: Region) -> Pool:
         """Start the threads."""
 
-    def attached(self, wait: Wait) -> None:  # noqa: B027
+    def attached(self) -> None:  # noqa: B027
         """Do the work of opening that needs threads."""
 
     def forget(self) -> None:  # noqa: B027
@@ -321,8 +317,8 @@ class Pool(Protocol):
             The number of the job's generation.
         """
 
-    def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
-        """Write bytes to the store's table in a thread; with `sync`, also flush them to the medium.
+    def chore(self, job: int, offset: int, data: bytes) -> None:
+        """Write bytes to the store's table in a thread.
 
         Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
         """
@@ -482,6 +478,6 @@ class Store(ABC):
             end += 1
         return end - start
 
-    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:
+    def chore(self, offset: int, data: bytes) -> None:
         """Write bytes to the store's table, if it has one."""
         raise NotImplementedError

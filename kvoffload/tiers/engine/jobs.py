@@ -138,7 +138,7 @@ class Jobs:
         """
         chore_id = self.new_id()
         self._chores[chore_id] = done
-        self._pool().chore(chore_id, kind, data, sync=False)
+        self._pool().chore(chore_id, kind, data)
 
     def finish_at_once(
         self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]

@@ -126,10 +126,8 @@ class FileStore(Store):
         for block in run:
             block.status = Status.OK
 
-    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:
+    def chore(self, offset: int, data: bytes) -> None:
         self._write_table(data, offset)
-        if sync:
-            os.fsync(self.table_fd)
 
     def _sum(self, block: Block) -> int:
         return sum_of(block.views, seed_of(self.fingerprint, block.key))

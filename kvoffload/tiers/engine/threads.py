@@ -127,7 +127,7 @@ class Pool:
         self._idle = threading.Condition(self._lock)
         self._queues: tuple[deque[_Job], ...] = (deque(), deque(), deque())  # by kind of job
         self._to_copy: deque[_Job] = deque()
-        self._chores: deque[tuple[int, int, bytes, bool]] = deque()
+        self._chores: deque[tuple[int, int, bytes]] = deque()
         self._chores_running = 0
         self._jobs: dict[int, _Job] = {}  # those that have not settled
         self._entries: deque[Entry] = deque()
@@ -217,13 +217,13 @@ class Pool:
                     self._idle.wait(taken_back.deadline - time.monotonic())
             return True
 
-    def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
+    def chore(self, job: int, offset: int, data: bytes) -> None:
         """Write bytes to the store's table, in a thread."""
         with self._lock:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
                 return
-            self._queue_chore(job, offset, data, sync)
+            self._queue_chore(job, offset, data)
 
     def poll(self) -> deque[Entry]:
         """Return the queue of entries, oldest first; the caller removes what it processes."""
@@ -307,10 +307,10 @@ class Pool:
         threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
 
-    def _queue_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def _queue_chore(self, job: int, offset: int, data: bytes) -> None:
         """Queue a chore as the last step: otherwise an exception could leave threads asleep."""
         self._work.notify_all()
-        self._chores.append((job, offset, data, sync))
+        self._chores.append((job, offset, data))
 
     def _chores_left(self) -> int:
         """Return the number of unfinished chores."""
@@ -493,9 +493,9 @@ class Pool:
             self._idle.notify_all()
         return True
 
-    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def _do_chore(self, job: int, offset: int, data: bytes) -> None:
         try:
-            self._store.chore(offset, data, sync=sync)
+            self._store.chore(offset, data)
             status = Status.OK
         except OSError as error:
             status = status_of(error)

@@ -183,7 +183,7 @@ class ComposedTier(Tier):
             raise ValueError(f"region must be attached once, and tier {self.name!r} has one")
         self._jobs.pool = self._medium.open_pool(region)
         self._region = region
-        self._medium.attached(self._wait_until)
+        self._medium.attached()
 
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         started = time.monotonic()

@@ -111,7 +111,7 @@ class SharedStore(Store):
             block.views[0][content_bytes:] = seal.pack(generation)
         medium.store(run, generation)
 
-    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:  # noqa: ARG002
+    def chore(self, offset: int, data: bytes) -> None:
         """Do the chore of kind `offset` for the keys in `data`; OSError if it fails."""
         self.begin(time.monotonic() + CHORE_S)
         try:

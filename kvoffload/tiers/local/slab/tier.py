@@ -30,7 +30,7 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import Pool, Wait
+from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
@@ -252,7 +252,7 @@ class _Slab(LocalMedium):
             region, store, options.threads, options.staging_bytes, ack_copied=options.ack_copied
         )
 
-    def attached(self, wait: Wait) -> None:  # noqa: ARG002
+    def attached(self) -> None:
         """Clear the seals of blocks that were dropped before there were threads."""
         self._has_threads = True
         slots, self._to_clear = self._to_clear, []
