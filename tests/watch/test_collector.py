@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
@@ -87,23 +90,44 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3,), TypeError, "watch must be a Watch or Watches by name, got 3"),
-        (({"a": None},), TypeError, "watch must be a Watch or Watches by name, got None"),
-        (({1: Watch()},), TypeError, "watch must have names of type str, got 1"),
-        (({},), ValueError, "watch must hold at least one Watch, got none"),
-        ((Watch(), ["a"]), TypeError, r"labels must be a mapping of names to text, got \['a'\]"),
-        ((Watch(), {"a": 1}), TypeError, "labels must be a mapping of names to text, got {'a': 1}"),
-        ((Watch(), {"a-b": "c"}), ValueError, "labels must have names of Prometheus, got 'a-b'"),
-        ((Watch(), {"__a": "c"}), ValueError, "labels must have names of Prometheus, got '__a'"),
-        ((Watch(), {"policy": "c"}), ValueError, "a name that metrics have, got 'policy'"),
-        (({"a": Watch()}, {"manager": "c"}), ValueError, "name that metrics have, got 'manager'"),
+        (lambda: (3,), TypeError, "watch must be a Watch or Watches by name, got 3"),
+        (lambda: ({"a": None},), TypeError, "watch must be a Watch or Watches by name, got None"),
+        (lambda: ({1: Watch()},), TypeError, "watch must have names of type str, got 1"),
+        (lambda: ({},), ValueError, "watch must hold at least one Watch, got none"),
+        (
+            lambda: (Watch(), ["a"]),
+            TypeError,
+            r"labels must be a mapping of names to text, got \['a'\]",
+        ),
+        (
+            lambda: (Watch(), {"a": 1}),
+            TypeError,
+            "labels must be a mapping of names to text, got {'a': 1}",
+        ),
+        (
+            lambda: (Watch(), {"a-b": "c"}),
+            ValueError,
+            "labels must have names of Prometheus, got 'a-b'",
+        ),
+        (
+            lambda: (Watch(), {"__a": "c"}),
+            ValueError,
+            "labels must have names of Prometheus, got '__a'",
+        ),
+        (lambda: (Watch(), {"policy": "c"}), ValueError, "a name that metrics have, got 'policy'"),
+        (
+            lambda: ({"a": Watch()}, {"manager": "c"}),
+            ValueError,
+            "name that metrics have, got 'manager'",
+        ),
     ],
 )
 def test_what_is_refused(
-    arguments: tuple[object, ...], error: type[Exception], message: str
+    arguments: Callable[[], tuple[Any, ...]], error: type[Exception], message: str
 ) -> None:
+    given = arguments()  # not before: without the extensions there is no watch
     with pytest.raises(error, match=message):
-        WatchCollector(*arguments)  # type: ignore[arg-type]
+        WatchCollector(*given)
 
 
 def test_one_watch_may_have_a_label_manager() -> None:
