@@ -1,4 +1,4 @@
-"""What there is to show of a replayed configuration: each figure once, as value and as text."""
+"""The figures of a replayed configuration, each once, as value and as text."""
 
 from __future__ import annotations
 

@@ -125,7 +125,10 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool, qui
         raise click.UsageError("give one of --generation NAME and --all")
     with _slabs():
         from kvoffload.tiers.deletion import delete_blocks
-    url = url if ":" in url else f"slab:{url}"
+    if ":" not in url or url.startswith(("/", ".")):
+        if "?" in url:  # what follows would count as options, and another folder be deleted
+            raise click.UsageError(f"URL must be a folder without ?, got {describe(url)}")
+        url = f"slab:{url}"
     what = "all blocks" if generation is None else f"the blocks of generation {generation!r}"
     if not yes:
         click.confirm(f"Delete {what} at {_shown(url)}?", abort=True, err=True)
@@ -140,7 +143,9 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool, qui
 def _shown(url: str) -> str:
     """Return an address without a password, on one line."""
     kind, _, rest = url.partition("?")[0].partition(":")
-    return printable(f"{kind}:{'//' * ('@' in rest)}{rest.rpartition('@')[2]}")
+    if rest.startswith("//"):
+        rest = f"//{rest[2:].rpartition('@')[2]}"
+    return printable(f"{kind}:{rest}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What an operator could deploy: engines with their caches, behind a router.
+"""Engines with their caches, behind a router, as an operator could deploy them.
 
 One engine is a fleet of one, and host memory of 0 slots is no offloading. Where no time passes, one
 engine serves the requests of a trace in turn. Otherwise each computes one prompt at a time, first

@@ -22,7 +22,7 @@ _Key = tuple[int, int]
 
 
 class Found(NamedTuple):
-    """What the accelerator's own cache has of each request, (requests,) int64 in blocks."""
+    """Blocks of each request in the accelerator's own cache, (requests,) int64."""
 
     hits: npt.NDArray[np.int64]  # leading blocks
     junctions: npt.NDArray[np.int64]  # those that full groups have if others have fewer, else 0

@@ -252,7 +252,7 @@ class Result:
 
     @property
     def log(self) -> Log:
-        """What became of each request."""
+        """The figures of each request, a row each."""
         if self._log is None:
             raise ValueError("log must be of a result of replay, not of a ceiling, part or engine")
         return self._log

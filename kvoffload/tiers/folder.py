@@ -157,18 +157,8 @@ class Folder:
         finally:
             os.close(fd)
 
-    def write(self, name: str, data: bytes, check: Callable[[], None] = lambda: None) -> None:
-        """Write a small file atomically and durably, replacing anything with its name.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-        data : bytes
-            Its new contents.
-        check : callable
-            Called when everything except the name is on the disk; if it raises, the old file stays.
-        """
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file atomically and durably, replacing anything with its name."""
         temporary = temporary_name(name)
         fd = self.create(temporary)
         try:
@@ -178,7 +168,6 @@ class Folder:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            check()
             self.replace(temporary, name)
         finally:
             with contextlib.suppress(OSError):  # it is gone if it was renamed

@@ -15,6 +15,7 @@ for module in ("click", "rich", "msgspec"):
     pytest.importorskip(module, reason="the command needs the cli extra")
 
 from kvoffload.cli import main  # noqa: E402
+from kvoffload.cli.tier import _shown  # noqa: E402
 from kvoffload.testing.tiers import run as run_job  # noqa: E402
 from kvoffload.tiers import FileTier, Namespace, Region  # noqa: E402
 from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
@@ -157,7 +158,12 @@ def test_what_cannot_be_deleted_is_one_line(slabs: Path, command) -> None:
         code, _, err = command("delete", slabs, *options)
         assert code == 2
         assert "give one of --generation NAME and --all" in err
+    assert _shown("redis://user:secret@host/0?ca=x") == "redis://host/0"
+    assert _shown("dir:/mnt/a@b") == "dir:/mnt/a@b"
     for url, said in (
+        (f"{slabs}?capacity=1GB", "URL must be a folder without ?"),
+        ("./a:b?c=d", "URL must be a folder without ?"),
+        ("./a:b", "a:b: No such file or directory"),
         ("memory:", "url must start with one of az, dir, gs, redis"),
         ("redis://u:secret@127.0.0.1:1", REDIS_SAYS),
         ("dir:/nowhere", "/nowhere: No such file or directory"),

@@ -1,7 +1,7 @@
 """The process that calls an object store, so that no server's answer harms the engine's process.
 
-obstore reads the whole body of an error answer and reserves as much memory as the headers announce.
-No option limits that, and a failed allocation ends the process. So obstore runs in this process.
+obstore reads the whole body of an error answer, even one that has no end, and no option limits
+that. So obstore runs in this process, whose memory is limited.
 
 Structure
     `objects_client` runs this file by its path, with sockets for a control and some connections. A
@@ -34,24 +34,21 @@ GREETING = struct.Struct("<H")
 """Bytes of the text that follows: none, or why there is no client."""
 REQUEST = struct.Struct("<BdQQI")
 """Verb, seconds, least and most bytes of an object to read, number of objects."""
-ITEM = struct.Struct("<HHQ")
-"""Bytes of the path, of the version to replace and of the data, which follow."""
+ITEM = struct.Struct("<HQ")
+"""Bytes of the path and of the data, which follow."""
 ANSWER = struct.Struct("<IBHQ")
 """Index of the object in the request, outcome, bytes of the text and of the data, which follow."""
 LENGTH = struct.Struct("<Q")
 """Bytes of the settings, which follow on the control."""
 
 HEAD, GET, CREATE, REPLACE, DELETE = range(5)
-"""Verbs. `CREATE` stores only if there is no object; `REPLACE` only if the version is unchanged or,
-without a version, always."""
+"""Verbs. `CREATE` stores only if there is no object, `REPLACE` always."""
 DONE, ABSENT, EXISTS, OTHER_SIZE, LATE, UNREACHED, FAILED = range(7)
-"""Outcomes. `EXISTS`: there is another object or version. The text of the last two is the name of
-the error's type, that of a `GET` the version."""
+"""Outcomes. The text of the last two is the name of the error's type; others have none."""
 
 PARENT_S = 1.0
 """Seconds between two checks that the parent is alive."""
 MAX_TEXT_BYTES = 4096
-VERSION = ("e_tag", "version")
 STACK_BYTES = 2**20
 
 
@@ -61,10 +58,9 @@ Outcome: TypeAlias = "tuple[int, bytes, Data]"
 
 
 class Item(NamedTuple):
-    """An object of a request: its path, the version to replace, the bytes to store."""
+    """An object of a request: its path, and the bytes to store."""
 
     path: str
-    version: str = ""
     data: Data = b""
 
 
@@ -121,14 +117,8 @@ class _Worker:
             verb, seconds, least, most, count = REQUEST.unpack(receive(connection, REQUEST.size))
             items = []
             for _ in range(count):
-                path, version, nbytes = ITEM.unpack(receive(connection, ITEM.size))
-                items.append(
-                    Item(
-                        receive(connection, path).decode(),
-                        receive(connection, version).decode(),
-                        receive(connection, nbytes),
-                    )
-                )
+                path, nbytes = ITEM.unpack(receive(connection, ITEM.size))
+                items.append(Item(receive(connection, path).decode(), receive(connection, nbytes)))
             work = self._ask_all(connection, verb, seconds, (least, most), items)
             del items
             loop.run_until_complete(work)
@@ -174,7 +164,7 @@ class _Worker:
             if isinstance(error, FileNotFoundError) and verb in (HEAD, GET, DELETE):
                 return ABSENT, b"", b""
             other = isinstance(error, errors.AlreadyExistsError | errors.PreconditionError)
-            if other and (verb == CREATE or item.version):
+            if other and verb == CREATE:
                 return EXISTS, b"", b""
             # Not reached, refused, wrong credentials, no such bucket, an error of the server.
             return UNREACHED, type(error).__name__.encode(), b""
@@ -187,17 +177,13 @@ class _Worker:
             await client.head_async(bucket, item.path)
         elif verb == GET:
             found = await client.get_async(bucket, item.path)
-            version = {name: found.meta[name] for name in VERSION if found.meta[name]}
-            text = json.dumps(version).encode("ascii") if version else b""
-            text = text if len(text) <= MAX_TEXT_BYTES else b""
             if not size[0] <= found.meta["size"] <= size[1]:
-                return OTHER_SIZE, text, b""
-            return DONE, text, memoryview(await found.bytes_async())
+                return OTHER_SIZE, b"", b""
+            return DONE, b"", memoryview(await found.bytes_async())
         elif verb == DELETE:
             await client.delete_async(bucket, item.path)
         else:
             mode = "create" if verb == CREATE else "overwrite"
-            mode = json.loads(item.version) if item.version else mode
             await client.put_async(bucket, item.path, item.data, mode=mode, use_multipart=False)
         return DONE, b"", b""
 

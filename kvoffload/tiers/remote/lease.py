@@ -140,11 +140,6 @@ class Lease:
         self._renewed_at = time.monotonic()
         return True
 
-    def check(self) -> None:
-        """Raise TimeoutError if another process has taken the lock; I/O."""
-        if not self.is_mine():
-            raise TimeoutError
-
     def release(self) -> None:
         """Release the lock, and record the time in the file."""
         try:

@@ -6,13 +6,12 @@ the key, which spread names over the store's partitions, and the stored key in h
 block's bytes and its seal.
 
 Structure
-    obstore reads the whole body of an error answer, even one that has no end, and older releases
-    allocate as much memory as the headers announce. So obstore runs in a separate process with a
-    limit, which `ObjectsClient` calls. A thread makes the requests of its blocks at once, and
-    abandons those that are not answered by the deadline. Blocks are stored only if no object has
-    the name (``If-None-Match``). A query for a chain of keys, in the order of the chain, asks for
-    `PROBES` of them, evenly spaced, and then for those between the last present and the first
-    absent key: two rounds for 4,096 keys.
+    obstore reads the whole body of an error answer, even one that has no end. So it runs in a
+    separate process with a limit, which `ObjectsClient` calls. A thread makes the requests of its
+    blocks at once, and abandons those that are not answered by the deadline. Blocks are stored only
+    if no object has the name (``If-None-Match``). A query for a chain of keys, in the order of the
+    chain, asks for `PROBES` of them, evenly spaced, and then for those between the last present and
+    the first absent key: two rounds for 4,096 keys.
 Invariants
     An object's size is compared before its bytes are read, and no more are read. The client makes
     no retry. Its process copies each block to store, so that an abandoned request cannot send the

@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
     position: int  # of the object in the request
     outcome: int  # `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`
-    text: str = ""  # the version that was read, or the name of an error's type
+    text: str = ""  # the name of an error's type
     data: bytes | memoryview = b""  # the bytes that were read
 
 
@@ -330,9 +330,9 @@ def _exchange(
     left = max(0.0, until - time.monotonic())
     data: bytes | memoryview
     parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, left, *size, len(items))]
-    for path, version, data in items:
-        encoded, tag = path.encode(), version.encode()
-        parts += [worker.ITEM.pack(len(encoded), len(tag), len(data)) + encoded + tag, data]
+    for path, data in items:
+        encoded = path.encode()
+        parts += [worker.ITEM.pack(len(encoded), len(data)) + encoded, data]
     _send(connection, parts)
     for _ in items:
         head = worker.receive(connection, worker.ANSWER.size)

@@ -464,8 +464,9 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
                 pipeline = client.pipeline(transaction=False)
                 for name in names:
                     pipeline.strlen(name)
-                sizes = pipeline.execute()
-                deleted += Deleted(client.unlink(*names), sum(sizes))
+                sizes = pipeline.execute(raise_on_error=False)  # a stranger's value may be a list
+                nbytes = sum(size for size in sizes if isinstance(size, int))
+                deleted += Deleted(client.unlink(*names), nbytes)
     except (redis.exceptions.RedisError, OSError) as error:  # its text may have an address
         raise TierError(f"{_public(url)}: {type(error).__name__}") from None
     finally:
