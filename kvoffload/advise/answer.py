@@ -86,7 +86,8 @@ class Answer(ABC):
     dtype: str  # element type of the model's KV cache
     command: str  # as it was typed
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
-    ids_text: str | None = None  # how the block ids of several files were treated
+    assumed_text: str | None = None  # what was assumed when the trace was read, in words
+    breaks_text: str | None = None  # what breaks the prefixes of its prompts, in words
     hints_text: str | None = None  # what clients say of their sessions, in words
     knee: Knee | None = None  # None if the memory was given
     since: Comparison | None = None  # comparison with earlier advice

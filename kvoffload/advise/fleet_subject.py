@@ -45,7 +45,7 @@ class Heat:
 class FleetSubject(Answer):
     """Advice on a fleet and its context."""
 
-    FIRST = ("Changes", "Capacity", "Router", "Memory", "Tier", "First token")
+    FIRST = ("Changes", "Capacity", "Prefixes", "Router", "Memory", "Tier", "First token")
 
     advice: FleetAdvice
 
@@ -77,7 +77,8 @@ class FleetSubject(Answer):
     def findings(self) -> list[Finding]:
         """Return the findings."""
         setup = self.advice.setup
-        return [*context(self.since, self.knee, setup, setup.engines), *fleet_findings(self.advice)]
+        found = context(self.since, self.knee, setup, setup.engines, breaks_text=self.breaks_text)
+        return [*found, *fleet_findings(self.advice)]
 
     def heats(self) -> Iterator[Heat]:
         """Yield the savings by router and memory, first with the policy and tier of `offloading`.
@@ -108,7 +109,7 @@ class FleetSubject(Answer):
         return (
             f"{advice.requests:,} requests, {advice.blocks:,} blocks of "
             f"{advice.setup.block_tokens:,} tokens{believed}, {advice.unique_blocks:,} of them "
-            "distinct" + ("" if self.ids_text is None else f"; {self.ids_text}")
+            "distinct" + ("" if self.assumed_text is None else f"; {self.assumed_text}")
         )
 
     def memory_text(self) -> str:

@@ -38,6 +38,7 @@ class Subject(Answer):
     FIRST = (
         "Changes",
         "Capacity",
+        "Prefixes",
         "Time",
         "First token",
         "Retention",
@@ -74,7 +75,10 @@ class Subject(Answer):
     def findings(self) -> list[Finding]:
         """Return the findings."""
         found = findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
-        return [*context(self.since, self.knee, self.advice.setup), *found]
+        return [
+            *context(self.since, self.knee, self.advice.setup, breaks_text=self.breaks_text),
+            *found,
+        ]
 
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
@@ -229,7 +233,7 @@ class Subject(Answer):
         return (
             f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
             f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
-            + ("" if self.ids_text is None else f"; {self.ids_text}")
+            + ("" if self.assumed_text is None else f"; {self.assumed_text}")
         )
 
     def memory_text(self) -> str:

@@ -284,9 +284,14 @@ def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
 
 
 def context(
-    since: Comparison | None, knee: Knee | None, setup: Setup | FleetSetup, engines: int = 1
+    since: Comparison | None,
+    knee: Knee | None,
+    setup: Setup | FleetSetup,
+    engines: int = 1,
+    *,
+    breaks_text: str | None = None,
 ) -> list[Finding]:
-    """Return what changed since an earlier advice, and where the knee is, as far as asked for."""
+    """Return what changed since an earlier advice, where the knee is, and what breaks prefixes."""
     behind = ""
     if setup.device_is_assumed:
         behind = " without the accelerator's own cache, which was only assumed"
@@ -297,6 +302,7 @@ def context(
             if knee is None
             else [Finding("Capacity", capacity_text(knee, engines, behind=behind))]
         ),
+        *([] if breaks_text is None else [Finding("Prefixes", f"Broken by {breaks_text}")]),
     ]
 
 

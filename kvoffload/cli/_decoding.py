@@ -25,7 +25,7 @@ class Decoding:
 
     def __call__(self) -> DecodedTrace:
         """Read it."""
-        with open_source(self.traces, self.reading) as source:
+        with open_source(self.traces, self.reading, self.block_tokens) as source:
             decoded, _, _ = decode(
                 source,
                 self.block_tokens,

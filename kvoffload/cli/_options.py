@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -24,11 +24,14 @@ from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.replay.policies import read_policy as parse_policy
+from kvoffload.traces.prompt_blocks import MAX_BYTES_PER_TOKEN, MAX_TOKENS_PER_IMAGE, ROLES
 from kvoffload.traces.reader import FORMAT_NAMES
 
 from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
+MAX_BLOCK_TOKENS = 2**31 - 1
+FIELDS_FORM = "messages=FIELD,time=FIELD"
 PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
@@ -213,54 +216,114 @@ quiet_option = click.option(
 )
 
 
-def reading_options_of(
-    formats: Iterable[str],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options of a command that reads a trace in these formats.
-
-    The command is called with `reading`.
-    """
-    names = list(formats)
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def command(**options: Any) -> Any:
-            reading = Reading(**{field.name: options.pop(field.name) for field in fields(Reading)})
-            return function(reading=reading, **options)
-
-        for option in (
-            quiet_option,
-            click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
-            click.option(
-                "--limit", type=click.IntRange(min=1), help="Read at most this many requests."
-            ),
-            click.option(
-                "--format",
-                "format",
-                metavar="NAME",
-                type=click.Choice(names),
-                help=f"Format of the trace: {', '.join(names)}. Recognised if not given: "
-                "oracle-general by the file's name, the others by their first line.",
-            ),
-            click.option(
-                "--model-name",
-                metavar="NAME",
-                help="Read only the requests to this model, if the log names models (lmcache).",
-            ),
-            click.option(
-                "--same-ids",
-                is_flag=True,
-                help="Treat the block ids of several files as one numbering, for a trace that was "
-                "split. By default, ids that are not hashes are kept apart per file.",
-            ),
-        ):
-            command = option(command)
-        return command
-
-    return add
+def read_fields(text: str) -> dict[str, str]:
+    """Read the fields of a log by what they hold."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        role, _, path = map(str.strip, part.partition("="))
+        if role not in ROLES or not path or role in found:
+            raise ValueError(
+                f"must be {FIELDS_FORM}, each of {', '.join(ROLES)} at most once, got "
+                f"{part.strip()!r}"
+            )
+        found[role] = path
+    if not found.keys() & {"messages", "prompt"}:
+        raise ValueError(f"must be {FIELDS_FORM}, got none for messages or prompt")
+    return found
 
 
-reading_options = reading_options_of(FORMAT_NAMES)
+def read_salt(text: str) -> str:
+    """Read a salt; no message shows it."""
+    if not text:
+        raise ValueError("must not be empty, got an empty text")
+    return text
+
+
+def read_delimiter(text: str) -> str:
+    """Read what separates the columns of a table."""
+    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(found) != 1:
+        raise ValueError(f"must be one character or tab, got {describe(text)}")
+    return found
+
+
+def reading_options(function: CommandFunction) -> CommandFunction:
+    """Add the options of a command that reads a trace; it is called with `reading`."""
+    names = [field.name for field in fields(Reading) if not field.name.startswith("_")]
+
+    @functools.wraps(function)
+    def command(**options: Any) -> Any:
+        reading = Reading(**{name: options.pop(name) for name in names})
+        return function(reading=reading, **options)
+
+    for option in (
+        quiet_option,
+        click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
+        click.option(
+            "--limit", type=click.IntRange(min=1), help="Read at most this many requests."
+        ),
+        click.option(
+            "--delimiter",
+            metavar="CHARACTER",
+            callback=value_of(read_delimiter),
+            help="What separates the columns of a table, if its first line does not show it.",
+        ),
+        click.option(
+            "--salt",
+            metavar="TEXT",
+            callback=value_of(read_salt),
+            help="A secret with which prompts make the same ids each time. By default, a random "
+            "key is used and not kept.",
+        ),
+        click.option(
+            "--tokens-per-image",
+            metavar="N",
+            type=click.IntRange(1, MAX_TOKENS_PER_IMAGE),
+            help="Tokens that a part of a prompt without text counts as, such as a picture or a "
+            "file; 1,000 by default.",
+        ),
+        click.option(
+            "--bytes-per-token",
+            type=click.IntRange(1, MAX_BYTES_PER_TOKEN),
+            help="Bytes of text that count as a token without a tokenizer; 4 by default.",
+        ),
+        click.option(
+            "--tokenizer",
+            metavar="PATH",
+            help="For prompts, a tokenizer.json of Hugging Face, or a folder with it, whose chat "
+            "template is used, too. By default, tokens are approximated from bytes.",
+        ),
+        click.option(
+            "--fields",
+            metavar="NAMES",
+            callback=value_of(read_fields),
+            help="Where a log that is not recognised has its prompts: messages=FIELD or "
+            "prompt=FIELD, and system, tools, time, session, model, output (tokens); dotted "
+            "paths, or columns of a table.",
+        ),
+        click.option(
+            "--format",
+            "format",
+            metavar="NAME",
+            type=click.Choice(FORMAT_NAMES),
+            help=f"Format of the trace: {', '.join(FORMAT_NAMES)}. Recognised if not given: "
+            "oracle-general by the file's name, the others by their first line. openai stands for "
+            "any log of prompts.",
+        ),
+        click.option(
+            "--model-name",
+            metavar="NAME",
+            help="Read only the requests to this model, if the log names models (lmcache).",
+        ),
+        click.option(
+            "--same-ids",
+            is_flag=True,
+            help="Treat the block ids of several files as one numbering, for a trace that was "
+            "split. By default, ids that are not hashes are kept apart per file.",
+        ),
+    ):
+        command = option(command)
+    return cast("CommandFunction", command)
 
 
 def device_memory_blocks(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -21,14 +23,18 @@ from kvoffload.traces import (
     Survey,
     Workload,
 )
+from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
+from kvoffload.traces.rows import CSV, PARQUET
 from kvoffload.traces.scratch import Spool, scratch_file
+from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
 from ._terminal import note
 
+TABLES = (CSV, PARQUET)
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
 ENOUGH = 10
@@ -44,6 +50,52 @@ class Reading:
     limit: int | None
     skip_bad: bool
     same_ids: bool
+    tokenizer: str | None = None
+    bytes_per_token: int | None = None
+    tokens_per_image: int | None = None
+    salt: str | None = None
+    fields: Mapping[str, str] | None = None
+    delimiter: str | None = None
+    _drawn: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+
+    def check(self) -> None:
+        """Refuse options that exclude each other."""
+        if self.tokenizer is not None and self.bytes_per_token is not None:
+            raise click.UsageError("--bytes-per-token must go without --tokenizer, got both")
+        if self.format is not None and self.fields is not None and self.format not in TABLES:
+            raise click.UsageError(
+                f"--fields must go without --format, or with {' or '.join(TABLES)}, got it with "
+                f"--format {self.format}"
+            )
+
+    def check_prompts(self, trace: MergedTrace) -> None:
+        """Refuse options of prompts that have no effect on a trace that has been begun."""
+        given = {
+            "--tokenizer": self.tokenizer,
+            "--bytes-per-token": self.bytes_per_token,
+            "--tokens-per-image": self.tokens_per_image,
+            "--salt": self.salt,
+        }
+        option = next((name for name, value in given.items() if value is not None), None)
+        if option is not None and not trace.has_prompts:
+            raise click.UsageError(
+                f"{option} must go with a log of prompts, got it with {trace.format}"
+            )
+
+    def prompts(
+        self, block_tokens: int | None = None, breaks: PrefixBreaks | None = None
+    ) -> PromptOptions:
+        """Return how to make blocks of prompts, with one key for all passes and processes."""
+        return PromptOptions(
+            tokenizer=self.tokenizer,
+            bytes_per_token=self.bytes_per_token or 4,
+            tokens_per_image=self.tokens_per_image or 1000,
+            block_tokens=block_tokens,
+            salt=self.salt or self._drawn,
+            fields=self.fields,
+            delimiter=self.delimiter,
+            breaks=breaks,
+        )
 
     def trace(
         self,
@@ -52,6 +104,7 @@ class Reading:
         prompts: PromptOptions | None = None,
     ) -> MergedTrace:
         """Return the trace made of files, without the limit."""
+        self.check()
         return MergedTrace(
             files,
             format=self.format,
@@ -59,8 +112,30 @@ class Reading:
             model_name=self.model_name,
             same_ids=self.same_ids,
             sessions=sessions,
-            prompts=prompts,
+            prompts=prompts or self.prompts(),
         )
+
+    def requests(self, trace: MergedTrace) -> Iterable[Request]:
+        """Return the first requests of a trace, those of a log in the order of their times."""
+        return _InOrder(Selection(trace, limit=self.limit), trace, self)
+
+
+class _InOrder:
+    """Requests that can be iterated over again; those of a log are sorted by time."""
+
+    def __init__(self, requests: Iterable[Request], trace: MergedTrace, reading: Reading) -> None:
+        self._requests, self._trace, self._reading = requests, trace, reading
+
+    def __iter__(self) -> Iterator[Request]:
+        requests = iter(self._requests)
+        first = next(requests, None)
+        if first is None:
+            return
+        self._reading.check_prompts(self._trace)
+        requests = chain((first,), requests)
+        if self._trace.is_log:
+            requests = counted_from_first(sorted_by_time(requests))
+        yield from requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +146,7 @@ class Source:
     requests: Iterable[Request]
     trace: MergedTrace | None = None  # that they are read from; None if they are generated
     same_ids: bool = False  # the user said that equal ids mean equal blocks in all files
+    is_copy: bool = False  # of input that could be read only once
 
     @property
     def files(self) -> int | None:
@@ -99,6 +175,12 @@ class Source:
     def names(self) -> list[str]:
         """The name, and the treatment of the block ids of several files, if there are some."""
         return [self.name] if self.ids_text is None else [self.name, self.ids_text]
+
+    @property
+    def assumed_text(self) -> str | None:
+        """What was assumed when the trace was read, in words; None if nothing was."""
+        read = [] if self.trace is None or not self.trace.has_prompts else self.trace.remarks[:1]
+        return "; ".join([*read, *([self.ids_text] if self.ids_text else [])]) or None
 
     @property
     def format(self) -> str | None:
@@ -139,16 +221,23 @@ def named_files(paths: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_source(paths: Sequence[str], reading: Reading) -> Iterator[Source]:
+def open_source(
+    paths: Sequence[str],
+    reading: Reading,
+    block_tokens: int | None = None,
+    breaks: PrefixBreaks | None = None,
+) -> Iterator[Source]:
     """Open a trace for any number of iterations over its first requests.
+
+    Of prompts, blocks of `block_tokens` are made, and `breaks` takes a sample.
 
     Input that can be read only once, standard input or a named pipe, is copied to a temporary
     file.
     """
     files = named_files(paths)
-    trace = reading.trace(files)
+    trace = reading.trace(files, prompts=reading.prompts(block_tokens, breaks))
     name = paths[0] if len(paths) == 1 else trace.name
-    requests = Selection(trace, limit=reading.limit)
+    requests = reading.requests(trace)
     if not any(path == STDIN or _is_pipe(path) for path in files):
         yield Source(name, requests, trace, reading.same_ids)
         return
@@ -156,11 +245,15 @@ def open_source(paths: Sequence[str], reading: Reading) -> Iterator[Source]:
         spool = Spool(stream, copy)
         for request in requests:
             spool.add(request)
-        yield Source(name, spool, trace, reading.same_ids)
+        yield Source(name, spool, trace, reading.same_ids, is_copy=True)
 
 
 def open_or_generate(
-    paths: Sequence[str], requests: int, seed: int | None, reading: Reading
+    paths: Sequence[str],
+    requests: int,
+    seed: int | None,
+    reading: Reading,
+    block_tokens: int | None = None,
 ) -> contextlib.AbstractContextManager[Source]:
     """Open a trace, or generate a workload of that many requests if none is named.
 
@@ -169,12 +262,14 @@ def open_or_generate(
     if paths:
         if seed is not None:
             raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
-        return open_source(paths, reading)
+        return open_source(paths, reading, block_tokens)
     options = {
         "--format": reading.format,
         "--model-name": reading.model_name,
         "--skip-bad": reading.skip_bad or None,
         "--same-ids": reading.same_ids or None,
+        "--tokenizer": reading.tokenizer,
+        "--fields": reading.fields,
     }
     for option, value in options.items():
         if value is not None:
@@ -190,10 +285,16 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
     if ORACLE_GENERAL in (source.format or ""):
         note(f"{ORACLE_GENERAL}: each object is one block, whatever its size", quiet=quiet)
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
-    if rate > MOST_RATE and survey.requests >= ENOUGH and MOONCAKE.name in (source.format or ""):
+    is_log = source.trace is not None and source.trace.is_log
+    counts_ms = is_log or MOONCAKE.name in (source.format or "")
+    if rate > MOST_RATE and survey.requests >= ENOUGH and counts_ms:
         note(
-            f"{rate:,.0f} prompt tokens per second: timestamps count as milliseconds, and these "
-            "seem to be seconds",
+            f"{rate:,.0f} prompt tokens per second: "
+            + (
+                "the times of the log seem to be in another unit"
+                if is_log
+                else "timestamps count as milliseconds, and these seem to be seconds"
+            ),
             quiet=quiet,
         )
     if survey.chaining.is_suspect:

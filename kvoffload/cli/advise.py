@@ -44,8 +44,10 @@ from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
+from kvoffload.traces.breaks import PrefixBreaks
 
 from ._advice_result import as_object, print_answer
+from ._breaks import Broken, show_text_option
 from ._decoding import Decoding
 from ._fleet_advice import fleet_advice_object
 from ._fleet_options import (
@@ -135,21 +137,22 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
         "kvoffload advise trace.jsonl --capacity 64GiB --model Qwen/Qwen3-8B",
         "kvoffload advise logs/ --capacity 1TiB --model path/config.json",
         "kvoffload advise trace.jsonl --capacity 5% --model glm-4.5 --disk 4TB",
-        "kvoffload advise trace.jsonl --capacity auto --model glm-4.5 --engines 8",
+        "kvoffload advise log.jsonl --model glm-4.5 --engines 8",
     )
 )
 @traces_argument
 @click.option(
     "--capacity",
     "capacities",
-    required=True,
     multiple=True,
+    default=(AUTO,),
+    show_default=True,
     metavar="SIZE|auto",
     callback=values_of(_read_capacity),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
     "(5%). Half, twice and four times as much are compared, too. Of several sizes, "
-    "comma-separated or repeated, the advice is on the first, and the others are compared. auto: "
-    "the knee of the hits over memory. With --engines, the memory of each engine.",
+    "comma-separated or repeated, the advice is on the first, and the others are compared. auto "
+    "is the knee of the hits over memory. With --engines, the memory of each engine.",
 )
 @policy_option(",".join(POLICIES))
 @model_options
@@ -231,6 +234,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "position of a prompt.",
 )
 @hint_options
+@show_text_option
 @jobs_option
 @dask_option
 @reading_options
@@ -257,6 +261,7 @@ def advise(
     report: str | None,
     unchained_ids: bool,
     hints: HintOptions | None,
+    show_text: bool,
     jobs: int | None,
     dask: str | None,
     reading: Reading,
@@ -302,7 +307,8 @@ def advise(
     check_dask(dask, traces)
     if report is not None:
         require_report()
-    with open_source(traces, reading) as source:
+    sample = PrefixBreaks()
+    with open_source(traces, reading, block_tokens, sample) as source:
         survey = Survey.of((), unique=False, block_tokens=block_tokens)
         with progress_bar("reading", reading.limit, quiet=quiet) as progress, told_by_trace():
             recorded = RecordedTrace.of(
@@ -315,6 +321,7 @@ def advise(
         if not unchained_ids:
             check_order(survey, source)
         note_order(survey, source, quiet=quiet)
+        broken = Broken.of(source, sample, shows_text=show_text, quiet=quiet)
         known = BlockTokens.of(source, survey, block_tokens)
         if known.count is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_tokens(survey)}")
@@ -345,7 +352,8 @@ def advise(
             "dtype": size.cache.dtype,
             "command": typed_command(),
             "block_tokens_from": known.origin or "lengths",
-            "ids_text": source.ids_text,
+            "assumed_text": source.assumed_text,
+            "breaks_text": broken.text,
             "hints_text": hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
@@ -369,6 +377,7 @@ def advise(
         fault = None if report is None else _write(subject, report)
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
+            said |= broken.as_object()
             print_json({**source.head(), **_object(subject), **said})
         else:
             print_answer(subject)

@@ -299,7 +299,7 @@ def fleet(
     check_plot(plot, quiet=quiet)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
-    with open_source(traces, reading) as source:
+    with open_source(traces, reading, block_tokens) as source:
         decoded, known, survey = decode(
             source,
             block_tokens,

@@ -10,9 +10,12 @@ import numpy as np
 from kvoffload._extras import require
 from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
+from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.returns import Returns
 
+from ._breaks import Broken, show_text_option
 from ._options import (
+    MAX_BLOCK_TOKENS,
     examples,
     json_option,
     read_picture,
@@ -38,10 +41,23 @@ from ._terminal import Column, note_bad_lines, print_json, print_tables, progres
     callback=value_of(read_picture),
     help="Draw the hit ratio over the time for which blocks are kept: .png, .svg or .pdf.",
 )
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(1, MAX_BLOCK_TOKENS),
+    help="Tokens per block that is made of prompts; 16 by default.",
+)
+@show_text_option
 @reading_options
 @json_option
 def info(
-    traces: tuple[str, ...], *, plot: str | None, reading: Reading, as_json: bool, quiet: bool
+    traces: tuple[str, ...],
+    *,
+    plot: str | None,
+    block_tokens: int | None,
+    show_text: bool,
+    reading: Reading,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Describe a trace: requests, blocks and their reuse, and when sessions return.
 
@@ -52,17 +68,18 @@ def info(
     if plot is not None:
         require("matplotlib", "--plot", "plot")
     fault: OSError | None = None
-    returns = Returns()
-    with open_source(traces, reading) as source:
+    returns, sample = Returns(), PrefixBreaks()
+    with open_source(traces, reading, block_tokens, sample) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, returns=returns, progress=progress)
         note_order(survey, source, quiet=quiet)
+        broken = Broken.of(source, sample, shows_text=show_text, quiet=quiet)
         if plot is not None:
             fault = _draw(source.name, returns, plot)
         if as_json:
-            print_json(as_object(source, survey) | returns_object(returns))
+            print_json(as_object(source, survey) | returns_object(returns) | broken.as_object())
         else:
-            _print(source, survey, returns)
+            _print(source, survey, returns, broken)
             note_bad_lines(source.bad_lines, quiet=quiet)
     if fault is not None:
         raise fault
@@ -78,8 +95,8 @@ def _draw(name: str, returns: Returns, plot: str) -> OSError | None:
     return None
 
 
-def _print(source: Source, survey: Survey, returns: Returns) -> None:
-    rows = as_rows(source, survey) + returns_rows(returns, survey.seconds)
+def _print(source: Source, survey: Survey, returns: Returns, broken: Broken) -> None:
+    rows = as_rows(source, survey) + broken.rows() + returns_rows(returns, survey.seconds)
     names, values = zip(*rows, strict=True)
     title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
     print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])

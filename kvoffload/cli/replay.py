@@ -134,7 +134,7 @@ def replay(
     """
     cache.check(block_bytes)
     check_outputs(traces)
-    with open_or_generate(traces, GENERATED_REQUESTS, seed, reading) as source:
+    with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
         decoded, known, survey = decode(
             source,
             block_tokens,

@@ -211,7 +211,7 @@ def sweep(
     if results is not None:
         _check_results(results)
     check_plot(plot, quiet=quiet)
-    with open_source(traces, reading) as source:
+    with open_source(traces, reading, block_tokens) as source:
         decoded, known, survey = decode(
             source,
             block_tokens,

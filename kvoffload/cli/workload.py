@@ -60,7 +60,7 @@ def workload(
     serve sends the prompts at --request-rate, in the order of the lines with --disable-shuffle.
     """
     check_output_option(traces, output)
-    with open_source(traces, reading) as source:
+    with open_source(traces, reading, block_tokens) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from .errors import BadLineError, TraceError
-from .lines import Lines
+from .rows import Rows
 
 __all__ = ["Ahead"]
 
@@ -24,11 +24,10 @@ class Ahead:
         Whether lines have been looked at before their turn.
     """
 
-    def __init__(self, found: Iterator[bytes], lines: Lines) -> None:
-        self._found = found  # the lines, or rows of several lines
-        self._lines = lines
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
         self._held: deque[tuple[int, bytes | BadLineError | TraceError]] = deque()
-        self.name = lines.name
+        self.name = rows.name
         self.count = 0
         self.has_looked = False
 
@@ -42,9 +41,9 @@ class Ahead:
                 return item
             raise item
         try:
-            return next(self._found)
+            return next(self._rows)
         finally:
-            self.count = self._lines.count
+            self.count = self._rows.count
 
     def look(self, most_bytes: int) -> Iterator[bytes]:
         """Yield lines that keep their turn: errors are passed over, and raised in theirs."""
@@ -53,12 +52,12 @@ class Ahead:
         while held < most_bytes:
             item: bytes | BadLineError | TraceError
             try:
-                item = next(self._found)
+                item = next(self._rows)
             except StopIteration:
                 return
             except (BadLineError, TraceError) as error:
                 item = error
-            self._held.append((self._lines.count, item))
+            self._held.append((self._rows.count, item))
             held += len(item) + 100 if isinstance(item, bytes) else 1000
             if isinstance(item, bytes):
                 yield item

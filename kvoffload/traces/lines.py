@@ -55,7 +55,7 @@ _OTHERS = {
     b"\xfd7zXZ\0": ("xz", "xz -dk unpacks it"),
     b"\x04\x22\x4d\x18": ("lz4", "lz4 -dk unpacks it"),
     b"PK\x03\x04": ("a zip archive", "unzip unpacks it"),
-    b"PAR1": ("Parquet", "a trace has one JSON object per line"),
+    b"PAR1": ("Parquet", "it is read from a file only"),
     b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8 converts it"),
     b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8 converts it"),
 }
@@ -216,6 +216,16 @@ class Lines(Bytes):
         if self.count == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
         return line or b"\n"
+
+    def ahead(self) -> bytes:
+        """Return bytes that come next, without reading them; without a byte order mark."""
+        if self._stream is None:
+            return b""
+        try:
+            found: bytes = self._stream.peek(1)  # type: ignore[attr-defined]
+        except self._faults as error:
+            found = self._end_by(error)
+        return found.removeprefix(b"\xef\xbb\xbf")
 
     @property
     def most_bytes(self) -> int:

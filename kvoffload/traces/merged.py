@@ -165,6 +165,16 @@ class MergedTrace:
         return sum(trace.bad_lines for trace in self._traces)
 
     @property
+    def is_log(self) -> bool:
+        """Whether a file is a log of requests, in which times may run back."""
+        return any(trace.is_log for trace in self._traces)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a file has prompts, of which blocks are made."""
+        return any(trace.has_prompts for trace in self._traces)
+
+    @property
     def remarks(self) -> list[str]:
         """Contents of the latest iteration's requests that could not be followed, by file."""
         if len(self._traces) == 1:

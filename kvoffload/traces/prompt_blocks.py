@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, pbkdf2_hmac, shake_128
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,20 +24,19 @@ from kvoffload.errors import describe
 from .errors import BadLineError
 from .tokenizer import Tokenizer
 
-__all__ = ["COLUMNS", "PromptBlocks", "PromptOptions", "check_tokens"]
+if TYPE_CHECKING:
+    from .breaks import PrefixBreaks
 
-COLUMNS = ("time", "prompt", "model", "output", "session")
-"""Contents of the columns of a CSV file; the first two are required."""
+__all__ = ["ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
 
+ROLES = ("messages", "prompt", "system", "tools", "time", "session", "model", "output")
+"""What a field of a log may be."""
+BLOCK_TOKENS = 16
 MAX_BYTES_PER_TOKEN = 64
 MAX_TOKENS_PER_IMAGE = 2**16
 WHOLE_PART = 32  # bytes from which on a part without text counts in full
-PART_KINDS = (
-    *("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url"),
-    *("file", "input_file", "document", "redacted_thinking"),
-)
-"""Types of parts without text."""
 _MARK = re.compile(r"(<[0-9a-f]{32}>)")
+MOST_MODELS = 256  # whose secrets are remembered
 _ROUNDS = 100_000  # of the derivation of a key: a guess at a salt takes some 40 ms
 _ID_BYTES = 8
 _TOKEN = np.dtype("<u4")
@@ -58,32 +56,43 @@ class PromptOptions:
         Bytes of UTF-8 that count as a token without a tokenizer, 1 ... 64.
     tokens_per_image : int
         Tokens that a part of a message without text counts as, such as a picture or a file.
-    block_tokens : int
-        Tokens per block. Only full blocks have an id.
+    block_tokens : int or None
+        Tokens per block, 16 if None. Only full blocks have an id.
     salt : str or None
         A secret from which the key of the hashes is derived: equal salts make equal ids. None: a
         key is drawn and not kept.
-    columns : mapping of str to str, or None
-        The columns of a CSV file, by their contents: ``"time"``, ``"prompt"``, and optionally
-        ``"model"``, ``"output"`` (tokens of the answer) and ``"session"``.
+    fields : mapping of str to str, or None
+        The fields of a log that is not recognised, or the columns of a table: dotted paths by what
+        is there, ``"messages"`` or ``"prompt"``, and ``"system"``, ``"tools"``, ``"time"``,
+        ``"session"``, ``"model"`` and ``"output"`` (tokens of the answer).
+    delimiter : str or None
+        What separates the columns of a table; None: a comma, a semicolon, a tab or a bar, as its
+        first line shows.
+    breaks : PrefixBreaks or None
+        What looks for text that keeps prompts from sharing their beginnings.
     """
 
     tokenizer: str | os.PathLike[str] | None = None
     bytes_per_token: int = 4
     tokens_per_image: int = 1000
-    block_tokens: int = 16
+    block_tokens: int | None = None
     salt: str | None = field(default=None, repr=False)
-    columns: Mapping[str, str] | None = None
+    fields: Mapping[str, str] | None = None
+    delimiter: str | None = None
+    breaks: PrefixBreaks | None = field(default=None, repr=False, compare=False)
     _made: list[PromptBlocks] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_int("bytes_per_token", self.bytes_per_token, 1, MAX_BYTES_PER_TOKEN)
         check_int("tokens_per_image", self.tokens_per_image, 1, MAX_TOKENS_PER_IMAGE)
-        check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
+        if self.block_tokens is not None:
+            check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
         if self.salt is not None and not self.salt:
             raise ValueError("salt must be a non-empty text, got an empty one")
-        if self.columns is not None:
-            _check_columns(self.columns)
+        if self.fields is not None:
+            _check_fields(self.fields)
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ValueError(f"delimiter must be one character, got {describe(self.delimiter)}")
 
     @property
     def blocks(self) -> PromptBlocks:
@@ -96,43 +105,36 @@ class PromptOptions:
         return self._made[0]
 
 
-def _check_columns(columns: Mapping[str, str]) -> None:
-    for role, column in columns.items():
-        if role not in COLUMNS:
-            raise ValueError(f"columns must be among {', '.join(COLUMNS)}, got {describe(role)}")
-        if not column:
-            raise ValueError(f"columns must name a column for {role}, got {describe(column)}")
-    for role in COLUMNS[:2]:
-        if role not in columns:
-            raise ValueError(f"columns must name one for {role}, got {describe(list(columns))}")
+def _check_fields(fields: Mapping[str, str]) -> None:
+    for role, path in fields.items():
+        if role not in ROLES:
+            raise ValueError(f"fields must be among {', '.join(ROLES)}, got {describe(role)}")
+        if not path:
+            raise ValueError(f"fields must name a field for {role}, got {describe(path)}")
+    if not fields.keys() & {"messages", "prompt"}:
+        rule = "fields must name one for messages or for prompt"
+        raise ValueError(f"{rule}, got {describe(list(fields))}")
 
 
 class PromptBlocks:
-    """A maker of ids for prompts' blocks, with remarks on the prompts so far.
-
-    Attributes
-    ----------
-    is_approximate : bool
-        Whether tokens of a prompt were approximated by bytes.
-    is_untimed : bool
-        Whether there were requests without a time.
-    parts : Counter of str
-        Parts of messages without text, by their type.
-    """
+    """A maker of ids for prompts' blocks."""
 
     def __init__(self, options: PromptOptions) -> None:
-        self.block_tokens = options.block_tokens
-        self.is_approximate = False
-        self.is_untimed = False
-        self.parts: Counter[str] = Counter()
-        self._tokens_per_image = options.tokens_per_image
-        self._bytes_per_token = options.bytes_per_token
+        self.block_tokens = options.block_tokens or BLOCK_TOKENS
+        self.tokens_per_image = options.tokens_per_image
+        self.bytes_per_token = options.bytes_per_token
         self._tokenizer = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+        self._whose: dict[tuple[bytes, str], bytes] = {}  # secrets by model
         if options.salt is None:
             self._key = secrets.token_bytes(32)
         else:
             salt = options.salt.encode("utf-8", "surrogatepass")
             self._key = pbkdf2_hmac("sha256", salt, b"kvoffload prompts", _ROUNDS)
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether tokens are approximated by bytes."""
+        return self._tokenizer is None
 
     @property
     def has_template(self) -> bool:
@@ -145,10 +147,9 @@ class PromptBlocks:
             raise ValueError("tokenizer must have a chat template, got none")
         return self._tokenizer.template.render(messages, tools, unix)
 
-    def part_tokens(self, kind: object, size: int) -> int:
-        """Count a part without text and return its tokens: fewer if it has hardly any bytes."""
-        self.parts[str(kind) if kind in PART_KINDS else "other"] += 1
-        return self._tokens_per_image * min(size, WHOLE_PART) // WHOLE_PART
+    def part_tokens(self, size: int) -> int:
+        """Return the tokens of a part without text: fewer if it has hardly any bytes."""
+        return self.tokens_per_image * min(size, WHOLE_PART) // WHOLE_PART
 
     def of_text(
         self, text: str, model: str, *, special: bool, marks: Mapping[str, int] | None = None
@@ -158,10 +159,9 @@ class PromptBlocks:
         `special`: whether the tokenizer adds the tokens with which a text begins. `marks`: texts
         from `digest` in angle brackets that stand for so many tokens.
         """
-        pieces = _MARK.split(text) if marks else [text]
-        counts = [(marks or {}).get(piece) for piece in pieces]
         if self._tokenizer is not None:
             tokens: list[int] = []
+            pieces, counts = _divided(text, marks or {})
             for index, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
                 if count is None:
                     plain = piece.encode("utf-8", "replace").decode()
@@ -169,8 +169,11 @@ class PromptBlocks:
                 else:
                     tokens += np.frombuffer(_filling(piece, 4 * count), dtype=_TOKEN).tolist()
             return self.of_tokens(tokens, model)
-        self.is_approximate = True
-        size = self._bytes_per_token
+        size = self.bytes_per_token
+        if not marks:
+            data = text.encode("utf-8", "surrogatepass")
+            return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
+        pieces, counts = _divided(text, marks)
         data = b"".join(
             piece.encode("utf-8", "surrogatepass")
             if count is None
@@ -195,16 +198,32 @@ class PromptBlocks:
         return blake2b(data, digest_size=16, key=self._key, person=b"part").hexdigest()
 
     def _chained(self, data: bytes, size: int, unit: bytes, model: str) -> tuple[int, ...]:
-        """Return the ids of the full blocks of `size` bytes."""
-        key = self._key
-        named = model.encode("utf-8", "surrogatepass")
-        whose = blake2b(named, digest_size=16, key=key, person=unit).digest()
-        parent, ids = bytes(_ID_BYTES), []
+        """Return the ids of the full blocks of `size` bytes.
+
+        A block's hash begins with the model's, which is secret as the key is: BLAKE2b of a secret
+        and a text is a keyed hash.
+        """
+        whose = self._whose.get((unit, model))
+        if whose is None:
+            if len(self._whose) >= MOST_MODELS:
+                self._whose.clear()
+            named = model.encode("utf-8", "surrogatepass")
+            whose = blake2b(named, digest_size=32, key=self._key, person=unit).digest()
+            self._whose[unit, model] = whose
+        parent, digests = bytes(_ID_BYTES), []
         for start in range(0, len(data) - size + 1, size):
-            block = parent + whose + data[start : start + size]
-            parent = blake2b(block, digest_size=_ID_BYTES, key=key).digest()
-            ids.append(int.from_bytes(parent, "big") >> 1)
+            parent = blake2b(
+                whose + parent + data[start : start + size], digest_size=_ID_BYTES
+            ).digest()
+            digests.append(parent)
+        ids: list[int] = (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).tolist()
         return tuple(ids)
+
+
+def _divided(text: str, marks: Mapping[str, int]) -> tuple[list[str], list[int | None]]:
+    """Divide a text at marks; return the pieces and, for those that are marks, their tokens."""
+    pieces = _MARK.split(text) if marks else [text]
+    return pieces, [marks.get(piece) for piece in pieces]
 
 
 def _filling(mark: str, size: int) -> bytes:

@@ -8,22 +8,24 @@ from itertools import chain
 
 from .ahead import Ahead
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, MODEL_FORMATS, PROMPT_FORMATS, Format, Parser, recognise
-from .formats.comma_separated import COMMA_SEPARATED, Rows
+from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, Format, Parser, recognise
+from .formats.gateways import ANY_LOG, log_of
+from .formats.litellm_blocks import LITELLM_BLOCKS, LiteLLMBlocksParser
+from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
-from .formats.openai import OpenAIParser
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, read_objects
 from .prompt_blocks import PromptOptions
 from .request import Request
+from .rows import CSV, PARQUET, Rows, open_rows
 from .scratch import scratch_file
 from .sessions import SessionOptions, SessionRows
 from .survey import BlockLengths
 
-FORMAT_NAMES = (*FORMATS, ORACLE_GENERAL)
-"""The formats that a trace may be in: those of lines, and the one of records."""
+FORMAT_NAMES = (*FORMATS, *LOG_FORMATS, CSV, PARQUET, ORACLE_GENERAL)
+"""The formats that a trace may be in: those of lines, tables of them, and the one of records."""
 
 SESSION_ID = b'"session_id"'
 AHEAD_BYTES = 2**22  # of lines that are looked at to see whether rows list only new blocks
@@ -42,13 +44,13 @@ class Trace:
     path : str or os.PathLike
         The file; ``-`` is standard input.
     format : str, optional
-        ``"mooncake"``, ``"mooncake-delta"``, ``"lmcache"``, ``"bailian"``, ``"weka"``,
-        ``"dynamo"``, ``"hex"`` or ``"oracle-general"``; by default the last for a file with the
-        name of libCacheSim's traces, such as ``w.oracleGeneral.zst``, else the one of its first
-        good line. Rows with a `session_id` are ``"mooncake-delta"``, with only the new part of a
-        session, if sessions have later rows and none of these repeats its session's first id.
-        Requests of ``"weka"`` are sorted by time. Two formats are read only if named, the logs of
-        prompts ``"openai"`` and ``"csv"``, whose times are Unix times in milliseconds.
+        One of `FORMAT_NAMES`; by default ``"oracle-general"`` for a file with the name of
+        libCacheSim's traces, such as ``w.oracleGeneral.zst``, else the one of its first good line.
+        Rows with a `session_id` are ``"mooncake-delta"``, with only the new part of a session, if
+        sessions have later rows and none of these repeats its session's first id. Requests of
+        ``"weka"`` are sorted by time. Logs of prompts have Unix times, in milliseconds, and the
+        order of the file. ``"openai"`` stands for any log; ``"csv"`` and ``"parquet"`` are tables
+        of rows of any format.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is still an error.
@@ -61,7 +63,7 @@ class Trace:
         ``"mooncake-delta"`` only `block_tokens` counts, the tokens that an id stands for; by
         default they are inferred from the lengths of the first rows.
     prompts : PromptOptions, optional
-        How to make blocks of prompts, for ``"openai"`` and ``"csv"``, which needs its columns.
+        How to make blocks of prompts, for logs, and the fields of one that is not recognised.
 
     Attributes
     ----------
@@ -86,7 +88,7 @@ class Trace:
     Raises
     ------
     ValueError
-        If there is no format of that name, or columns are not given for ``"csv"``.
+        If there is no format of that name.
     TraceError
         During iteration: the file cannot be opened or read to its end, a line breaks a rule
         (without `skip_bad`), or the trace holds no request.
@@ -126,11 +128,18 @@ class Trace:
         if format is None and is_named_oracle_general(self.path):
             self._given_format = ORACLE_GENERAL
         self._max_line_bytes = max_line_bytes
-        known = (*FORMAT_NAMES, *PROMPT_FORMATS)
-        if format is not None and format not in known:
-            raise ValueError(f"format must be one of {', '.join(known)}, got {format!r}")
-        if format == COMMA_SEPARATED.name and self._prompts.columns is None:
-            raise ValueError("prompts must name the columns of csv, got none")
+        if format is not None and format not in FORMAT_NAMES:
+            raise ValueError(f"format must be one of {', '.join(FORMAT_NAMES)}, got {format!r}")
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the latest iteration reads a log of requests, in which times may run back."""
+        return isinstance(self._parser, LogParser | LiteLLMBlocksParser)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the latest iteration reads prompts, of which it makes blocks."""
+        return isinstance(self._parser, LogParser)
 
     @property
     def remarks(self) -> list[str]:
@@ -162,29 +171,31 @@ class Trace:
         if self.format == ORACLE_GENERAL:
             yield from self._object_requests()
             return
-        found_format = {**FORMATS, **PROMPT_FORMATS}[self.format or next(iter(FORMATS))]
+        found_format = {**FORMATS, **LOG_FORMATS}.get(self.format or "", MOONCAKE)
         requests = 0
         is_settled = False  # whether a good line has shown the format
-        with Lines(self.path, self._max_line_bytes) as lines:
-            found = Ahead(self._found_in(lines), lines)
+        with open_rows(self.path, self._given_format, self._prompts, self._max_line_bytes) as rows:
+            found = Ahead(rows)
             if found_format is MOONCAKE_DELTA:
                 self._id_tokens = self._sessions.block_tokens
                 if self._id_tokens is None:
                     self._id_tokens = _Probe(found.look(AHEAD_BYTES)).id_tokens(self.name)
-            parse = self._parser = self._new_parser(found_format, lines)
+            parse = self._parser = self._new_parser(found_format, rows)
             while True:
                 try:
                     line = next(found)
-                    if not is_settled and self._given_format is None:
-                        found_format = self._recognised(line, found)
-                        parse = self._parser = self._new_parser(found_format, lines)
+                    if not is_settled and self._is_to_be_recognised:
+                        format = self._recognised(line, found)
+                        if format is not found_format:
+                            found_format = format
+                            parse = self._parser = self._new_parser(found_format, rows)
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
                         parse.model_name = self._model_name
                     if found_format is WEKA:
                         yield from self._session_requests(chain((line,), found), found)
                         return
-                    request = parse(line)
+                    made = parse.requests(line)
                     if self._given_format is None and isinstance(parse, MooncakeDeltaParser):
                         self._check_additions(parse, found)
                 except StopIteration:
@@ -193,16 +204,19 @@ class Trace:
                     self._pass_over(error, found)
                     continue
                 is_settled = True
-                if not parse.is_wanted:
-                    continue
-                requests += 1
-                if requests == 1:
+                if made and not requests:
                     self.start = parse.start
-                    self.has_hashes = lines.is_recording or found_format.has_hashes
+                    self.has_hashes = rows.is_recording or found_format.has_hashes
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
-                yield request
+                requests += len(made)
+                yield from made
             if requests == 0:
-                raise TraceError(self.name, max(1, lines.count), self._nothing(lines, parse))
+                raise TraceError(self.name, max(1, rows.count), self._nothing(rows, parse))
+
+    @property
+    def _is_to_be_recognised(self) -> bool:
+        """Whether a line shows the format, or which of the logs it is of."""
+        return self._given_format in (None, CSV, PARQUET, ANY_LOG.name)
 
     def _pass_over(self, error: BadLineError, where: Lines | Ahead) -> None:
         """Count a bad line, or raise TraceError if they are not to be skipped."""
@@ -210,14 +224,12 @@ class Trace:
             raise TraceError(where.name, where.count, str(error)) from None
         self.bad_lines += 1
 
-    def _nothing(self, lines: Lines, parse: Parser) -> str:
+    def _nothing(self, rows: Rows, parse: Parser) -> str:
         """Return the rule that a trace without requests breaks."""
-        count, kind = self.bad_lines or lines.count, "bad" if self.bad_lines else "blank"
+        count, kind = self.bad_lines or rows.count, "bad" if self.bad_lines else "blank"
         got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
-        wanted = ""
-        if self._model_name is not None:
-            wanted = f" to model {self._model_name!r}"
-            got = parse.models_text or got
+        wanted = "" if self._model_name is None else f" to model {self._model_name!r}"
+        got = parse.nothing_text or got
         return f"a trace must hold at least one request{wanted}, got {got}"
 
     def _object_requests(self) -> Iterator[Request]:
@@ -236,15 +248,12 @@ class Trace:
             rule = "a trace must hold at least one request, got an empty file"
             raise TraceError(self.name, None, rule)
 
-    def _found_in(self, lines: Lines) -> Iterator[bytes]:
-        """Return the parser's input: lines, or rows of CSV, which may span several."""
-        if self._given_format == COMMA_SEPARATED.name:
-            return Rows(lines, self._prompts.columns or {}, self._max_line_bytes)
-        return lines
-
     def _recognised(self, line: bytes, found: Ahead) -> Format:
         """Return the format of a line, by those that follow it if it does not show it."""
-        format = recognise(line, self.path)
+        if self._prompts.fields is not None:
+            format: Format = mapped(self._given_format or "fields", self._prompts.fields)
+        else:
+            format = recognise(line, logs_only=self._given_format == ANY_LOG.name)
         if format is MOONCAKE and SESSION_ID in line and not found.has_looked:
             probe = _Probe(chain((line,), found.look(AHEAD_BYTES)))
             self._id_tokens = probe.additions(self._sessions.block_tokens)
@@ -262,11 +271,13 @@ class Trace:
             )
             raise TraceError(self.name, found.count, rule)
 
-    def _new_parser(self, format: Format, lines: Lines) -> Parser:
-        if format.name in PROMPT_FORMATS:
-            return OpenAIParser(self._prompts)
+    def _new_parser(self, format: Format, rows: Rows) -> Parser:
+        if format is LITELLM_BLOCKS:
+            return LiteLLMBlocksParser(self._prompts)
+        if isinstance(format, Log):
+            return LogParser(self._prompts, format, log_of if self._is_to_be_recognised else None)
         if format is MOONCAKE_DELTA:
-            return MooncakeDeltaParser(self._id_tokens, lambda: lines.bytes_read)
+            return MooncakeDeltaParser(self._id_tokens, lambda: rows.bytes_read)
         return format.new_parser()
 
     def _session_requests(self, first: Iterator[bytes], ahead: Ahead) -> Iterator[Request]:

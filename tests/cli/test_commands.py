@@ -106,6 +106,7 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     survey = Survey.of(Workload(200))
     whole = json.loads(kvoffload("info", path, "--json").out)
     kept, sessions = whole.pop("kept"), whole.pop("sessions")
+    assert (whole.pop("breaks"), whole.pop("ideal_hit_ratio_without_breaks")) == ([], None)
     assert sessions["number"] == len({request.session for request in Workload(200)})
     assert [one["seconds"] for one in kept] == [60, 120, 300, 600, 1200, 1800, 3600]
     assert kept[0]["hit_ratio"] < kept[-1]["hit_ratio"] == survey.ideal_hit_ratio

@@ -92,9 +92,9 @@ def test_does_not_write_over_the_trace_that_it_reads(kvoffload, lmcache):
 
 def test_an_unknown_format_is_wrong_usage(kvoffload, lmcache):
     for command in ("convert", "info", "replay"):
-        done = kvoffload(command, lmcache, "--format", "parquet")
+        done = kvoffload(command, lmcache, "--format", "arrow")
         assert done.code == 2
-        assert "'--format': 'parquet' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
+        assert "'--format': 'arrow' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
 
 
 @pytest.mark.thorough
@@ -245,14 +245,15 @@ def chats(tmp_path):
     return path
 
 
-APPROXIMATED = "note: tokens are approximated, 4 bytes each: --tokenizer counts them\n"
+BYTES = "4 bytes of text count as a token (--tokenizer counts them)"
+READ = f"note: read as openai: messages, created; {BYTES}\n"
 SIZE = "note: blocks of 16 tokens, full ones only: replay it with --block-tokens 16\n"
 
 
 def test_a_log_of_chats_becomes_a_trace_without_their_text(tmp_path, kvoffload, chats):
     out = tmp_path / "trace.jsonl"
-    done = kvoffload("convert", "--format", "openai", chats, "--sort", "--output", out)
-    assert (done.code, done.out, done.err) == (0, "", APPROXIMATED + SIZE)
+    done = kvoffload("convert", chats, "--output", out)
+    assert (done.code, done.out, done.err) == (0, "", READ + SIZE)
     requests = list(Trace(out))
     assert [request.timestamp for request in requests] == [0, 1000, 2000]
     assert len({request.hash_ids[:5] for request in requests}) == 1
@@ -276,73 +277,113 @@ def test_chats_are_converted_alike_under_one_salt(tmp_path, kvoffload, chats):
 
 def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
     table = tmp_path / "table.csv"
-    table.write_text('at,"the prompt",tokens\n,"secret\n\n""text""",4\n')
-    columns = "time=at, prompt=the prompt, output=tokens"
-    done = kvoffload("convert", "--format", "csv", table, "--columns", columns)
+    table.write_text('at;the prompt;tokens\n;"secret\n\n""text""";4\n')
+    fields = "time=at, prompt=the prompt, output=tokens"
+    done = kvoffload("convert", "--format", "csv", table, "--fields", fields)
     row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": []}
     assert json.loads(done.out) == row
-    untimed = "note: no request has a time, so all times are 0\n"
+    read = f"note: read as csv: the prompt, tokens; {BYTES}; no request has a time, so all times"
     short = "note: no prompt fills a block of 16 tokens\n"
-    assert done.err == APPROXIMATED + untimed + short + SIZE
+    assert done.err == f"{read} are 0\n{short}{SIZE}"
 
 
-@pytest.mark.parametrize("command", ["info", "replay", "advise --capacity=5", "convert"])
-def test_a_log_of_chats_names_the_command_that_converts_it(kvoffload, chats, command):
-    done = kvoffload(*command.split(), chats)
-    assert done.code == 1
-    assert done.error.startswith(f"{chats}:1: must have the ids of blocks, got a request with its ")
-    way = f"kvoffload convert --format openai {chats} --output trace.jsonl.zst makes a trace of it"
-    assert done.error.endswith(way)
-    assert "secret" not in done.err
+@pytest.mark.parametrize("stdin", [False, True])
+def test_every_command_reads_a_log(kvoffload, chats, tmp_path, stdin):
+    whole = tmp_path / "whole.jsonl"
+    assert kvoffload("convert", chats, "--quiet", "--output", whole).code == 0
+    source, data = ("-", chats.read_bytes()) if stdin else (chats, b"")
+    figures = []
+    for trace, given in ((whole, b""), (source, data)):
+        found = json.loads(kvoffload("info", trace, "--json", stdin=given).out)
+        names = ("requests", "blocks", "unique_blocks", "seconds", "ideal_hit_ratio")
+        figures.append([found[name] for name in names])
+    assert figures[0] == figures[1]
+    grid = ("--capacity", "50", "--policy", "lru")
+    advise = ("advise", "--capacity", "50", "--kv-bytes-per-token", "1KiB")
+    commands = [("info",), ("replay", *grid), ("sweep", *grid), advise]
+    commands += [("fleet", *grid, "--engines", "2"), ("workload",), ("convert",)]
+    for command, *arguments in commands:
+        done = kvoffload(command, source, *arguments, stdin=data)
+        assert done.code == 0, done.err
+        assert done.err.startswith(READ)
+        assert "secret" not in done.out + done.err
+    done = kvoffload("replay", source, *grid, "--block-tokens", "8", "--json", stdin=data)
+    assert json.loads(done.out)["results"][0]["blocks"] > figures[0][1]
+
+
+@pytest.mark.parametrize("command", ["info", "advise --capacity=50 --kv-bytes-per-token=1KiB"])
+def test_what_breaks_prefixes_is_said_and_its_text_only_if_asked_for(kvoffload, tmp_path, command):
+    path = tmp_path / "chats.jsonl"
+    rows = [
+        {
+            "ts": n,
+            "messages": [{"role": "system", "content": f"Now: 1{n % 10}:{10 + n}. " + "s" * 900}],
+        }
+        for n in range(40)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    done = kvoffload(*command.split(), path)
+    assert "a time at character 6 of the system message" in " ".join(done.out.split())
+    assert "'1" not in done.out
+    assert "('1" in kvoffload(*command.split(), path, "--show-text").out
+    found = json.loads(kvoffload(*command.split(), path, "--json").out)
+    (one,) = found["breaks"]
+    assert (one["kind"], one["role"], one["character"]) == ("a time", "system", 6)
+    assert "text" not in one
+    assert found["ideal_hit_ratio_without_breaks"] > 0.9
+    done = kvoffload(*command.split(), "-", "--json", stdin=path.read_bytes())
+    assert json.loads(done.out)["ideal_hit_ratio_without_breaks"] is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
-            ["--salt", "x"],
-            "--salt must go with --format openai or csv, got it with a trace that is recognised",
-        ),
-        (
-            ["--format", "mooncake", "--tokenizer", "x"],
-            "--tokenizer must go with --format openai or csv, got it with --format mooncake",
-        ),
-        (
-            ["--format", "openai", "--columns", "time=a,prompt=b"],
-            "--columns must go with --format csv, got it with --format openai",
-        ),
-        (
-            ["--format", "openai", "--tokenizer", "x", "--bytes-per-token", "3"],
+            ["--tokenizer", "x", "--bytes-per-token", "3"],
             "--bytes-per-token must go without --tokenizer, got both",
         ),
         (
-            ["--format", "csv"],
-            "--format csv needs --columns time=COLUMN,prompt=COLUMN, got none",
-        ),
-        (
-            ["--format", "csv", "--columns", "time=a,text=b"],
+            ["--format", "openai", "--fields", "prompt=b"],
             (
-                "Invalid value for '--columns': must be time=COLUMN,prompt=COLUMN, each of time, "
-                "prompt, model, output, session at most once, got 'text=b'"
+                "--fields must go without --format, or with csv or parquet, got it with --format "
+                "openai"
             ),
         ),
         (
-            ["--format", "csv", "--columns", "time=a"],
-            "Invalid value for '--columns': must be time=COLUMN,prompt=COLUMN, got none for prompt",
+            ["--fields", "time=a,text=b"],
+            (
+                "Invalid value for '--fields': must be messages=FIELD,time=FIELD, each of "
+                "messages, prompt, system, tools, time, session, model, output at most once, got "
+                "'text=b'"
+            ),
         ),
         (
-            ["--format", "openai", "--salt", ""],
-            "Invalid value for '--salt': must not be empty, got an empty text",
+            ["--fields", "time=a"],
+            (
+                "Invalid value for '--fields': must be messages=FIELD,time=FIELD, got none for "
+                "messages or prompt"
+            ),
         ),
         (
-            ["--format", "openai", "--starts", "3"],
-            "--starts must go with sessions (weka), got openai",
+            ["--delimiter", "ab"],
+            "Invalid value for '--delimiter': must be one character or tab, got 'ab'",
         ),
+        (["--salt", ""], "Invalid value for '--salt': must not be empty, got an empty text"),
+        (["--starts", "3"], "--starts must go with sessions (weka), got openai"),
     ],
 )
 def test_options_of_prompts_that_have_no_effect_are_refused(kvoffload, chats, arguments, message):
     done = kvoffload("convert", chats, *arguments)
     assert (done.code, done.error) == (2, message)
+
+
+@pytest.mark.parametrize("option", ["--salt", "--tokens-per-image", "--bytes-per-token"])
+def test_options_of_prompts_need_prompts(kvoffload, lmcache, option):
+    done = kvoffload("info", lmcache, option, "3")
+    assert (done.code, done.error) == (
+        2,
+        f"{option} must go with a log of prompts, got it with lmcache",
+    )
 
 
 def test_a_bad_line_of_a_log_of_chats_is_named_without_its_text(tmp_path, kvoffload, chats):
@@ -356,7 +397,7 @@ def test_a_bad_line_of_a_log_of_chats_is_named_without_its_text(tmp_path, kvoffl
     assert not out.exists()
     done = kvoffload("convert", "--format", "openai", chats, "--output", out, "--skip-bad")
     assert (done.code, len(list(Trace(out)))) == (0, 3)
-    assert done.err.startswith("note: 2 bad lines skipped\n")
+    assert "note: 2 bad lines skipped\n" in done.err
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path, kvoffload, chats):
@@ -434,22 +475,19 @@ def test_what_is_assumed_of_chats_or_not_read_is_said(kvoffload, tmp_path):
     path.write_text(json.dumps(row))
     done = kvoffload("convert", "--format", "openai", path, "--tokens-per-image", 16)
     assert json.loads(done.out)["input_length"] == 33 + 8
-    lines = done.err.splitlines()
-    assert lines[:2] == [
-        "note: 1 row has text in `system_prompt` that is not read",
+    parts = "parts without text count as 16 tokens each (--tokens-per-image): 2 image_url, 1 other"
+    assert done.err.splitlines()[:3] == [
+        f"note: read as openai: messages, created; {BYTES}; {parts}",
+        "note: 1 row has text in `system_prompt` that is not read (--fields system=system_prompt)",
         "note: 1 row has text in `…` that is not read",
     ]
-    assert (
-        "note: parts of messages without text count as 16 tokens each: 2 image_url, 1 other; "
-        "--tokens-per-image sets that"
-    ) in lines
     assert "secret" not in done.out + done.err
 
 
 def test_a_table_of_counts_is_refused(kvoffload, tmp_path):
     path = tmp_path / "counts.csv"
     path.write_text("TIMESTAMP,ContextTokens\n" + "2023-11-16 18:17:01,4000\n" * 20)
-    columns = ("--format", "csv", "--columns", "time=TIMESTAMP,prompt=ContextTokens")
+    columns = ("--format", "csv", "--fields", "time=TIMESTAMP,prompt=ContextTokens")
     out = tmp_path / "out.jsonl"
     for command in (("info",), ("convert", *columns, "--output", out)):
         done = kvoffload(*command, path)

@@ -12,8 +12,11 @@ from kvoffload.traces import PromptOptions
 
 from .reading import MAX_LINE_BYTES, PACKINGS, check_figures, read_skipping
 
-FORMATS = ("openai", "csv")
-COLUMNS = {"time": "t", "prompt": "p", "model": "m", "output": "o", "session": "s"}
+FORMATS = (
+    *("openai", "csv", "anthropic", "responses", "litellm", "litellm-blocks", "langfuse"),
+    *("helicone", "openrouter", "otel", None),
+)
+FIELDS = {"time": "t", "prompt": "p", "model": "m", "output": "o", "session": "s"}
 
 
 def run_prompts(data: bytes) -> int:
@@ -40,7 +43,7 @@ def run_prompts(data: bytes) -> int:
                     bytes_per_token=1,
                     tokens_per_image=20,
                     salt="fuzz",
-                    columns=COLUMNS if format == "csv" else None,
+                    fields=FIELDS if format == "csv" else None,
                 ),
             )
             for _ in range(2)

@@ -19,12 +19,13 @@ from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError, write_trace
+from kvoffload.traces.formats import FORMATS
 from kvoffload.traces.formats.base import MAX_NAME_BYTES
 from kvoffload.traces.lines import zstd_module
-from kvoffload.traces.reader import FORMAT_NAMES
+from kvoffload.traces.oracle_general import ORACLE_GENERAL
 
 MAX_LINE_BYTES = 400
-CHOICES: list[str | None] = [None, *FORMAT_NAMES]
+CHOICES: list[str | None] = [None, *FORMATS, ORACLE_GENERAL]
 
 
 def zstd(data: bytes) -> bytes:

@@ -14,9 +14,10 @@ if sys.platform != "linux":
     pytest.skip("memory is read as Linux shows it", allow_module_level=True)
 
 from kvoffload._extras import require
-from kvoffload.traces.formats import FORMATS, PROMPT_FORMATS
+from kvoffload.traces.formats import FORMATS, LOG_FORMATS
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
+from tests.traces.samples import LITELLM_BLOCKS
 from tests.traces.test_formats import BAILIAN, DYNAMO, LMCACHE, MOONCAKE, WEKA, WEKA_REQUEST
 
 MOST_BYTES = 11_000  # of the file
@@ -32,7 +33,7 @@ from kvoffload.traces import PromptOptions, Survey, Trace, TraceError
 from kvoffload.traces.writer import trace_line
 import msgspec, kvoffload.traces.scratch
 from {zstd} import ZstdFile
-columns = dict(time="t", prompt="p")
+fields = dict(time="t", prompt="p")
 def status(name):
     return int(Path("/proc/self/status").read_text().split(name)[1].split()[0]) >> 10
 before = status("VmRSS:")
@@ -44,7 +45,8 @@ def counted(requests):
         yield request
 format, *paths = sys.argv[1:]
 for path in paths:
-    trace = Trace(path, format=format, skip_bad=True, prompts=PromptOptions(columns=columns))
+    prompts = PromptOptions(fields=fields if format == "csv" else None)
+    trace = Trace(path, format=format, skip_bad=True, prompts=prompts)
     written = 0
     try:
         Survey.of(counted(trace))
@@ -75,6 +77,11 @@ REQUEST = {"t": 0, "model": "m", "in": 64, "out": 1, "hash_ids": [1]}
 AGENT = {"type": "subagent", "t": 0, "agent_id": "x", "requests": []}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 BODY = {"role": "user", "content": "LONG"}
+ITEM = {"input": "x", "created_at": 1}
+RESULT = {"type": "tool_result", "content": [{"type": "image"}]}
+LITELLM = {"call_type": "a", "startTime": 1, "model": "m"}
+LANGFUSE = {"type": "GENERATION", "traceId": "t", "startTime": 1}
+SPAN = {"startTimeUnixNano": "1", "attributes": {"gen_ai.input.messages": CHAT["messages"]}}
 START, END = b"", b""
 
 # A bomb is what it begins with, what is repeated, and what it ends with.
@@ -140,6 +147,32 @@ BOMBS = {
         (b'{"prompt":"', b"x", b'"}\n'),
         (b'{"prompt":"', rb"\ud83d", b'"}\n'),
     ],
+    "anthropic": [
+        (START, row(CHAT, system=NAME, tools=[{"name": NAME, "input_schema": {}}]), END),
+        (START, row({"messages": [{"role": "user", "content": [RESULT] * 1000}]}), END),
+    ],
+    "responses": [
+        (START, row(ITEM, conversation="c"), END),
+        (START, row(ITEM | {"input": "x" * 9000}, conversation="c"), END),
+        (START, row(ITEM, id=NAME, previous_response_id=NAME), END),
+        long({}, "input", b"[" + json.dumps({"type": "reasoning", "summary": []}).encode()),
+    ],
+    "litellm": [
+        (START, row(LITELLM, messages=json.dumps(CHAT["messages"]), trace_id=NAME), END),
+        long(LITELLM, "messages", b"[" + json.dumps(CHAT["messages"][0]).encode()),
+    ],
+    "litellm-blocks": [
+        (START, row(LITELLM_BLOCKS, session_id=NAME, model=NAME), END),
+        (START, row(LITELLM, metadata={"prefix_block_hashes": ["ab" * 2**16]}), END),
+    ],
+    "langfuse": [(START, row(LANGFUSE, sessionId=NAME, input=CHAT), END)],
+    "helicone": [(START, row({"request_body": json.dumps(CHAT), "user_id": NAME}), END)],
+    "openrouter": [(START, row({"generation_id": NAME, "input": CHAT}), END)],
+    "otel": [
+        (START, row(SPAN, name=NAME), END),
+        (START, row({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN] * 500}]}]}), END),
+        long(SPAN, "attributes", b'[{"key":"gen_ai.prompt.9.content","value":{"intValue":"9"}}'),
+    ],
     "csv": [
         (b"t,p\n", b"1," + b"x" * 200 + b"\n", END),
         (b't,p\n1,"', b"x" * 50 + b"\n", b'"\n'),
@@ -163,7 +196,7 @@ def packed_bomb(bomb, size, pack):
 
 
 def test_every_format_has_bombs():
-    assert {*BOMBS} == {*FORMATS, *PROMPT_FORMATS, ORACLE_GENERAL}
+    assert {*BOMBS} == {*FORMATS, *LOG_FORMATS, "csv", ORACLE_GENERAL}
 
 
 @pytest.mark.thorough

@@ -100,7 +100,7 @@ def test_every_format_is_recognised_and_can_be_named(tmp_path, format):
 
 def test_an_unknown_format_is_refused():
     with pytest.raises(ValueError, match="format must be one of mooncake, lmcache, "):
-        Trace("x", format="parquet")
+        Trace("x", format="arrow")
 
 
 def test_a_named_format_holds_whatever_the_line_looks_like(tmp_path):

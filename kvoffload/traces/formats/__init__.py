@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 
 from .bailian import BAILIAN
-from .base import Format, Parser, json_object
-from .comma_separated import COMMA_SEPARATED
+from .base import Format, Parser, json_object, text_size
+from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
+from .gateways import ANY_LOG, LOGS, log_of, row_of
 from .hexadecimal import HEXADECIMAL
+from .litellm_blocks import LITELLM_BLOCKS, has_hashes
 from .lmcache import LMCACHE
+from .logs import unknown
 from .mooncake import MOONCAKE
 from .mooncake_delta import MOONCAKE_DELTA
-from .openai import OPENAI, request_of
 from .weka import WEKA
 
 __all__ = [
     "FORMATS",
+    "LOG_FORMATS",
     "MODEL_FORMATS",
-    "PROMPT_FORMATS",
     "Format",
     "Parser",
     "recognise",
@@ -33,8 +34,10 @@ FORMATS: dict[str, Format] = {
     for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO, MOONCAKE_DELTA)
 }
 
-PROMPT_FORMATS: dict[str, Format] = {found.name: found for found in (OPENAI, COMMA_SEPARATED)}
-"""Formats that hold prompts instead of ids; they are read only if they are named."""
+LOG_FORMATS: dict[str, Format] = {
+    log.name: log for log in (*reversed(LOGS.values()), LITELLM_BLOCKS)
+}
+"""Logs of requests, which may be written when requests end, with Unix times."""
 
 MODEL_FORMATS = (LMCACHE.name,)
 """Formats whose lines name the model that was asked."""
@@ -43,62 +46,68 @@ NO_SHARING = (
     "a trace must have the ids of blocks, or prompts: counts of tokens do not show what prompts "
     "share"
 )
+MOST_NAME = 60  # characters of the name of a column
+MOONCAKE_FIELDS = {"timestamp", "input_length", "output_length", "hash_ids"}
 _COUNT = re.compile(r"tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
 _TEXT = re.compile(r"prompt|messages?|text|content|body|input|hash", re.IGNORECASE)
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
 _HASHES = re.compile(rb"(?:(?:0[xX])?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
-def recognise(line: bytes, path: str = "LOG") -> Format:
-    """Return the format of a line; if none fits, Mooncake's, whose parser reports the error.
+def recognise(line: bytes, *, logs_only: bool = False) -> Format:
+    """Return the format of a row; if none fits, Mooncake's, whose parser reports the error.
 
-    BadLineError if it looks like another format, with advice on how to convert it, in a command
-    that names the file as `path`.
+    `logs_only`: of logs of requests only. BadLineError if the row shows nothing that could be
+    shared, or has fields of no known name.
     """
-    if _HASHES.fullmatch(line):
+    if _HASHES.fullmatch(line) and not logs_only:
         return HEXADECIMAL
     try:
         row = json_object(line)
     except BadLineError as error:
+        if logs_only:
+            return ANY_LOG
         advice = _advice(line)
         if advice is not None:
             raise BadLineError(f"{error}; {advice}") from None
         return MOONCAKE
-    if "chunk_hashes" in row:
-        return LMCACHE
-    if "requests" in row and "block_size" in row:
-        return WEKA
-    if row.get("schema") == SCHEMA:
-        return DYNAMO
-    if "hash_ids" not in row and request_of(row) is not None:
-        command = f"kvoffload convert --format {OPENAI.name} {shlex.quote(path)}"
-        rule = "must have the ids of blocks, got a request with its prompt"
-        raise BadLineError(f"{rule}: {command} --output trace.jsonl.zst makes a trace of it")
-    counts = [name for name, value in row.items() if _COUNT.search(name) and _is_number(value)]
-    if counts and "hash_ids" not in row:
+    if not logs_only:
+        if "chunk_hashes" in row:
+            return LMCACHE
+        if "requests" in row and "block_size" in row:
+            return WEKA
+        if row.get("schema") == SCHEMA:
+            return DYNAMO
+        if "hash_ids" in row:
+            return BAILIAN if "chat_id" in row else MOONCAKE
+    if has_hashes(row_of(row)):
+        return LITELLM_BLOCKS
+    log = log_of(row)
+    if log is not None or logs_only:
+        return log or ANY_LOG
+    counts = [name for name, value in row.items() if _COUNT.search(name) and _is_count(value)]
+    if counts and text_size(row) <= MOST_UNREAD:
         raise BadLineError(f"{NO_SHARING}, got {describe(counts)}")
-    return BAILIAN if "chat_id" in row else MOONCAKE
+    if not row or row.keys() & MOONCAKE_FIELDS:
+        return MOONCAKE
+    raise BadLineError(unknown(row))
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def _is_count(value: object) -> bool:
+    """Return whether a value is a number, or the text of one."""
+    return type(value) in (int, float) or (isinstance(value, str) and value.isdecimal())
 
 
 def _advice(line: bytes) -> str | None:
     """Return how to convert a file to one object per line; None if it is not known."""
-    if line.startswith(b"["):
-        return "jq -c '.[]' writes the objects of a list as lines"
-    if line == b"{":
-        return "jq -c . writes each object as one line"
     if b"\0" in line:
         return "--format oracle-general reads libCacheSim's binary traces"
-    if b"," in line and b"{" not in line:
+    if b"Received request" in line:
+        return "a server's text log has no whole prompts; recording in the engine makes a trace"
+    if b"," in line and b"{" not in line and max(map(len, line.split(b","))) <= MOST_NAME:
         names = line.decode("utf-8", "replace").split(",")
         counts = [name for name in names if _COUNT.search(name)]
         if counts and not any(_TEXT.search(name) for name in names if name not in counts):
             return f"{NO_SHARING}, got {describe(counts)}"
-        return (
-            "for CSV, write each row as an object of timestamp, input_length, output_length and "
-            "hash_ids; kvoffload convert --format csv reads prompts"
-        )
+        return "--format csv reads a table, and --fields names its columns"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -24,11 +24,14 @@ class Parser:
     block_bytes: int | None = None  # likewise
     start: float | None = None  # Unix time of time 0, seconds, if the lines state it
     model_name: str | None = None  # whose requests are wanted, None for all; set by the creator
-    is_wanted = True  # the line parsed last is of that model
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line, which is stripped and not blank; BadLineError if it breaks a rule."""
         raise NotImplementedError
+
+    def requests(self, line: bytes) -> Sequence[Request]:
+        """Return the requests of a line that are wanted; BadLineError if it breaks a rule."""
+        return (self(line),)
 
     @property
     def remarks(self) -> list[str]:
@@ -36,8 +39,8 @@ class Parser:
         return []
 
     @property
-    def models_text(self) -> str:
-        """The models named so far in words, or an empty text."""
+    def nothing_text(self) -> str:
+        """What the lines so far held instead of requests, in words, or an empty text."""
         return ""
 
 
@@ -65,6 +68,24 @@ def json_object(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise BadLineError(f"must be a JSON object, got {describe(row)}")
     return row
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a JSON value in words, without the value."""
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    names |= {list: "a list", dict: "an object", type(None): "null or nothing"}
+    return names[type(value)]
+
+
+def text_size(value: object) -> int:
+    """Return the characters of the longest text in a value; those in a list count together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(text_size, value))
+    if isinstance(value, dict):
+        return max(map(text_size, value.values()), default=0)
+    return 0
 
 
 def field(row: dict[str, Any], name: str) -> object:

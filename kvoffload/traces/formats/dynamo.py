@@ -10,6 +10,7 @@ payloads are not read, nor are requests without hashes; both are counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvoffload.errors import describe
@@ -29,7 +30,6 @@ from .base import (
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
-_NOTHING = Request(0, 0, 0, ())
 
 
 class DynamoParser(Parser):
@@ -40,21 +40,18 @@ class DynamoParser(Parser):
         self._sizes: set[int] = set()  # two at most: more are not needed
         self._without_hashes = self._others = 0
 
-    def __call__(self, line: bytes) -> Request:
-        """Parse a line."""
+    def requests(self, line: bytes) -> Sequence[Request]:
+        """Parse a line; other records, and requests without hashes, are counted."""
         row = json_object(line)
-        kind = field(row, "event_type")
-        self.is_wanted = kind == REQUEST_END
-        if not self.is_wanted:
+        if field(row, "event_type") != REQUEST_END:
             self._others += 1
-            return _NOTHING
+            return ()
         request = _object(field(row, "request"), "request")
         replay = request.get("replay")
-        self.is_wanted = replay is not None
-        if not self.is_wanted:
+        if replay is None:
             self._without_hashes += 1
-            return _NOTHING
-        return self._request(row, request, _object(replay, "replay"))
+            return ()
+        return (self._request(row, request, _object(replay, "replay")),)
 
     def _request(
         self, row: dict[str, Any], request: dict[str, Any], replay: dict[str, Any]

@@ -10,6 +10,7 @@ chunks, so the hash of a chunk counts together with `model_name`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from kvoffload.errors import describe
@@ -54,11 +55,16 @@ class LMCacheParser(Parser):
         self._models: dict[str, None] = {}  # some of them, for messages
 
     @property
-    def models_text(self) -> str:
+    def nothing_text(self) -> str:
         """The models named so far in words, or an empty text."""
         return "requests to " + ", ".join(self._models) if self._models else ""
 
     def __call__(self, line: bytes) -> Request:
+        """Parse a line of a wanted model."""
+        (request,) = self.requests(line)
+        return request
+
+    def requests(self, line: bytes) -> Sequence[Request]:
         """Parse a line."""
         row = json_object(line)
         seconds = number(field(row, "timestamp"), "timestamp", MAX_SECONDS)
@@ -72,9 +78,8 @@ class LMCacheParser(Parser):
             raise BadLineError(f"model_name must be a string, got {describe(model)}")
         if len(self._models) < MOST_MODELS:
             self._models[describe(model)] = None
-        self.is_wanted = self.model_name in (None, model)
-        if not self.is_wanted:
-            return Request(0, 0, 0, ())
+        if self.model_name not in (None, model):
+            return ()
         namespace = bounded_name(model).encode()  # it is hashed again with every chunk
         if namespace not in self._ids and len(self._ids) >= MOST_MODELS:
             self._ids.clear()
@@ -90,7 +95,7 @@ class LMCacheParser(Parser):
             self._bytes.add(size)
             self.block_bytes = size if len(self._bytes) == 1 else None
         since = max(0, seconds - self.start)
-        return Request(round(since * 1000), length, 0, hash_ids)
+        return (Request(round(since * 1000), length, 0, hash_ids),)
 
 
 def _chunk_bytes(row: dict[str, Any]) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import traceback
 from datetime import datetime, timezone
@@ -16,8 +14,8 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.traces import MergedTrace, PromptOptions, Survey, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
-from kvoffload.traces.formats import recognise
-from kvoffload.traces.formats.openai import OpenAIParser
+from kvoffload.traces.formats.gateways import OPENAI
+from kvoffload.traces.formats.logs import LogParser
 from kvoffload.traces.prompt_blocks import PromptBlocks
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 from kvoffload.traces.writer import trace_line
@@ -50,6 +48,10 @@ def trace_of(folder, *rows, **options):
 
 def read(folder, *rows, **options):
     return list(trace_of(folder, *rows, **options))
+
+
+def parsed(row):
+    return LogParser(PromptOptions(), OPENAI)(json.dumps(row).encode())
 
 
 def rule(folder, *rows, **options):
@@ -141,11 +143,11 @@ def test_files_share_their_ids_and_are_placed_by_their_clock(tmp_path):
 )
 def test_times_in_all_their_forms(name, value):
     row = {name: value, "prompt": "x"}
-    assert OpenAIParser()(json.dumps(row).encode()).timestamp == 1000 * UNIX + 250
+    assert parsed(row).timestamp == 1000 * UNIX + 250
     assert datetime.fromtimestamp(UNIX, timezone.utc).isoformat() == "2024-11-25T15:53:20+00:00"
 
 
-@pytest.mark.parametrize("value", [-1, True, [1], "soon", "2024-13-01T00:00:00", 10**30, "", {}])
+@pytest.mark.parametrize("value", [-1, True, [1], "soon", "2024-13-01T00:00:00", 10**30, {}])
 def test_what_is_no_time_is_named_without_its_value(tmp_path, value):
     text = rule(tmp_path, chat("x", timestamp=value))
     assert text.startswith("timestamp must be Unix time or a time as in ISO 8601, got ")
@@ -157,7 +159,9 @@ def test_without_times_all_are_0_and_a_mixture_is_an_error(tmp_path):
     prompts = PromptOptions()
     path = written(tmp_path, bare, bare)
     assert [one.timestamp for one in Trace(path, format="openai", prompts=prompts)] == [0, 0]
-    assert prompts.blocks.is_untimed
+    trace = Trace(path, format="openai")
+    assert len(list(trace)) == 2
+    assert "no request has a time, so all times are 0" in trace.remarks[0]
     assert rule(tmp_path, chat("x"), bare) == "must have a time as the first request has, got none"
     assert rule(tmp_path, bare, chat("x")).startswith("must have no time as the first request has")
 
@@ -236,10 +240,13 @@ def test_parts_without_text_count_as_tokens_that_are_said(tmp_path):
     result = [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "u" * 40}}]}]
     assert lengths(tmp_path, [picture], result, [{"type": SECRET * 5}]) == [1000] * 3
     assert lengths(tmp_path, [picture], tokens_per_image=7) == [7]
-    prompts = PromptOptions()
-    rows = [{"messages": [message("user", [picture, picture, {"type": SECRET}])]}]
-    list(Trace(written(tmp_path, *rows), format="openai", prompts=prompts))
-    assert prompts.blocks.parts == {"image_url": 2, "other": 1}
+    trace = trace_of(
+        tmp_path, {"messages": [message("user", [picture, picture, {"type": SECRET}])]}
+    )
+    list(trace)
+    assert (
+        "count as 1,000 tokens each (--tokens-per-image): 2 image_url, 1 other" in trace.remarks[0]
+    )
 
 
 def test_parts_of_hardly_any_bytes_do_not_multiply_the_input(tmp_path):
@@ -281,7 +288,6 @@ def test_rows_of_litellm_have_their_time_session_answer_and_tools(tmp_path):
     messages = plain["messages"]
     body = {"messages": messages, "tools": TOOLS}
     rows = [
-        plain,
         {**LITELLM, "messages": messages, "model_parameters": {"tools": TOOLS, "n": 1}},
         {**LITELLM, "messages": json.dumps(messages), "user": ""}
         | {"proxy_server_request": json.dumps({"tools": TOOLS}), "metadata": "{}"},
@@ -289,11 +295,11 @@ def test_rows_of_litellm_have_their_time_session_answer_and_tools(tmp_path):
         {**LITELLM, "messages": {}, "proxy_server_request": body, "trace_id": "u"}
         | {"session_id": "t", "end_user": "v"},
     ]
-    trace = trace_of(tmp_path, *rows)
+    trace = trace_of(tmp_path, *rows, salt="s")
     found = list(trace)
-    assert found == [found[0]] * len(rows)
+    assert found == read(tmp_path, plain, salt="s") * len(rows)
     assert found[0].output_length == 7
-    assert trace.remarks == []
+    assert len(trace.remarks) == 1
 
 
 def test_metadata_names_a_session(tmp_path):
@@ -321,16 +327,20 @@ def test_fields_with_text_that_is_not_read_are_named_with_their_rows(tmp_path, r
     whole = {"messages": [message("user", "x")]} | row
     trace = trace_of(tmp_path, whole, whole)
     list(trace)
-    assert trace.remarks == [f"2 rows have text in `{name}` that is not read" for name in fields]
+    assert [text.partition(" (")[0] for text in trace.remarks[1:]] == [
+        f"2 rows have text in `{name}` that is not read" for name in fields
+    ]
     wrapped = trace_of(tmp_path, {"request": whole, "response": LONG})
     list(wrapped)
-    assert wrapped.remarks == [f"1 row has text in `{name}` that is not read" for name in fields]
+    assert [text.partition("`")[0] for text in wrapped.remarks[1:]] == ["1 row has text in "] * len(
+        fields
+    )
 
 
 def test_fields_beside_a_completion_are_named_too(tmp_path):
     trace = trace_of(tmp_path, {"prompt": "x", "system": "s", "suffix": "end"})
     list(trace)
-    assert [remark.split("`")[1] for remark in trace.remarks] == ["system", "suffix"]
+    assert [remark.split("`")[1] for remark in trace.remarks[1:]] == ["system", "suffix"]
 
 
 def test_half_a_pair_of_surrogates_is_read(tmp_path):
@@ -387,10 +397,10 @@ def test_completions_with_text_or_token_ids(tmp_path):
     assert (tokens.input_length, len(tokens.hash_ids)) == (100, 6)
     assert shared(tokens, longer) == 3
     assert (text.input_length, len(text.hash_ids)) == (160, 10)
-    prompts = PromptOptions(block_tokens=10)
-    (one,) = Trace(written(tmp_path, rows[0]), format="openai", prompts=prompts)
+    trace = trace_of(tmp_path, rows[0], block_tokens=10)
+    (one,) = trace
     assert len(one.hash_ids) == 10
-    assert not prompts.blocks.is_approximate
+    assert "bytes" not in trace.remarks[0], "the tokens are known"
 
 
 def test_bytes_per_token_and_block_tokens_set_the_size_of_a_block(tmp_path):
@@ -403,12 +413,14 @@ def test_bytes_per_token_and_block_tokens_set_the_size_of_a_block(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([], "must be a JSON object, got a list"),
-        ({"x": 1}, "must have the field messages or prompt, got neither"),
+        ("x", "must be a JSON object, got a string"),
+        ({"x": 1}, "must have messages, a prompt or the ids of blocks, got an object with the fi"),
+        ({"role": "user", "content": "x"}, "must have all messages of a request, got one message"),
         ({"prompt": 3}, "prompt must be a text or a list of token ids, got an integer"),
         ({"prompt": ["a", "b"]}, "prompt must be a text or a list of token ids, got a list with a"),
         ({"prompt": [1, -1]}, "prompt[1] must be a token id, 0 ... 4294967295, got another"),
-        ({"messages": {}}, "messages must be a list of objects, got an object"),
+        ({"messages": {"a": 1}}, "messages must be a list of objects, got an object"),
+        ({"messages": {}}, "a trace must hold at least one request, got 1 row without a prompt"),
         ({"messages": ["x"]}, "messages[0] must be an object, got a string"),
         ({"messages": [{}]}, "messages[0].role must be a string, got null or nothing"),
         (
@@ -421,11 +433,7 @@ def test_bytes_per_token_and_block_tokens_set_the_size_of_a_block(tmp_path):
         ),
         ({"prompt": "x", "model": []}, "model must be a string, got a list"),
         ({"prompt": "x", "user": {}}, "user must be a string, got an object"),
-        ({"messages": [], "tools": "x"}, "tools must be a list, got a string"),
-        (
-            {"prompt": "x", "usage": {"completion_tokens": "3"}},
-            "usage.completion_tokens must be an integer >= 0, got a string",
-        ),
+        ({"messages": "x", "tools": "x"}, "tools must be a list, got a string"),
         (
             {"prompt": "x", "usage": {"completion_tokens": -3}},
             "usage.completion_tokens must be an integer >= 0, got another integer",
@@ -457,7 +465,7 @@ MESSAGES = st.lists(
 def told_of(line):
     """Return the row of a line, or what its error and a traceback say."""
     try:
-        request = OpenAIParser(PromptOptions(block_tokens=1))(line)
+        request = LogParser(PromptOptions(block_tokens=1), OPENAI)(line)
     except BadLineError as error:
         return "".join(traceback.format_exception(error))
     return trace_line(request).decode()
@@ -474,113 +482,6 @@ def test_no_text_is_in_rows_or_errors(row, cut):
     line = json.dumps(row).encode()
     line = line[: len(line) - cut] if cut else line
     assert SECRET not in told_of(line)
-
-
-@pytest.mark.parametrize("row", [chat("x"), {"prompt": "x"}, {"body": chat("x")}])
-def test_elsewhere_the_command_that_converts_is_named(tmp_path, row):
-    path = tmp_path / "my log.jsonl"
-    path.write_text(json.dumps(row))
-    with pytest.raises(TraceError) as caught:
-        list(Trace(path))
-    command = f"kvoffload convert --format openai '{path}' --output trace.jsonl.zst"
-    assert command in caught.value.rule
-    assert recognise(json.dumps({**row, "hash_ids": [1]}).encode()).name == "mooncake"
-
-
-def table(folder, *rows, name="log.csv"):
-    path = folder / name
-    stream = io.StringIO(newline="")
-    csv.writer(stream).writerows(rows)
-    path.write_bytes(stream.getvalue().encode())
-    return path
-
-
-COLUMNS = {"time": "when", "prompt": "text"}
-
-
-def csv_of(path, columns=COLUMNS, **options):
-    skip_bad = options.pop("skip_bad", False)
-    size = options.pop("max_line_bytes", 2**20)
-    prompts = PromptOptions(columns=columns, **options)
-    return Trace(path, format="csv", prompts=prompts, skip_bad=skip_bad, max_line_bytes=size)
-
-
-def test_rows_of_csv_are_the_same_as_lines(tmp_path):
-    text = 'Say "hello",\n\n and more\r\n' * 20
-    header = ["who", "text", "when", "tokens", "which"]
-    rows = [["a", text, "2024-11-25 15:53:20", "7", "m"], ["", text * 2, f"{UNIX}000", "", ""]]
-    path = table(tmp_path, header, rows[0], [], rows[1])
-    columns = COLUMNS | {"output": "tokens", "session": "who", "model": "which"}
-    trace = csv_of(path, columns, salt="s")
-    first, second = trace
-    lines = [
-        {"prompt": text, "time": UNIX, "model": "m", "user": "a"}
-        | {"usage": {"completion_tokens": 7}},
-        {"prompt": text * 2, "time": UNIX},
-    ]
-    assert [first, second] == read(tmp_path, *lines, salt="s")
-    assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
-    assert shared(first, second) == 0, "another model"
-
-
-def test_bad_rows_of_csv_are_named_and_skipped(tmp_path):
-    rows = [["x", UNIX], [SECRET], ["x", SECRET], ["y", UNIX + 1]]
-    path = table(tmp_path, ["text", "when"], *rows)
-    trace = csv_of(path, skip_bad=True)
-    assert [one.timestamp for one in trace] == [1000 * UNIX, 1000 * (UNIX + 1)]
-    assert trace.bad_lines == 2
-    with pytest.raises(TraceError, match=r"log.csv:3: a row must have 2 fields, got 1$"):
-        list(csv_of(path))
-    with pytest.raises(TraceError, match="line must name the column 'none', got 2 others"):
-        list(csv_of(path, {"time": "when", "prompt": "none"}))
-    more = table(tmp_path, ["text", "when", "n"], ["x", UNIX, SECRET])
-    with pytest.raises(TraceError, match=r"output must be an integer >= 0, got another text$"):
-        list(csv_of(more, COLUMNS | {"output": "n"}))
-
-
-def test_a_row_of_csv_that_never_ends_is_bounded_and_the_limit_of_others_stays(tmp_path):
-    before = csv.field_size_limit()
-    path = tmp_path / "log.csv"
-    path.write_text("text,when\n" + 'x,"' + "line\n" * 1000)
-    with pytest.raises(TraceError, match="a row must be at most 1000 bytes long, got a longer one"):
-        list(csv_of(path, max_line_bytes=1000))
-    path.write_text(f'text,when\n"{"x" * 200_000}",1\n')
-    assert len(next(iter(csv_of(path))).hash_ids) == 3125
-    path.write_bytes(b"text,when\n\xff,1\n")
-    with pytest.raises(TraceError, match="must be UTF-8, got other bytes"):
-        list(csv_of(path))
-    assert csv.field_size_limit() == before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bytes_per_token": 0}, "bytes_per_token must be >= 1, got 0"),
-        ({"bytes_per_token": 65}, "bytes_per_token must be <= 64, got 65"),
-        ({"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
-        ({"columns": {"time": "t"}}, r"columns must name one for prompt, got \['time'\]"),
-        ({"columns": COLUMNS | {"x": "y"}}, "columns must be among time, .*, got 'x'"),
-        ({"columns": COLUMNS | {"model": ""}}, "columns must name a column for model, got ''"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        PromptOptions(**options)
-
-
-@pytest.mark.parametrize("rows", [3, 60])
-def test_a_table_of_counts_is_refused(tmp_path, rows):
-    path = table(tmp_path, ["text", "when"], *([str(4000 + n), UNIX] for n in range(rows)))
-    for skip_bad in (False, True):
-        with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
-            list(csv_of(path, skip_bad=skip_bad))
-    path = table(tmp_path, ["text", "when"], ["42", UNIX], ["What is 42?", UNIX], ["43", UNIX])
-    assert len(list(csv_of(path))) == 3
-
-
-def test_csv_needs_columns(tmp_path):
-    with pytest.raises(ValueError, match="prompts must name the columns of csv, got none"):
-        Trace(tmp_path / "x", format="csv")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,83 @@
+"""What breaks the prefixes of a log's prompts, as the commands say it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import click
+
+from kvoffload.advise.units import percent_text
+from kvoffload.traces import Survey
+from kvoffload.traces.breaks import Break, PrefixBreaks
+
+from ._sources import Source
+from ._terminal import progress_bar
+
+show_text_option = click.option(
+    "--show-text",
+    is_flag=True,
+    help="Show up to 40 characters of a text that breaks prefixes, from the prompts of a log.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What breaks prefixes, and the ideal hit ratio as it is and without that.
+
+    The ratios are None for a log that can be read only once.
+    """
+
+    breaks: list[Break]
+    ratio: float | None = None
+    without: float | None = None
+    shows_text: bool = False
+
+    @classmethod
+    def of(cls, source: Source, sample: PrefixBreaks, *, shows_text: bool, quiet: bool) -> Broken:
+        """Look for it in a log that has been read, and read the log again if there is some."""
+        has_prompts = source.trace is not None and source.trace.has_prompts
+        found = sample.found() if has_prompts else []
+        if not found or source.is_copy:
+            return cls(found, shows_text=shows_text)
+        ratios = []
+        for cuts in (False, True):
+            sample.cuts = cuts
+            with progress_bar("reading", None, quiet=quiet) as progress:
+                ratios.append(Survey.of(source.requests, progress=progress).ideal_hit_ratio)
+        sample.cuts = False
+        return cls(found, ratios[0], ratios[1], shows_text)
+
+    @property
+    def text(self) -> str | None:
+        """All of it in a sentence or two; None if nothing breaks prefixes."""
+        if not self.breaks:
+            return None
+        parts = ", and ".join(f"{self._place(each)}, in {_share(each)}" for each in self.breaks)
+        if self.ratio is None or self.without is None:
+            return f"{parts}."
+        return (
+            f"{parts}. An unbounded cache would hit {percent_text(self.without)} of the blocks "
+            f"without that, and {percent_text(self.ratio)} as it is."
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return it as rows of a table."""
+        found = [(self._place(each), f"in {_share(each)}") for each in self.breaks]
+        if self.without is not None:
+            found.append(("ideal hit ratio without that", percent_text(self.without)))
+        return [(f"breaks prefixes: {name}", value) for name, value in found]
+
+    def as_object(self) -> dict[str, object]:
+        """Return it as fields of ``--json``."""
+        breaks = [asdict(each) for each in self.breaks]
+        for each in breaks:
+            if not self.shows_text:
+                del each["text"]
+        return {"breaks": breaks, "ideal_hit_ratio_without_breaks": self.without}
+
+    def _place(self, found: Break) -> str:
+        return found.place + (f" ({found.text!r})" if self.shows_text else "")
+
+
+def _share(found: Break) -> str:
+    return f"{percent_text(found.requests)} of the requests"

@@ -1,0 +1,109 @@
+"""Requests that list only what is new since an earlier response, put together to whole prompts.
+
+Source: OpenAI's Responses API. A request with `previous_response_id` goes on from the input and the
+output of that response, and one with `conversation` from all that the conversation has. The
+instructions are not carried over. A small log can make long prompts that way, so what is held and
+what is made are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvoffload.traces.errors import BadLineError
+
+from .conversation import Conversation, Message
+
+if TYPE_CHECKING:
+    from .logs import Row
+
+__all__ = ["History"]
+
+MOST_HELD = 2**25  # characters of all responses together
+MOST_MESSAGES = 2**12  # of a prompt
+FREE_MADE = 2**24  # characters of whole prompts, however small the log is
+MADE_PER_CHARACTER = 64  # of the log, in addition
+_MESSAGE = 64  # characters that a message counts for beside its own
+_BODIES = ("", "request.", "body.", "request.body.")
+
+
+class History:
+    """The messages of earlier responses and conversations, the latest ones, within `MOST_HELD`."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self._known: dict[str, tuple[str, list[Message], int]] = {}
+        self._order: deque[str] = deque()
+        self._held = self._seen = self._made = 0
+        self._missing = 0  # requests whose response is not in the log
+
+    @property
+    def remarks(self) -> list[str]:
+        """What could not be followed, in words."""
+        if not self._missing:
+            return []
+        text = "continue a response that is not in the log: their prompts begin with what is new"
+        return [f"{self._missing:,} requests {text}"]
+
+    def whole(self, row: Row, messages: list[Message], session: str) -> tuple[str, list[Message]]:
+        """Return a request's session and all of its messages, and keep them for the next one."""
+        before = _text(row, "previous_response_id")
+        conversation = _text(row, "conversation.id") or _text(row, "conversation")
+        key = before or conversation
+        answer = self._answer(row)
+        new = sum(_size(message) for message in (*messages, *answer))
+        size = new
+        if key:
+            known = self._known.get(key)
+            if known is not None:
+                session = session or known[0]
+                messages = known[1] + messages
+                size += known[2]
+            elif before:
+                self._missing += 1
+        session = session or conversation or before
+        self._seen += new
+        self._made += size
+        if len(messages) > MOST_MESSAGES:
+            rule = f"a prompt must have at most {MOST_MESSAGES} messages"
+            raise BadLineError(f"{rule}, got {len(messages)} with those before")
+        most = FREE_MADE + MADE_PER_CHARACTER * self._seen
+        if self._made > most:
+            rule = f"the prompts of a log of this size must have at most {most} characters together"
+            raise BadLineError(f"{rule}, got more")
+        named = _text(row, "response.id") or _text(row, "response_id") or _text(row, "id")
+        for name in {conversation, named} - {""}:
+            self._keep(name, session or named, messages + answer, size)
+        return session or named, messages
+
+    def _answer(self, row: Row) -> list[Message]:
+        """Return the messages of a row's answer, none if they are not in the log."""
+        for path in ("response.output", "response.body.output", "output"):
+            given = row.at(path)
+            if isinstance(given, list):
+                return self._talk.messages(given, path)
+        return []
+
+    def _keep(self, name: str, session: str, messages: list[Message], size: int) -> None:
+        if name in self._known:
+            self._held -= self._known[name][2]
+        else:
+            self._order.append(name)
+        self._known[name] = session, messages, size
+        self._held += size
+        while self._held > MOST_HELD and self._order:
+            self._held -= self._known.pop(self._order.popleft())[2]
+
+
+def _text(row: Row, name: str) -> str:
+    """Return a text field of a request, an empty text without it."""
+    for body in _BODIES:
+        value = row.at(body + name, parsed=False)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _size(message: Message) -> int:
+    return _MESSAGE + len(message["content"])

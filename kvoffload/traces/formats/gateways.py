@@ -1,0 +1,237 @@
+"""The logs of gateways, a `Log` each, and the recognition of a row.
+
+Sources, looked up in each project's documentation: OpenAI's and Anthropic's API references, LiteLLM
+(StandardLoggingPayload, spend logs), Langfuse (observations API v2, fields of the blob storage
+export), Helicone (export tool), OpenRouter (generations), OpenTelemetry (``otel``). To add one,
+write its `Log` here, and a line of it in ``tests/traces/samples.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvoffload._extras import require
+
+from .logs import BODIES, Fields, Log, Row, other_call, within
+from .otel import INPUT, spans
+
+__all__ = ["ANY_LOG", "LOGS", "log_of", "row_of"]
+
+_BASE = Fields()
+_SESSION = _BASE.session
+_ATTRIBUTES = ("attributes", "")  # of a span, and of a row that has them at its top
+OBSERVATIONS = frozenset(
+    ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR")
+) | {"EMBEDDING", "GUARDRAIL"}
+CHATS = ("chat", "text_completion", "generate_content", "")
+"""Operations of a span that have a prompt; spans need not say theirs."""
+
+
+def _has_messages(row: Row) -> bool:
+    return any(row.at(path) is not None for path in (*_BASE.messages, *_BASE.prompt))
+
+
+def _has_input(row: Row) -> bool:
+    """Whether a row is a request of the Responses API."""
+    if _has_messages(row):
+        return False
+    return any(isinstance(row.at(path), str | list) for path in within(BODIES, "input"))
+
+
+def _is_anthropic(row: Row) -> bool:
+    if not _has_messages(row):
+        return False
+    _, system = row.first(_BASE.system)
+    _, tools = row.first(_BASE.tools)
+    has_schema = isinstance(tools, list) and any(
+        isinstance(tool, dict) and "input_schema" in tool for tool in tools[:1]
+    )
+    return system is not None or has_schema
+
+
+def _is_otel(row: Row) -> bool:
+    if "resourceSpans" in row.given or "resource_spans" in row.given:
+        return True
+    attributes = row.at("attributes")
+    names = [*row.given, *(attributes if isinstance(attributes, dict) else ())]
+    return "startTimeUnixNano" in row.given or any(name.startswith("gen_ai.") for name in names)
+
+
+def _why_no_chat(row: Row) -> str:
+    """Return what a span is that has no prompt."""
+    _, operation = row.first(within(_ATTRIBUTES, "gen_ai.operation.name"))
+    if (operation or "") not in CHATS:
+        return "of spans that are no chats"
+    if not any(row.at(path) is not None for path in OTEL.fields.messages):
+        return "of spans without a prompt"
+    return ""
+
+
+def _why_no_generation(row: Row) -> str:
+    return (
+        "" if row.given.get("type") == "GENERATION" else "of observations that are no generations"
+    )
+
+
+OTEL = Log(
+    "otel",
+    "spans of OpenTelemetry with gen_ai attributes, as OTLP in JSON",
+    is_one=_is_otel,
+    rows=spans,
+    why_none=_why_no_chat,
+    fields=Fields(
+        messages=within(_ATTRIBUTES, INPUT),
+        prompt=within(_ATTRIBUTES, "gen_ai.prompt"),
+        system=within(_ATTRIBUTES, "gen_ai.system_instructions"),
+        tools=within(_ATTRIBUTES, "gen_ai.tool.definitions"),
+        time=("startTimeUnixNano", "start_time_unix_nano", "start_time", "timestamp"),
+        session=within(
+            _ATTRIBUTES, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "user.id"
+        ),
+        model=within(_ATTRIBUTES, "gen_ai.request.model", "gen_ai.response.model"),
+        output=within(_ATTRIBUTES, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    ),
+    advice="prompts are written if the instrumentation captures the content of messages, such as "
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY",
+)
+
+LANGFUSE = Log(
+    "langfuse",
+    "observations of Langfuse: GENERATION with input, of its API or exports",
+    is_one=lambda row: (
+        row.given.get("type") in OBSERVATIONS
+        and ("traceId" in row.given or "trace_id" in row.given)
+    ),
+    why_none=_why_no_generation,
+    fields=Fields(
+        messages=("input.messages", "input"),
+        prompt=("input.prompt", "input"),
+        system=("input.system",),
+        tools=("input.tools", "modelParameters.tools", "model_parameters.tools"),
+        time=("startTime", "start_time"),
+        session=("sessionId", "session_id", "traceId", "trace_id"),
+        model=("model", "providedModelName", "provided_model_name", "model_id"),
+        output=(
+            *("usageDetails.output", "usage_details.output", "usage.output"),
+            *("usage.completionTokens", "completionTokens", "output_tokens"),
+        ),
+    ),
+    advice="an export needs the field group that has input and output",
+)
+
+LITELLM = Log(
+    "litellm",
+    "LiteLLM: standard logging payloads and spend logs",
+    is_one=lambda row: "call_type" in row.given,
+    fields=Fields(
+        tools=within(
+            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"),
+            *("tools", "functions"),
+        ),
+        system=within(
+            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"), "system"
+        ),
+        time=("startTime", "start_time"),
+        session=(
+            *("session_id", "metadata.session_id", "trace_id"),
+            *("end_user", "metadata.user_api_key_end_user_id", "user"),
+        ),
+        model=("model", "model_group"),
+        output=("completion_tokens", "response.usage.completion_tokens"),
+    ),
+    advice="LiteLLM stores prompts with general_settings: store_prompts_in_spend_logs: true",
+)
+
+HELICONE = Log(
+    "helicone",
+    "requests of Helicone, exported with their bodies",
+    is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
+    fields=Fields(
+        messages=within(("request_body",), "messages", "input"),
+        prompt=("request_body.prompt",),
+        system=within(("request_body",), "system", "instructions"),
+        tools=within(("request_body",), "tools", "functions"),
+        time=("request_created_at", "created_at"),
+        session=(
+            *within(("request_properties", "properties"), "Helicone-Session-Id"),
+            *("request_user_id", "user_id"),
+        ),
+        model=("request_body.model", "request_model", "model"),
+        output=(
+            *("completion_tokens", "response_body.usage.completion_tokens"),
+            "response_body.usage.output_tokens",
+        ),
+    ),
+    advice="npx @helicone/export writes the bodies with --include-body",
+)
+
+OPENROUTER = Log(
+    "openrouter",
+    "generations of OpenRouter with their input",
+    is_one=lambda row: "generation_id" in row.given or "native_tokens_completion" in row.given,
+    fields=Fields(
+        messages=within(("input", "request", ""), "messages"),
+        prompt=within(("input", "request", ""), "prompt"),
+        system=within(("input", "request"), "system"),
+        tools=within(("input", "request"), "tools"),
+        time=("created_at",),
+        session=("session_id", "user", "external_user"),
+        model=("model", "model_permaslug"),
+        output=("native_tokens_completion", "tokens_completion"),
+    ),
+    advice="OpenRouter stores prompts where Input & Output Logging is on",
+)
+
+RESPONSES = Log(
+    "responses",
+    "requests of OpenAI's Responses API: input and instructions",
+    is_one=_has_input,
+    continues=True,
+    fields=Fields(
+        messages=within(BODIES, "input"),
+        prompt=(),
+        system=within(BODIES, "instructions"),
+        tools=within(BODIES, "tools"),
+        session=(*within(BODIES, "conversation.id"), *_SESSION),
+    ),
+)
+
+ANTHROPIC = Log(
+    "anthropic", "requests of Anthropic's Messages API: system and messages", is_one=_is_anthropic
+)
+
+OPENAI = Log(
+    "openai",
+    "requests of chats and completions, as OpenAI-compatible servers take them",
+    is_one=_has_messages,
+)
+
+ANY_LOG = OPENAI
+"""The format that stands for all of them where it is named."""
+
+LOGS: dict[str, Log] = {
+    log.name: log
+    for log in (OTEL, LANGFUSE, LITELLM, HELICONE, OPENROUTER, RESPONSES, ANTHROPIC, OPENAI)
+}
+"""By name, those with marks of their own first."""
+
+
+def row_of(given: dict[str, Any]) -> Row:
+    """Return a row whose texts of JSON are parsed on the way to a value."""
+    msgspec = require("msgspec", "reading a trace")
+
+    def parsed(text: str) -> Any:
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return text
+
+    return Row(given, parsed)
+
+
+def log_of(given: dict[str, Any]) -> Log | None:
+    """Return the log that a row is of, None if it is of none."""
+    row = row_of(given)
+    if other_call(row):
+        return ANY_LOG
+    return next((log for log in LOGS.values() if log.is_one(row)), None)

@@ -1,0 +1,529 @@
+"""Logs of requests with their prompts: objects whose fields, by dotted paths, say what was asked.
+
+A `Log` names the fields of one gateway; `LogParser` reads its rows. Error messages name fields and
+types, never values, which hold people's prompts. Nothing that could be a prompt is dropped
+silently: fields that are not read are counted by name if they hold text, rows without a prompt are
+counted by their kind, and parts of messages without text count as `tokens_per_image` tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvoffload._extras import require
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
+from kvoffload.traces.request import MAX_TOKENS, Request
+
+from .base import Format, Parser, kind_of, text_size
+from .clock import unix_seconds
+from .continued import History
+from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
+
+__all__ = [
+    "BODIES",
+    "Fields",
+    "Log",
+    "LogParser",
+    "Row",
+    "mapped",
+    "name_at",
+    "other_call",
+    "output_at",
+    "unknown",
+    "within",
+]
+
+
+def within(holders: Iterable[str], *names: str) -> tuple[str, ...]:
+    """Return the paths of names in each of several holders, ``""`` being the row itself."""
+    return tuple(f"{holder}.{name}" if holder else name for holder in holders for name in names)
+
+
+BODIES = (
+    "",
+    "request",
+    "body",
+    "proxy_server_request",
+    "request.body",
+    "proxy_server_request.body",
+)
+"""Where gateways and batch files put a request within a row, and the row itself."""
+HOLDERS = ("", *BODIES[1:], "response", "response.body")
+"""Where the time and the answer's tokens may be."""
+ANSWERS = (
+    *("response", "choices", "output", "completion", "response_body", "usage", "usageDetails"),
+    *("gen_ai.output.messages", "gen_ai.completion"),
+)
+PROMPTS = (
+    *("messages", "prompt", "system", "system_prompt", "system_instruction", "instructions"),
+    *("input", "contents", "tools", "functions", "documents", "suffix"),
+)
+"""Fields of which some API makes a prompt."""
+PLACES = within(("", "request"), "call_type", "url", "path", "endpoint", "request_path")
+"""Where a row says which call it is of."""
+_OTHER_CALLS = re.compile(
+    r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_)",
+    re.IGNORECASE,
+)
+MOST_LEVELS = 3  # of objects within a row in which a field is named
+MOST_NAMED = 50  # fields that are not read
+MOST_SHOWN = 30  # fields of a row that is not known
+MOST_PART_TOKENS = 2**20  # of a request's parts without text
+_FIELD = re.compile(r"[\w\-. ]{1,60}")
+_TOKENS = re.compile(r"\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Dotted paths into a row by what is there; of several, the first that is there counts.
+
+    `messages` are a list of messages or items, or a text; `prompt` is a text or a list of token
+    ids. A key may have dots itself.
+    """
+
+    messages: tuple[str, ...] = within(BODIES, "messages")
+    prompt: tuple[str, ...] = within(BODIES, "prompt")
+    system: tuple[str, ...] = within(BODIES, "system")
+    tools: tuple[str, ...] = within(BODIES, "tools", "functions")
+    time: tuple[str, ...] = within(
+        HOLDERS, "start_time", "startTime", "timestamp", "created_at", "created", "time", "ts"
+    )
+    session: tuple[str, ...] = tuple(
+        path
+        for name in ("session_id", "conversation_id", "end_user", "user", "user_id")
+        for holder in HOLDERS
+        for path in within((holder, f"{holder}.metadata".removeprefix(".")), name)
+    )
+    model: tuple[str, ...] = within((*BODIES[1:], ""), "model")
+    output: tuple[str, ...] = (
+        *within(HOLDERS, "usage.completion_tokens", "usage.output_tokens"),
+        *("completion_tokens", "output_tokens"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Format):
+    """A log of requests with their prompts, as one gateway writes it.
+
+    `is_one` recognises a row. `rows` divides a row that holds several requests, and returns an
+    object for each. `why_none` says of a row that is no prompt what it is, else nothing. `advice`
+    says how the gateway is told to log prompts. In a log that `continues`, a row may list only what
+    is new since the response or in the conversation that it names.
+    """
+
+    new_parser: Callable[[], Parser] = field(default=Parser, kw_only=True)
+    has_hashes: bool = field(default=True, kw_only=True)
+    fields: Fields = field(default_factory=Fields, kw_only=True)
+    is_one: Callable[[Row], object] = field(default=lambda _: False, kw_only=True)
+    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = field(
+        default=None, kw_only=True
+    )
+    why_none: Callable[[Row], str] = field(default=lambda _: "", kw_only=True)
+    advice: str = field(default="", kw_only=True)
+    continues: bool = field(default=False, kw_only=True)
+
+
+def mapped(name: str, fields: Mapping[str, str]) -> Log:
+    """Return the log whose fields are the given ones: a path for each of some `ROLES`."""
+    paths = {role: (fields[role],) if role in fields else () for role in ROLES}
+    return Log(name, "fields that are named", fields=Fields(**paths))
+
+
+class Row:
+    """A row whose values are found by dotted paths; text that holds JSON is parsed on the way."""
+
+    __slots__ = ("_decode", "given")
+
+    def __init__(self, given: dict[str, Any], decode: Callable[[str], Any]) -> None:
+        self.given = given
+        self._decode = decode
+
+    def at(self, path: str, *, parsed: bool = True) -> Any:
+        """Return the value at a path, None without one; `parsed`: not as a text of JSON."""
+        value: Any = self.given
+        name = path
+        while isinstance(value, dict):
+            if name in value:
+                return self.parsed(value, name) if parsed else value[name]
+            head, _, name = name.partition(".")
+            if not name or head not in value:
+                return None
+            value = self.parsed(value, head)
+        return None
+
+    def first(self, paths: Iterable[str], *, parsed: bool = True) -> tuple[str, Any]:
+        """Return the first path with a value that is not empty, and the value; else "", None."""
+        for path in paths:
+            value = self.at(path, parsed=parsed)
+            if value is not None and value != "":
+                return path, value
+        return "", None
+
+    def parsed(self, holder: dict[str, Any], name: str) -> Any:
+        """Return a value of an object within the row, not as a text of JSON."""
+        value = holder[name]
+        if isinstance(value, str) and value.startswith(("{", "[")):
+            holder[name] = value = self._decode(value)
+        return value
+
+
+class LogParser(Parser):
+    """A parser of the rows of a log; times are Unix times, milliseconds.
+
+    `log_of` recognises rows of other logs, as a gateway that serves several APIs writes them.
+    """
+
+    def __init__(
+        self,
+        options: PromptOptions,
+        log: Log,
+        log_of: Callable[[dict[str, Any]], Log | None] | None = None,
+    ) -> None:
+        self._blocks, self._breaks = options.blocks, options.breaks
+        self._log, self._log_of = log, log_of
+        self.block_tokens = self._blocks.block_tokens
+        self._is_timed: bool | None = None  # as the first request shows
+        self._has_text = False  # of which tokens are made
+        self._read: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
+        self._unread: Counter[str] = Counter()  # rows by field
+        self._left_out: Counter[str] = Counter()  # rows by kind
+        self._parts: Counter[str] = Counter()  # without text, by type
+        self._part_tokens = 0  # of the row
+        self._marks: dict[str, int] = {}  # of the row's parts without text: their tokens
+        self._row_unread: dict[str, None] = {}
+        msgspec = require("msgspec", "reading a trace")
+        self._decode = msgspec.json.Decoder().decode
+        self._encode = msgspec.json.Encoder().encode
+        self._faults = (msgspec.MsgspecError, UnicodeError, RecursionError)
+        self._talk = Conversation(self._mark, self._note, self._unpacked, self._packed)
+        self._history = History(self._talk)
+
+    def __call__(self, line: bytes) -> Request:
+        """Parse a line that holds one request."""
+        found = self.requests(line)
+        if len(found) != 1:
+            raise BadLineError(f"must be one request with its prompt, got {len(found)}")
+        return found[0]
+
+    def requests(self, line: bytes) -> list[Request]:
+        """Parse a line."""
+        try:
+            given = self._decoded(line)
+            if not isinstance(given, dict):
+                raise BadLineError(f"must be a JSON object, got {kind_of(given)}")
+            return self._requests(given, self._log)
+        except RecursionError:
+            raise BadLineError("must be nested less deeply, got more lists and objects") from None
+
+    def _requests(self, given: dict[str, Any], log: Log) -> list[Request]:
+        """Return the requests of an object of a log."""
+        rows = (given,) if log.rows is None else log.rows(given)
+        return [each for row in rows for each in self._request(Row(row, self._unpacked), log)]
+
+    def _request(self, row: Row, log: Log) -> Sequence[Request]:
+        fields = log.fields
+        why = other_call(row) or log.why_none(row)
+        if why:
+            self._left_out[why] += 1
+            return ()
+        path, given = _messages(row, fields.messages)
+        is_chat = given is not None
+        if not is_chat:
+            path, given = row.first(fields.prompt, parsed=False)
+        if given is None:
+            other = None if self._log_of is None else self._log_of(row.given)
+            if other is not None and other is not log and log is self._log:
+                return self._requests(row.given, other)
+            self._check_without(row, log)
+            return ()
+        used = {"messages" if is_chat else "prompt": path}
+        used["time"], time = row.first(fields.time)
+        seconds = None if time is None else unix_seconds(time, used["time"])
+        if self._is_timed is not None and self._is_timed != (seconds is not None):
+            rule = "must have a time as the first request has, got none"
+            if seconds is not None:
+                rule = "must have no time as the first request has none, got one"
+            raise BadLineError(rule)
+        used["model"], model = name_at(row, fields.model)
+        used["output"], output = output_at(row, fields.output)
+        used["session"], session = name_at(row, fields.session)
+        self._marks, self._row_unread, self._part_tokens = {}, {}, 0
+        if is_chat:
+            messages = self._talk.messages(given, path)
+            if log.continues:
+                session, messages = self._history.whole(row, messages, session)
+            used["tools"], used["system"], tools, lead = self._beside(row, fields)
+            length, hash_ids = self._chat(lead + messages, tools, model, seconds or 0.0)
+        else:
+            length, hash_ids = self._completion(given, path, model)
+        self._is_timed = seconds is not None
+        if seconds is not None:
+            self.start = 0.0
+        self._count_fields(row, fields, used, is_chat=is_chat)
+        named = self._blocks.session(session) if session else None
+        return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
+
+    def _beside(self, row: Row, fields: Fields) -> tuple[str, str, list[Any] | None, list[Message]]:
+        """Return the paths of tools and of a system prompt, the tools and its message."""
+        tools_path, given = row.first(fields.tools)
+        tools = self._talk.tools(given, tools_path)
+        path, system = row.first(fields.system)
+        return tools_path, path, tools, [] if system is None else self._talk.system(system, path)
+
+    def _chat(
+        self, messages: list[Message], tools: list[Any] | None, model: str, seconds: float
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of a chat and the ids of its blocks."""
+        talk, blocks = self._talk, self._blocks
+        texts = talk.texts(messages, tools) if not blocks.has_template or self._breaks else []
+        if self._breaks is not None:
+            texts = self._breaks.seen(texts)
+            if blocks.has_template and self._breaks.cuts:
+                messages = [
+                    {**message, "content": self._breaks.cut(message["role"], message["content"])}
+                    for message in messages
+                ]
+        self._has_text = True
+        if blocks.has_template:
+            text = blocks.render(messages, tools, seconds)
+            return blocks.of_text(text, model, special=False, marks=self._marks)
+        text = "".join([f"{role}\n{content}\n" for role, content in texts])
+        return blocks.of_text(text, model, special=True, marks=self._marks)
+
+    def _completion(self, prompt: Any, path: str, model: str) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of a prompt, which is a text or token ids, and its blocks' ids."""
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            self._has_text = True
+            if self._breaks is not None:
+                ((_, prompt),) = self._breaks.seen([("prompt", prompt)])
+            return self._blocks.of_text(prompt, model, special=True)
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            return self._blocks.of_tokens(check_tokens(prompt, path), model)
+        found = kind_of(prompt)
+        if isinstance(prompt, list):
+            found = f"a list with {kind_of(next(t for t in prompt if type(t) is not int))}"
+        raise BadLineError(f"{path} must be a text or a list of token ids, got {found}")
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was assumed in the lines so far, and what was not read, in words."""
+        counts = (counter.most_common(1) for counter in self._read.values())
+        fields = [found[0][0] for found in counts if found]
+        if not fields:
+            return []
+        said = [f"read as {self._log.name}: {', '.join(fields)}"]
+        if self._has_text and self._blocks.is_approximate:
+            size = self._blocks.bytes_per_token
+            said.append(f"{size} bytes of text count as a token (--tokenizer counts them)")
+        if self._parts:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._parts.items())
+            each = f"{self._blocks.tokens_per_image:,} tokens each (--tokens-per-image)"
+            said.append(f"parts without text count as {each}: {kinds}")
+        if not self._is_timed:
+            said.append("no request has a time, so all times are 0")
+        found = ["; ".join(said)]
+        found += [f"{_rows(count)} left out: {why}" for why, count in self._left_out.items()]
+        found += self._history.remarks
+        return found + [
+            f"{_rows(count)} {'have' if count > 1 else 'has'} text in `{name}` that is not read"
+            + (f" (--fields system={name})" if name.rpartition(".")[2].startswith("system") else "")
+            for name, count in self._unread.items()
+        ]
+
+    @property
+    def nothing_text(self) -> str:
+        """What the lines held instead of requests, in words, or an empty text."""
+        if not self._left_out:
+            return ""
+        counts = ", ".join(f"{_rows(count)} {why}" for why, count in self._left_out.items())
+        return f"{counts}{self._log.advice and f'; {self._log.advice}'}"
+
+    def _decoded(self, line: bytes) -> Any:
+        """Decode a line; half a pair of surrogates, which is no text but occurs, is kept."""
+        try:
+            return self._decode(line)
+        except self._faults:
+            pass
+        try:
+            return json.loads(line.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            found = f"got {len(line)} bytes that are none"
+            raise BadLineError(f"must be a JSON object, {found}") from None
+
+    def _unpacked(self, value: str) -> Any:
+        """Return what a text of JSON holds, else the text."""
+        try:
+            return self._decode(value)
+        except self._faults:
+            return value
+
+    def _packed(self, value: Any) -> str:
+        """Return a value as JSON."""
+        try:
+            text: str = self._encode(value).decode()
+        except UnicodeError:
+            text = json.dumps(value)
+        return text
+
+    def _mark(self, part: dict[str, Any], kind: object) -> str:
+        """Return the mark of a part without text, and note its tokens."""
+        data = self._packed(part).encode("utf-8", "surrogatepass")
+        mark = f"<{self._blocks.digest(data)}>"
+        self._parts[str(kind) if kind in PART_KINDS else "other"] += 1
+        tokens = self._marks[mark] = self._blocks.part_tokens(len(data))
+        self._part_tokens += tokens
+        if self._part_tokens > MOST_PART_TOKENS:
+            rule = f"parts without text must have at most {MOST_PART_TOKENS} tokens together"
+            raise BadLineError(f"{rule}, got more")
+        return mark
+
+    def _check_without(self, row: Row, log: Log) -> None:
+        """Count a row without a prompt; BadLineError if it may hold one that is not known."""
+        for path in (*log.fields.messages, *log.fields.prompt):
+            value = row.at(path)
+            if value:
+                raise BadLineError(f"{path} must be a list of objects, got {kind_of(value)}")
+            if value is not None:
+                break
+        else:
+            is_new = self._is_timed is None and not log.advice
+            if is_new or text_size(row.given) > MOST_UNREAD:
+                raise BadLineError(unknown(row.given))
+        self._left_out["without a prompt"] += 1
+
+    def _count_fields(
+        self, row: Row, fields: Fields, used: Mapping[str, str], *, is_chat: bool
+    ) -> None:
+        """Count the fields that were read, and those that hold text and were not."""
+        for role, path in used.items():
+            if path:
+                self._read[role][path] += 1
+        read = {*used.values(), *fields.system, *fields.tools} if is_chat else {*used.values()}
+        self._note_fields(row.given, "", read | {*(fields.messages if is_chat else ())})
+        for name in self._row_unread:
+            if name in self._unread or len(self._unread) < MOST_NAMED:
+                self._unread[name] += 1
+
+    def _note_fields(self, holder: dict[str, Any], path: str, read: set[str]) -> None:
+        for name, value in holder.items():
+            if path + name in read or name in ANSWERS:
+                continue
+            if name in PROMPTS and not isinstance(value, dict):
+                if text_size(value):
+                    self._note(path, name)
+            elif isinstance(value, dict) and path.count(".") < MOST_LEVELS:
+                inner = name if _FIELD.fullmatch(name) else "…"
+                self._note_fields(value, f"{path}{inner}.", read)
+            elif text_size(value) > MOST_UNREAD:
+                self._note(path, name)
+
+    def _note(self, path: str, name: str) -> None:
+        if len(self._row_unread) < MOST_NAMED:
+            self._row_unread[path + (name if _FIELD.fullmatch(name) else "…")] = None
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count > 1)}"
+
+
+def other_call(row: Row) -> str:
+    """Return what a call is that has no prompt, else an empty text."""
+    for path in PLACES:
+        value = row.at(path, parsed=False)
+        if isinstance(value, str) and _OTHER_CALLS.search(value):
+            return "of calls that are no chats"
+    return ""
+
+
+def unknown(row: dict[str, Any]) -> str:
+    """Return what is wrong with a row without a known prompt: its fields, and how to name them."""
+    if "role" in row and "content" in row:
+        return (
+            "must have all messages of a request, got one message in a row: group the rows of a "
+            "conversation into a list, messages"
+        )
+    names = [*_names(row, "", MOST_LEVELS)]
+    shown = ", ".join(names[:MOST_SHOWN]) + (", …" if len(names) > MOST_SHOWN else "")
+    guess = _guess(row, names)
+    return (
+        "must have messages, a prompt or the ids of blocks, got an object with the fields "
+        f"{shown or 'of no name'}; --fields {shlex.quote(guess)} names where they are"
+    )
+
+
+def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
+    """Yield the dotted names of the fields of an object that can be written."""
+    for name, value in holder.items():
+        if _FIELD.fullmatch(name):
+            if isinstance(value, dict) and value and levels > 1:
+                yield from _names(value, f"{path}{name}.", levels - 1)
+            else:
+                yield path + name
+
+
+def _guess(row: dict[str, Any], names: list[str]) -> str:
+    """Return a mapping of fields to start from."""
+    at = Row(row, lambda text: text).at
+    lists = [name for name in names if isinstance(at(name), list)]
+    texts = sorted(names, key=lambda name: -text_size(at(name)))
+    found = [f"messages={lists[0]}"] if lists else [f"prompt={texts[0] if texts else 'FIELD'}"]
+    for role, pattern in _LIKE.items():
+        name = next((name for name in names if pattern.search(name)), None)
+        if name is not None and name not in (lists[:1] or texts[:1]):
+            found.append(f"{role}={name}")
+    return ",".join(found)
+
+
+_LIKE = {
+    "time": re.compile(r"time|created|_at$|date|^ts$", re.IGNORECASE),
+    "session": re.compile(r"session|conversation|thread|chat_?id|user", re.IGNORECASE),
+    "model": re.compile(r"model", re.IGNORECASE),
+    "output": re.compile(r"(completion|output|generated).*tokens?", re.IGNORECASE),
+    "system": re.compile(r"system", re.IGNORECASE),
+}
+
+
+def _messages(row: Row, paths: Iterable[str]) -> tuple[str, Any]:
+    """Return the first path with a list of messages, or else with a text; else "", None."""
+    other: tuple[str, Any] = "", None
+    for path in paths:
+        value = row.at(path)
+        if isinstance(value, list) and value:
+            return path, value
+        if isinstance(value, str) and value and other[1] is None:
+            other = path, value
+    return other
+
+
+def name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
+    """Return the first path with a name, and the name; both empty without one."""
+    for path in paths:
+        value = row.at(path, parsed=False)
+        if type(value) in (str, int) and value != "":
+            return path, str(value)
+        if value is not None and value != "" and "metadata" not in path:
+            raise BadLineError(f"{path} must be a string, got {kind_of(value)}")
+    return "", ""
+
+
+def output_at(row: Row, paths: Iterable[str]) -> tuple[str, int]:
+    """Return the first path with the tokens of the answer, and these; "", 0 if not known."""
+    path, value = row.first(paths)
+    is_text = isinstance(value, str) and _TOKENS.fullmatch(value.strip())
+    if is_text or (isinstance(value, float) and value.is_integer()):
+        value = int(value)
+    if value is None:
+        return "", 0
+    if type(value) is not int or not 0 <= value <= MAX_TOKENS:
+        found = "another integer" if type(value) is int else kind_of(value)
+        raise BadLineError(f"{path} must be an integer >= 0, got {found}")
+    return path, value

@@ -1,0 +1,271 @@
+"""One workload as each gateway logs it: the same blocks, sessions, times and answers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.traces import PromptOptions, Trace, TraceError
+from kvoffload.traces.formats import LOG_FORMATS
+from kvoffload.traces.sorting import counted_from_first, sorted_by_time
+
+from .samples import LITELLM_BLOCKS, LOGS, UNIX, body, chats, iso, items, openai, responses, whole
+
+CHATS = chats()
+FORMS = [(name, form) for name, forms in LOGS.items() for form in forms]
+IDS = [form.__name__ for _, form in FORMS]
+
+
+def write(folder, text, name="log.jsonl"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def structure(requests):
+    """Return what is the same in all formats: ids are numbered by their first occurrence."""
+    numbers = {}
+    return [
+        (
+            one.timestamp,
+            one.input_length,
+            one.output_length,
+            one.session,
+            [numbers.setdefault(block, len(numbers)) for block in one.hash_ids],
+        )
+        for one in counted_from_first(sorted_by_time(requests))
+    ]
+
+
+def read(path, **options):
+    trace = Trace(
+        path, format=options.pop("format", None), prompts=PromptOptions(salt="s", **options)
+    )
+    return structure(trace), trace
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Return what the plainest log shows."""
+    path = write(tmp_path_factory.mktemp("plain"), lines(map(openai, CHATS)))
+    found, trace = read(path)
+    assert len(found) == len(CHATS)
+    assert len({block for *_, blocks in found for block in blocks}) > 300
+    assert trace.remarks[0].startswith("read as openai: request.messages, request.tools, timestamp")
+    return found
+
+
+def test_every_log_has_samples():
+    assert {*LOGS, "litellm-blocks"} == {*LOG_FORMATS}
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
+def test_every_log_shows_the_same(expected, tmp_path, name, form):
+    found, trace = read(write(tmp_path, lines(map(form, CHATS))))
+    assert found == expected
+    assert (trace.format, trace.block_tokens, trace.has_hashes) == (name, 16, True)
+    assert not [text for text in trace.remarks if "not read" in text]
+    assert trace.remarks[0].startswith(f"read as {name}: ")
+
+
+@pytest.mark.parametrize("format", ["openai", None])
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
+def test_the_order_and_what_is_around_does_not_matter(expected, tmp_path, name, form, format):
+    """A list over several lines, shuffled, with rows that are no chats in between."""
+    rows = [form(one) for one in CHATS]
+    random.Random(1).shuffle(rows)
+    other = {"url": "/v1/embeddings", "body": {"model": "bge", "input": "x" * 300}}
+    text = json.dumps([*rows[:3], other, *rows[3:]], indent=1)
+    found, trace = read(write(tmp_path, text, "log.json"), format=format)
+    assert sorted(found) == sorted(expected)
+    assert "1 row left out: of calls that are no chats" in trace.remarks
+    assert trace.format == name
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
+def test_dirty_lines_are_skipped_and_counted(expected, tmp_path, name, form):
+    rows = lines(map(form, CHATS)).splitlines()
+    rows[5:5] = [
+        "not json",
+        '{"messages": null, "timestamp": 1}',
+        "[1, 2",
+        '{"a": "' + "x" * 300 + '"}',
+    ]
+    trace = Trace(
+        write(tmp_path, "\n".join([*rows, rows[-1][:200]])),
+        skip_bad=True,
+        prompts=PromptOptions(salt="s"),
+    )
+    assert structure(trace) == expected
+    assert trace.format == name
+    assert trace.bad_lines >= 3
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_table_shows_the_same(expected, tmp_path, delimiter):
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, delimiter=delimiter)
+    writer.writerow(["Created At", "Session ID", "Model", "Messages", "Tools", "Completion Tokens"])
+    for one in CHATS:
+        cells = [iso(one["time"]), one["session"], one["model"], json.dumps(whole(one))]
+        writer.writerow([*cells, json.dumps(one["tools"]), one["output"]])
+    path = tmp_path / "export.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + stream.getvalue().encode())
+    assert read(path)[0] == expected
+    fields = {"messages": "Messages", "tools": "Tools", "time": "Created At", "model": "Model"}
+    fields |= {"session": "Session ID", "output": "Completion Tokens"}
+    for options in ({}, {"format": "csv"}, {"delimiter": delimiter}):
+        assert read(path, fields=fields, **options)[0] == expected
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_parquet_file_shows_the_same(expected, tmp_path, nested):
+    arrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
+    rows = [
+        {"timestamp": one["time"] * 1000, "session_id": one["session"]}
+        | {"request": json.dumps(body(one)), "completion_tokens": one["output"]}
+        for one in CHATS
+    ]
+    if nested:
+        for row in rows:
+            request = json.loads(row["request"])
+            row["request"] = {"model": request["model"], "tools": json.dumps(request["tools"])}
+            row["request"]["messages"] = json.dumps(request["messages"])
+    path = tmp_path / "log.parquet"
+    parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=7)
+    found, trace = read(path)
+    assert found == expected
+    assert trace.format == "openai"
+
+
+def test_fields_name_what_is_not_recognised(expected, tmp_path):
+    rows = [
+        {"event": {"at": iso(one["time"]), "who": one["session"], "ask": whole(one)}}
+        | {"uses": one["tools"], "llm": one["model"], "n": str(one["output"])}
+        for one in CHATS
+    ]
+    path = write(tmp_path, lines(rows))
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert caught.value.rule == (
+        "must have messages, a prompt or the ids of blocks, got an object with the fields "
+        "event.at, event.who, event.ask, uses, llm, n; --fields messages=event.ask names where "
+        "they are"
+    )
+    fields = {"messages": "event.ask", "time": "event.at", "session": "event.who", "tools": "uses"}
+    found, trace = read(path, fields=fields | {"model": "llm", "output": "n"})
+    assert found == expected
+    assert trace.format == "fields"
+
+
+@pytest.mark.parametrize("key", ["previous_response_id", "conversation"])
+def test_what_goes_on_from_a_response_is_put_together(tmp_path, key):
+    one = next(one for one in CHATS if len(one["messages"]) > 4)
+    messages = one["messages"]
+    ends = [index for index, each in enumerate(messages) if each["role"] != "assistant"]
+    rows, full, start, before = [], [], 0, None
+    for number, end in enumerate(ends):
+        if end + 1 < len(messages) and messages[end + 1]["role"] != "assistant":
+            continue
+        row = responses(one | {"messages": messages[start : end + 1]})
+        row["user"] = "" if key == "conversation" else row["user"]
+        answer = items(messages[end + 1 : end + 2])
+        row["response"] |= {"id": f"resp_{number}", "output": answer}
+        if key == "conversation":
+            row["body"]["conversation"] = {"id": one["session"]}
+        elif before is not None:
+            row["body"]["previous_response_id"] = before
+        before, start = f"resp_{number}", end + 2
+        rows.append(row)
+        full.append(responses(one | {"messages": messages[: end + 1]}))
+    assert len(rows) > 1
+    found, _ = read(write(tmp_path, lines(rows)))
+    assert found == read(write(tmp_path, lines(full)))[0]
+    lost, trace = read(write(tmp_path, lines(rows[1:])))
+    assert lost[0][1] < found[1][1]
+    assert len(lost) == len(rows) - 1
+    said = "1 requests continue a response that is not in the log: their prompts begin with what"
+    assert any(text.startswith(said) for text in trace.remarks) == (key != "conversation")
+
+
+def test_chains_of_a_small_log_are_bounded(tmp_path):
+    row = {"created_at": UNIX, "input": "x" * 2000, "conversation": "c"}
+    path = write(tmp_path, lines([row] * 3000))
+    with pytest.raises(TraceError, match="must have at most"):
+        list(Trace(path))
+
+
+def test_older_spans_have_an_attribute_for_each_field(tmp_path):
+    listed = {
+        "gen_ai.prompt.0.role": "system",
+        "gen_ai.prompt.0.content": "s" * 300,
+        "gen_ai.prompt.1.role": "user",
+        "gen_ai.prompt.1.content": "u" * 300,
+        "gen_ai.prompt.2.role": "assistant",
+        "gen_ai.prompt.2.tool_calls.0.name": "f",
+        "gen_ai.prompt.2.tool_calls.0.arguments": '{"q":1}',
+        "gen_ai.completion.0.content": "a" * 300,
+    }
+    call = {"function": {"name": "f", "arguments": '{"q":1}'}}
+    messages = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": "u" * 300}]
+    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    one = read(write(tmp_path, lines([{"startTimeUnixNano": "5", "attributes": listed}])))[0]
+    assert one == read(write(tmp_path, lines([{"ts": 0, "messages": messages}])))[0]
+
+
+def test_ids_of_litellm_need_no_text(tmp_path):
+    second = LITELLM_BLOCKS | {"startTime": UNIX + 2, "completion_tokens": 5}
+    second["metadata"] = json.dumps(
+        {
+            "spend_logs_metadata": {
+                "prefix_block_hashes": {"block_size": 16, "hash_ids": ["00FF00FF00FF00FF"]}
+            }
+        }
+    )
+    trace = Trace(write(tmp_path, lines([LITELLM_BLOCKS, {"call_type": "x"}, second])))
+    one, other = counted_from_first(trace)
+    assert (one.timestamp, one.input_length, one.output_length, len(one.hash_ids)) == (0, 40, 3, 3)
+    assert (other.timestamp, other.hash_ids) == (2000, one.hash_ids[:1])
+    assert (trace.format, trace.has_hashes) == ("litellm-blocks", True)
+    assert trace.remarks == ["1 rows left out: without prefix_block_hashes"]
+    named = PromptOptions(block_tokens=16)
+    trace = Trace(write(tmp_path, lines([LITELLM_BLOCKS])), prompts=named)
+    assert len(list(trace)) == 1
+    assert trace.block_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("row", "advice"),
+    [
+        ({"call_type": "acompletion", "startTime": 1, "messages": {}}, "store_prompts_in_spend"),
+        ({"generation_id": "g", "tokens_prompt": 5, "created_at": iso(UNIX)}, "Logging is on"),
+        ({"request_created_at": iso(UNIX), "request_body": None}, "--include-body"),
+        ({"type": "SPAN", "traceId": "t", "input": "x"}, "an export needs the field group"),
+        ({"startTimeUnixNano": "1", "attributes": {}}, "CAPTURE_MESSAGE_CONTENT=SPAN_ONLY"),
+    ],
+)
+def test_a_log_without_prompts_says_how_they_are_logged(tmp_path, row, advice):
+    path = write(tmp_path, lines([row, row]))
+    with pytest.raises(TraceError, match="must hold at least one request, got 2 rows ") as caught:
+        list(Trace(path))
+    assert advice in caught.value.rule
+
+
+def test_counts_without_text_are_refused(tmp_path):
+    for text in (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4000,10\n",
+        '{"Timestamp": 1, "Request tokens": 472, "Response tokens": 18}\n',
+    ):
+        with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
+            list(Trace(write(tmp_path, text, "x.csv" if "," in text[:9] else "x.jsonl")))
