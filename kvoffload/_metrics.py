@@ -76,6 +76,12 @@ TIER_METRICS = (
         SECONDS_BOUNDS,
     ),
     Metric("capacity_bytes", "gauge", (), "bytes of blocks that are kept at most"),
+    Metric(
+        "capacity_tokens",
+        "gauge",
+        (),
+        "tokens of blocks that are kept at most; absent where a block has no one number of them",
+    ),
     Metric("used_bytes", "gauge", (), "bytes of blocks that are kept"),
     Metric("queued_bytes", "gauge", (), "bytes of blocks of jobs that have not ended"),
     Metric("staging_bytes", "gauge", (), "bytes of the tier's own buffers in use"),

@@ -27,6 +27,7 @@ from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
+from kvoffload.traces.objects import OBJECTS, ObjectBatch, batches_of
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
 from kvoffload.traces.rows import CSV, PARQUET
 from kvoffload.traces.scratch import Spool, scratch_file
@@ -125,6 +126,13 @@ class _InOrder:
 
     def __init__(self, requests: Iterable[Request], trace: MergedTrace, reading: Reading) -> None:
         self._requests, self._trace, self._reading = requests, trace, reading
+
+    def batches(self) -> Iterator[ObjectBatch] | None:
+        """Return the rows in arrays, if they are of single objects."""
+        found = batches_of(self._requests)
+        if found is not None:
+            self._reading.check_prompts(self._trace)
+        return found
 
     def __iter__(self) -> Iterator[Request]:
         requests = iter(self._requests)
@@ -282,8 +290,8 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
     """Note ignored fields, ids that are not chained, and timestamps that are hardly right."""
     for remark in () if source.trace is None else source.trace.remarks:
         note(remark, quiet=quiet)
-    if ORACLE_GENERAL in (source.format or ""):
-        note(f"{ORACLE_GENERAL}: each object is one block, whatever its size", quiet=quiet)
+    if source.format in (OBJECTS, ORACLE_GENERAL):
+        note(f"{source.format}: each object is one block, whatever its size", quiet=quiet)
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
     is_log = source.trace is not None and source.trace.is_log
     counts_ms = is_log or MOONCAKE.name in (source.format or "")

@@ -120,6 +120,8 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
         "output_tokens": survey.output_tokens,
         "longest_request_blocks": survey.longest,
         "bad_lines": source.bad_lines,
+        "types": dict(survey.types.most_common()),
+        "most_turns": survey.most_turns or None,
         **order_object(survey),
     }
 
@@ -140,6 +142,11 @@ def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
         ("input tokens", f"{survey.input_tokens:,}"),
         ("output tokens", f"{survey.output_tokens:,}"),
         ("longest request, blocks", f"{survey.longest:,}"),
+        *(
+            (f"requests of type {kind}", f"{count:,} ({percent_text(count / survey.requests)})")
+            for kind, count in survey.types.most_common()
+        ),
+        *([("turns, the most stated", f"{survey.most_turns:,}")] if survey.most_turns else []),
     ]
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvoffload import BlockHash
 from kvoffload.traces import Request
 from kvoffload.traces.id_map import IdMap
+from kvoffload.traces.objects import ObjectBatch, batches_of
 
 from .arrivals import Arrivals, ArrivalsCollector
 from .hints import HintCollector, HintOptions, TraceHints
@@ -73,6 +74,9 @@ class DecodedTrace:
         `hints` adds the clients' hints, and `arrivals` the arrivals; errors are those of
         `TraceHints.of` and `Arrivals.of`.
         """
+        batches = None if arrivals or hints is not None else batches_of(requests)
+        if batches is not None:
+            return cls._of_objects(batches, progress)
         coming = ArrivalsCollector() if arrivals else None
         if coming is not None:
             requests = coming.collecting(requests)
@@ -95,6 +99,20 @@ class DecodedTrace:
             None if collector is None else collector.hints(),
             None if coming is None else coming.arrivals(),
         )
+
+    @classmethod
+    def _of_objects(
+        cls, batches: Iterator[ObjectBatch], progress: Callable[[int], object] | None
+    ) -> DecodedTrace:
+        """Decode a trace of requests of one block without lengths."""
+        numbering, count = _Numbering(), 0
+        for _, ids in batches:
+            numbering.add_each(ids)
+            count += len(ids)
+            if progress is not None:
+                progress(count)
+        ids, blocks = numbering.ascending()
+        return cls(np.arange(count + 1), blocks, ids, np.zeros(count, np.int64))
 
     @property
     def num_requests(self) -> int:
@@ -166,6 +184,12 @@ class _Numbering:
         if len(self._waiting) >= self.BATCH:
             self._number()
 
+    def add_each(self, ids: npt.NDArray[np.uint64]) -> None:
+        """Add many blocks."""
+        self._waiting.frombytes(ids.tobytes())
+        if len(self._waiting) >= self.BATCH:
+            self._number()
+
     def ascending(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the distinct ids, ascending, and the index there of each block."""
         self._number()
@@ -227,6 +251,11 @@ class Selection:
         self._limit = limit
         self._full_block_tokens = full_block_tokens
         self._cut_length = cut_length
+
+    def batches(self) -> Iterator[ObjectBatch] | None:
+        """Return the rows in arrays, if all are taken as they are and are of single objects."""
+        is_whole = self._limit is None and self._full_block_tokens is None
+        return batches_of(self._requests) if is_whole else None
 
     def __iter__(self) -> Iterator[Request]:
         most = None if self._limit is None else min(self._limit, sys.maxsize)

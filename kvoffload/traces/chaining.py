@@ -112,6 +112,21 @@ class ChainingCounter:
             if self._examined >= WHOLE_BATCHES:
                 self._to_skip = (STRIDE - 1) * self._batch
 
+    def add_each(self, ids: Ids) -> None:
+        """Add many requests of one block."""
+        self._examine()
+        if self._to_skip > 0:
+            self._to_skip -= len(ids)
+            return
+        self._requests += len(ids)
+        chosen = ids[self._is_chosen(ids)]
+        least = np.full(len(chosen), _LARGEST)
+        self._merge(chosen, least, np.zeros(len(chosen), np.uint64), np.arange(len(chosen)))
+        self._halve()
+        self._examined += 1
+        if self._examined >= WHOLE_BATCHES:
+            self._to_skip = (STRIDE - 1) * len(ids)
+
     def counts(self) -> Chaining:
         """Examine what is collected and return the counts so far."""
         self._examine()
@@ -140,6 +155,10 @@ class ChainingCounter:
             np.where(is_first, np.uint64(0), before),
             rows,
         )
+        self._halve()
+
+    def _halve(self) -> None:
+        """Remember half of the ids as long as they are too many."""
         while len(self._ids) > self._most_ids:
             self._halvings += 1
             kept = self._is_chosen(self._ids)

@@ -15,6 +15,7 @@ from .formats import recognise
 from .formats.base import bounded_name
 from .formats.weka import WEKA
 from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .objects import ObjectBatch
 from .oracle_general import is_named_oracle_general
 from .prompt_blocks import PromptOptions
 from .reader import Trace
@@ -198,6 +199,10 @@ class MergedTrace:
         """Bytes per block, if all files state them and agree."""
         sizes = {trace.block_bytes for trace in self._traces}
         return sizes.pop() if len(sizes) == 1 else None
+
+    def batches(self) -> Iterator[ObjectBatch] | None:
+        """Return the rows in arrays if it is one trace of single objects, else None."""
+        return self._traces[0].batches() if len(self._traces) == 1 else None
 
     def __iter__(self) -> Iterator[Request]:
         if len(self._traces) == 1:

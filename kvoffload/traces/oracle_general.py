@@ -12,7 +12,6 @@ Any bytes could be records, so only a file's name or the caller selects this for
 from __future__ import annotations
 
 import re
-import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -25,14 +24,14 @@ from kvoffload.errors import describe
 
 from .errors import TraceError
 from .lines import Bytes
+from .objects import ObjectBatch
 from .request import Request
 
-__all__ = ["ORACLE_GENERAL", "is_named_oracle_general", "read_objects", "write_oracle_general"]
+__all__ = ["ORACLE_GENERAL", "is_named_oracle_general", "record_batches", "write_oracle_general"]
 
 ORACLE_GENERAL = "oracle-general"
 """Name of the format."""
 
-RECORD = struct.Struct("<IQIq")
 RECORDS = np.dtype([("seconds", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 NEVER = -1  # accessed again
 MAX_SECONDS = 2**32 - 1
@@ -46,8 +45,8 @@ def is_named_oracle_general(path: str) -> bool:
     return _NAME.search(path) is not None
 
 
-def read_objects(path: str) -> Iterator[Request]:
-    """Yield a request of one block per record of a file, ``-`` for standard input.
+def record_batches(path: str) -> Iterator[ObjectBatch]:
+    """Yield the records of a file, ``-`` for standard input, as rows of objects.
 
     Time counts from the first record, and is never negative. The sizes of objects are not used.
 
@@ -59,16 +58,17 @@ def read_objects(path: str) -> Iterator[Request]:
     first: int | None = None
     offset = 0  # bytes, decompressed
     with Bytes(path) as file:
-        while piece := file.read_bytes(_BATCH * RECORD.size):
-            rest = len(piece) % RECORD.size
-            for seconds, object_id, _, _ in RECORD.iter_unpack(piece[: len(piece) - rest]):
-                if first is None:
-                    first = seconds
-                yield Request(1000 * max(0, seconds - first), 0, 0, (object_id,))
+        while piece := file.read_bytes(_BATCH * RECORDS.itemsize):
+            rest = len(piece) % RECORDS.itemsize
+            records = np.frombuffer(piece[: len(piece) - rest], RECORDS)
+            if len(records):
+                seconds = records["seconds"].astype(np.float64)
+                first = int(seconds[0]) if first is None else first
+                yield 1000 * np.maximum(0.0, seconds - first), records["id"].astype(np.uint64)
             offset += len(piece)
             if rest:
-                rule = f"a record must have {RECORD.size} bytes, got {rest} at byte {offset - rest}"
-                raise TraceError(file.name, None, rule)
+                rule = f"a record must have {RECORDS.itemsize} bytes, got {rest}"
+                raise TraceError(file.name, None, f"{rule} at byte {offset - rest}")
 
 
 def write_oracle_general(requests: Iterable[Request], stream: BinaryIO) -> int:

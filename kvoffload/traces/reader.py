@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 from .ahead import Ahead
 from .errors import BadLineError, TraceError
@@ -16,7 +17,8 @@ from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
-from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, read_objects
+from .objects import OBJECTS, ObjectBatch, are_objects, object_batches, requests_of
+from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, record_batches
 from .prompt_blocks import PromptOptions
 from .request import Request
 from .rows import CSV, PARQUET, Rows, open_rows
@@ -24,7 +26,7 @@ from .scratch import scratch_file
 from .sessions import SessionOptions, SessionRows
 from .survey import BlockLengths
 
-FORMAT_NAMES = (*FORMATS, *LOG_FORMATS, CSV, PARQUET, ORACLE_GENERAL)
+FORMAT_NAMES = (*FORMATS, *LOG_FORMATS, CSV, PARQUET, OBJECTS, ORACLE_GENERAL)
 """The formats that a trace may be in: those of lines, tables of them, and the one of records."""
 
 SESSION_ID = b'"session_id"'
@@ -167,10 +169,11 @@ class Trace:
         self.block_tokens = self.block_bytes = self.start = None
         self.has_hashes = False
         self._id_tokens = None
-        self.format = self._given_format
-        if self.format == ORACLE_GENERAL:
-            yield from self._object_requests()
+        batches = self.batches()
+        if batches is not None:
+            yield from requests_of(batches)
             return
+        self.format = self._given_format
         found_format = {**FORMATS, **LOG_FORMATS}.get(self.format or "", MOONCAKE)
         requests = 0
         is_settled = False  # whether a good line has shown the format
@@ -232,18 +235,29 @@ class Trace:
         got = parse.nothing_text or got
         return f"a trace must hold at least one request{wanted}, got {got}"
 
-    def _object_requests(self) -> Iterator[Request]:
-        """Yield the requests of a trace of objects."""
+    def batches(self) -> Iterator[ObjectBatch] | None:
+        """Return the rows in arrays if it is a trace of single objects, else None.
+
+        Each is the times, milliseconds, and the block ids of some requests of one block.
+        """
+        format = self._given_format
+        if format is None and _starts_with_objects(self.path):
+            format = OBJECTS
+        if format not in (OBJECTS, ORACLE_GENERAL):
+            return None
+        self.bad_lines, self.format, self.has_hashes = 0, format, True
         if self._model_name is not None:
             try:
                 self._check_that_models_are_named()
             except BadLineError as error:
                 raise TraceError(self.name, None, str(error)) from None
-        self.has_hashes = True
+        return self._batches(object_batches if format == OBJECTS else record_batches)
+
+    def _batches(self, read: Callable[[str], Iterator[ObjectBatch]]) -> Iterator[ObjectBatch]:
         is_empty = True
-        for request in read_objects(self.path):
+        for batch in read(self.path):
             is_empty = False
-            yield request
+            yield batch
         if is_empty:
             rule = "a trace must hold at least one request, got an empty file"
             raise TraceError(self.name, None, rule)
@@ -319,6 +333,17 @@ class Trace:
                 f"one of them to be chosen, got {self.format}"
             )
             raise BadLineError(rule)
+
+
+def _starts_with_objects(path: str) -> bool:
+    """Return whether a file, which is read again, begins with a row of an object."""
+    try:
+        if path == STDIN or not Path(path).is_file():
+            return False
+        with Lines(path) as lines:
+            return are_objects(lines.ahead().partition(b"\n")[0])
+    except (TraceError, OSError, ValueError):
+        return False  # the reader reports what is wrong with it
 
 
 class _Probe:

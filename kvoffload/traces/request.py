@@ -40,6 +40,10 @@ class Request:
         Whether it is the session's last, and not just the last of a window.
     expect : int or float or None
         Time until the session's next request, milliseconds, as a client would say it.
+    type : str or None
+        The kind of request, as the trace names it.
+    turn : int or None
+        Its number within the conversation, from 1.
     """
 
     timestamp: int | float
@@ -54,3 +58,5 @@ class Request:
     stop: str | None = None
     ends: bool = False
     expect: int | float | None = None
+    type: str | None = None
+    turn: int | None = None

@@ -41,7 +41,7 @@ class KeptCounter:
         self.blocks = 0
         self._uses = IdMap()
 
-    def add(self, ids: Ids, lengths: Numbers, times: Sequence[float]) -> None:
+    def add(self, ids: Ids, lengths: Numbers, times: Sequence[float] | Times) -> None:
         """Add the blocks of many requests, and their lengths and arrivals, seconds."""
         self.blocks += len(ids)
         if not len(ids):
@@ -164,6 +164,12 @@ class Returns:
         self._gathered += REQUEST_BLOCKS + len(request.hash_ids)
         if self._gathered >= self.batch:
             self.finish()
+
+    def add_each(self, times: Times, ids: Ids) -> None:
+        """Add many requests of one block, at times in milliseconds; without sessions."""
+        self.finish()
+        self.has_times |= bool(times.any())
+        self.blocks.add(ids, np.ones(len(ids), np.int64), times / 1000)
 
     def finish(self) -> None:
         """Count the collected requests."""

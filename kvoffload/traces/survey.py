@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from .chaining import Chaining, ChainingCounter
+from .id_map import Ids
+from .objects import ObjectBatch, batches_of
 from .request import Request
 from .returns import KeptCounter, Returns
 
+MOST_TYPES = 16
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
 
@@ -143,6 +150,10 @@ class Survey:
         The longest such step, milliseconds.
     block_lengths : BlockLengths
         The block sizes that fit.
+    types : Counter of str
+        Requests by their type, as far as the trace names it: the first `MOST_TYPES` types.
+    most_turns : int
+        The greatest number of a turn that the trace states.
     """
 
     requests: int = 0
@@ -157,6 +168,8 @@ class Survey:
     backwards: int = 0
     farthest_back: int | float = 0
     block_lengths: BlockLengths = field(default_factory=BlockLengths)
+    types: Counter[str] = field(default_factory=Counter)
+    most_turns: int = 0
     _before: int | float = field(default=0, repr=False)
     _chaining: ChainingCounter = field(default_factory=ChainingCounter, repr=False, compare=False)
 
@@ -230,7 +243,14 @@ class Survey:
         self = cls(block_lengths=BlockLengths(block_tokens))
         if returns is None and unique:
             returns = Returns(blocks=KeptCounter(()), counts_sessions=False)
-        for request in requests:
+        batches = batches_of(requests)
+        for times, ids in batches or ():
+            self._add_each(times, ids)
+            if returns is not None:
+                returns.add_each(times, ids)
+            if progress is not None:
+                progress(self.requests)
+        for request in requests if batches is None else ():
             self.add(request)
             if returns is not None:
                 returns.add(request)
@@ -259,11 +279,54 @@ class Survey:
         self.input_tokens += request.input_length
         self.output_tokens += request.output_length
         self.longest = max(self.longest, length)
+        if request.type is not None:
+            self._count_type(request)
         self.block_lengths.add(request.input_length, length)
         self._chaining.add(request.hash_ids)
 
-    def counting(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Count each request with `add` and yield it, for another reader of the same pass."""
-        for request in requests:
-            self.add(request)
+    def _count_type(self, request: Request) -> None:
+        kind = str(request.type)
+        self.types[kind if kind in self.types or len(self.types) < MOST_TYPES else "others"] += 1
+        self.most_turns = max(self.most_turns, request.turn or 0)
+
+    def counting(self, requests: Iterable[Request]) -> Iterable[Request]:
+        """Return requests that are counted with `add` as another reader reads them, once."""
+        return _Counted(self, requests)
+
+    def _add_each(self, times: npt.NDArray[np.float64], ids: Ids) -> None:
+        """Count many requests of one block, without lengths."""
+        if not self.requests:
+            self.first = self.last = self._before = float(times[0])
+            self.block_lengths.add(0, 1)
+        steps = np.diff(times, prepend=self._before)
+        self.backwards += int(np.count_nonzero(steps < 0))
+        self.farthest_back = max(self.farthest_back, float(-steps.min()))
+        self.first = min(self.first, float(times.min()))
+        self.last = max(self.last, float(times.max()))
+        self._before = float(times[-1])
+        self.requests += len(ids)
+        self.blocks += len(ids)
+        self.longest = max(self.longest, 1)
+        self._chaining.add_each(ids)
+
+
+class _Counted:
+    """Requests that a survey counts as they are read."""
+
+    def __init__(self, survey: Survey, requests: Iterable[Request]) -> None:
+        self._survey, self._requests = survey, requests
+
+    def __iter__(self) -> Iterator[Request]:
+        for request in self._requests:
+            self._survey.add(request)
             yield request
+
+    def batches(self) -> Iterator[ObjectBatch] | None:
+        """Return the rows in arrays, if they are of single objects."""
+        found = batches_of(self._requests)
+        return None if found is None else self._counted(found)
+
+    def _counted(self, batches: Iterator[ObjectBatch]) -> Iterator[ObjectBatch]:
+        for times, ids in batches:
+            self._survey._add_each(times, ids)
+            yield times, ids

@@ -27,7 +27,7 @@ def trace_line(request: Request) -> bytes:
         "output_length": request.output_length,
         "hash_ids": request.hash_ids,
     }
-    for name in ("session", "parent", "think", "service", "stop", "expect"):
+    for name in ("session", "parent", "think", "service", "stop", "expect", "type", "turn"):
         value = getattr(request, name)
         if value is not None:
             row[name] = value

@@ -126,6 +126,8 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
         "output_tokens": survey.output_tokens,
         "longest_request_blocks": survey.longest,
         "bad_lines": 0,
+        "types": {},
+        "most_turns": None,
         "repeated_ids": survey.chaining.repeated_ids,
         "unchained_ids": 0,
         "unchained_requests": 0,

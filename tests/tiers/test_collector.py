@@ -18,7 +18,7 @@ from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Histogram
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
 from kvoffload.tiers.prometheus import TierCollector
 
-NAMESPACE = Namespace("model", 4096)
+NAMESPACE = Namespace("model", 4096, tokens_per_block=16)
 Series = dict[tuple[tuple[str, str], ...], float]
 
 

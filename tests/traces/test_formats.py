@@ -106,7 +106,7 @@ def test_an_unknown_format_is_refused():
 def test_a_named_format_holds_whatever_the_line_looks_like(tmp_path):
     assert rule(tmp_path, MOONCAKE, format="lmcache").startswith("must have the field chunk_size")
     requests, _ = read(tmp_path, BAILIAN, format="mooncake")
-    assert requests == [Request(61.114, 20, 3, (1089, 1090))]
+    assert requests == [Request(61.114, 20, 3, (1089, 1090), type="text", turn=1)]
 
 
 def test_the_format_of_the_first_good_line_holds_for_all(tmp_path):
@@ -130,7 +130,7 @@ def test_bailian_seconds_become_milliseconds_and_chats_sessions(tmp_path):
         {name: value for name, value in BAILIAN.items() if name != "parent_chat_id"},
     ]
     requests, trace = read(tmp_path, *rows)
-    assert requests[0] == Request(61114, 20, 3, (1089, 1090), "159")
+    assert requests[0] == Request(61114, 20, 3, (1089, 1090), "159", type="text", turn=1)
     assert [request.session for request in requests] == ["159", "159", "159", "5", "159"]
     assert trace.block_tokens == 16
 

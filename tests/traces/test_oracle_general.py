@@ -25,7 +25,7 @@ from kvoffload.traces import (
 )
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.merged import trace_files
-from kvoffload.traces.oracle_general import RECORD, RECORDS, is_named_oracle_general
+from kvoffload.traces.oracle_general import RECORDS, is_named_oracle_general
 
 pytestmark = pytest.mark.fast
 
@@ -77,7 +77,7 @@ def naive_records(requests) -> list[tuple[int, int, int, int]]:
 
 
 def test_a_record_is_packed_and_has_24_bytes():
-    assert RECORD.size == RECORDS.itemsize == 24
+    assert RECORDS.itemsize == 24
     assert [RECORDS.fields[name][1] for name in RECORDS.names] == [0, 4, 12, 16]
 
 

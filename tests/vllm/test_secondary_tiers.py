@@ -753,6 +753,7 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     assert found[f"{IN_VLLM}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
     assert found[f"{IN_VLLM}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
     assert found[f"{IN_VLLM}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
+    assert found[f"{IN_VLLM}capacity_tokens"]["near",] % 8 == 0 < len(found)
     assert found[f"{IN_VLLM}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
     assert len(found[f"{IN_VLLM}seconds"]["near", "put"]) == 4
     assert len(found[f"{IN_VLLM}seconds"]["near", "get"]) == 1

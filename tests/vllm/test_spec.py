@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.hints import IGNORED_METRIC
+from kvoffload.integrations.vllm.manager import CAPACITY_METRIC
 from tests.vllm.configuration import PACKAGE, configuration
 
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
@@ -44,11 +45,18 @@ def test_metrics_and_labels_are_those_of_vllm_and_one_more():
     assert type(theirs) is CPUOffloadingSpec
     definitions = type(ours).build_metric_definitions(extra)
     assert definitions.pop(IGNORED_METRIC) is not None
+    assert definitions.pop(CAPACITY_METRIC) is not None
     assert definitions == type(theirs).build_metric_definitions(extra)
     if installed_release().config_info:
         assert type(ours).config_info_keys(extra) == type(theirs).config_info_keys(extra)
         assert ours.get_manager().config_info() == theirs.get_manager().config_info()
-    assert ours.get_manager().get_stats().data == theirs.get_manager().get_stats().data
+    stats = ours.get_manager().get_stats().data
+    tokens = stats["data"].pop(CAPACITY_METRIC)
+    del stats["types"][CAPACITY_METRIC]
+    assert stats == theirs.get_manager().get_stats().data
+    (group,) = ours.config.groups
+    per_chunk = group.tokens_per_block * ours.config.cache.blocks_per_chunk
+    assert tokens == {(): 8 * per_chunk}
 
 
 def test_every_option_of_vllm_is_honoured():

@@ -28,7 +28,10 @@ from .hints import IGNORED_METRIC
 from .rules import make_rules
 from .watching import WatchExport
 
-__all__ = ["KVOffloadManager"]
+__all__ = ["CAPACITY_METRIC", "KVOffloadManager"]
+
+#: Name in vLLM of the gauge of the tokens that host memory has room for.
+CAPACITY_METRIC = "vllm:kvoffload:capacity_tokens"
 
 
 class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[misc]
@@ -73,6 +76,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
 
     _release: ClassVar[Release] = installed_release()
     _watch_export: WatchExport | None = None
+    _capacity_tokens = 0  # of a model with one KV group; 0: a chunk has no one number of tokens
 
     def __init__(  # noqa: PLR0917  (vLLM's own constructor)
         self,
@@ -134,6 +138,8 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
+        if self._capacity_tokens:
+            stats.set_gauge(CAPACITY_METRIC, self._capacity_tokens)
         if self.hints_ignored_in_current_batch:
             stats.increase_counter(IGNORED_METRIC, self.hints_ignored_in_current_batch)
         if self.store_threshold >= 2:

@@ -15,12 +15,13 @@ from ._upstream import (
     CPUOffloadingSpec,
     OffloadingConfig,
     OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
     OffloadingManager,
     installed_release,
 )
 from .groups import KVGroups
 from .hints import IGNORED_METRIC
-from .manager import KVOffloadManager
+from .manager import CAPACITY_METRIC, KVOffloadManager
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
@@ -127,11 +128,14 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """Return vLLM's offloading metrics, that of hints and, if configured, a watch's."""
+        """Return vLLM's offloading metrics, those of kvoffload and, if configured, a watch's."""
         return {
             **super().build_metric_definitions(extra_config),
             IGNORED_METRIC: OffloadingCounterMetadata(
                 "Actions, keys and values in hints of clients that were unknown or malformed."
+            ),
+            CAPACITY_METRIC: OffloadingGaugeMetadata(
+                "Tokens of prompts that host memory has room for."
             ),
             **metric_definitions(extra_config),
         }
@@ -155,6 +159,11 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
             if self._recording is not None:
                 recorder = RequestRecorder(self._recording, self.config)
             manager = self._new_manager()
+            own = getattr(manager, "primary_tier", manager)
+            if isinstance(own, KVOffloadManager) and len(self.config.groups) == 1:
+                (group,) = self.config.groups
+                tokens = group.tokens_per_block * self.config.cache.blocks_per_chunk
+                own._capacity_tokens = self.num_chunks * tokens
             if recorder is not None:
                 recorder.attach(manager)
             if self._watching is not None:

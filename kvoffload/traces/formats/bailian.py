@@ -2,7 +2,8 @@
 
 Source: the repository alibaba-edu/qwen-bailian-usagetraces-anon and Wang et al., "KVCache Cache in
 the Wild" (USENIX ATC'25). `timestamp` is in seconds; a block is 16 tokens; `chat_id` names the
-request and `parent_chat_id` the one before it in the conversation, -1 for the first.
+request and `parent_chat_id` the one before it in the conversation, -1 for the first; `type` is its
+kind and `turn` its number in the conversation.
 """
 
 from __future__ import annotations
@@ -64,7 +65,16 @@ class BailianParser(Parser):
         self._sessions[self._digest(chat)] = session
         if len(hash_ids) != -(-input_length // BLOCK_TOKENS):
             self.block_tokens = None
-        return Request(round(seconds * 1000), input_length, output_length, hash_ids, session)
+        kind, turn = row.get("type"), row.get("turn")
+        return Request(
+            round(seconds * 1000),
+            input_length,
+            output_length,
+            hash_ids,
+            session,
+            type=None if kind is None else bounded_name(_chat(kind, "type")),
+            turn=None if turn is None else integer(turn, "turn"),
+        )
 
     def _digest(self, chat: str) -> bytes:
         return blake2b(chat.encode(), digest_size=16, key=self._key).digest()

@@ -2,8 +2,8 @@
 
 Source: Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST'25), and the traces
 published with it. Timestamps are in milliseconds. The fields of sessions (`session`, `parent`,
-`think`, `service`, `stop`, `ends`, `expect`) are an addition that some traces make. Among the
-fields that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and `delay` or
+`think`, `service`, `stop`, `ends`, `expect`, `type`, `turn`) are an addition that some traces make.
+Among the fields that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and `delay` or
 `delay_ms`, plus `tool_wait_ms`, is the wait before a request. A request without a timestamp comes
 that long after the end of the requests that `wait_for` names by their `request_id`, else of the
 session's previous one. As in Dynamo, `input_tokens`, `output_tokens` and `created_time` are other
@@ -191,6 +191,8 @@ def _request(row: Any, timestamp: float, session: str | None, think: float | Non
         stop=_name(row.stop),
         ends=bool(row.ends),
         expect=row.expect,
+        type=_name(row.type),
+        turn=row.turn,
     )
 
 
@@ -217,6 +219,8 @@ def _row_types(msgspec: Any) -> tuple[Any, Any]:
         ("stop", str | None, None),
         ("ends", bool | None, None),
         ("expect", wait, None),
+        ("type", str | None, None),
+        ("turn", tokens | None, None),
     ]
     others = [
         *((name, time | None, None) for name in ("timestamp", ALIASES["timestamp"])),
@@ -252,8 +256,11 @@ def _checked(line: bytes) -> Request:
     for name in ("think", "service", "expect", "delay", "delay_ms", "tool_wait_ms"):
         if (value := row.get(name)) is not None:
             number(value, name, MAX_WAIT_MS)
-    if (stop := row.get("stop")) is not None and type(stop) is not str:
-        raise BadLineError(f"stop must be a string, got {describe(stop)}")
+    for name in ("stop", "type"):
+        if (value := row.get(name)) is not None and type(value) is not str:
+            raise BadLineError(f"{name} must be a string, got {describe(value)}")
+    if (turn := row.get("turn")) is not None:
+        integer(turn, "turn")
     if (ends := row.get("ends")) is not None and type(ends) is not bool:
         raise BadLineError(f"ends must be true or false, got {describe(ends)}")
     if (waits := row.get("wait_for")) is not None:
