@@ -286,6 +286,12 @@ class Advice:
     all_tokens: int
 
     @property
+    def lacks_reuse(self) -> bool:
+        """Whether a long enough trace has almost nothing that offloading could bring back."""
+        is_long = self.facts.requests >= LEAST_REQUESTS
+        return is_long and self.setup.chunks.is_plain and self.unbounded < LEAST_REUSE
+
+    @property
     def memory_index(self) -> int:
         """Index in `memories` of the one that was asked for."""
         return self.memories.index(self.setup.memory)

@@ -66,7 +66,8 @@ def case_text(case: FleetCase) -> str:
 def fleet_headline(advice: FleetAdvice) -> str:
     """Return the advice in one sentence."""
     if advice.objections:
-        return f"No recommendation: {'; '.join(advice.objections)}."
+        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
+        return f"{verdict}: {'; '.join(advice.objections)}."
     case, setup = advice.case, advice.setup
     engines = f"{case.fleet.router} in front of {setup.engines:,} engines"
     saved = f"saves {percent_text(saving(advice.result))} of the {setup.saved}"

@@ -385,6 +385,11 @@ class FleetAdvice:
     objections: tuple[str, ...]
 
     @property
+    def lacks_reuse(self) -> bool:
+        """Whether a long enough trace has almost nothing that offloading could bring back."""
+        return bool(self.objections) and self.requests >= LEAST_REQUESTS
+
+    @property
     def result(self) -> Result:
         """The result of the fleet that is enough."""
         return self.results[self.case.fleet]

@@ -68,7 +68,8 @@ def headline(advice: Advice) -> str:
     if advice.pays is False:
         return _does_not_pay(advice)
     if advice.policy is None:
-        return "No recommendation: " + "; ".join(advice.objections) + "."
+        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
+        return f"{verdict}: {'; '.join(advice.objections)}."
     cell, engine = advice.cell(advice.policy), advice.setup.rates
     text = f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
     if engine is not None:

@@ -65,8 +65,8 @@ class Break:
     character : int
         Where it most often begins in that message, counted from 1.
     requests, tokens : float
-        Shares of the prompts that it parts from another, and of all tokens that stand equal behind
-        it.
+        Shares of the prompts that have it, and of all tokens that stand equal behind it in two
+        neighbours of the sorted sample.
     text : str
         An example, of at most 40 characters.
     """
@@ -154,7 +154,7 @@ class PrefixBreaks:
         if sum(equal.values()) < LEAST_SHARE * characters or not characters:
             return []
         found = [
-            _break(group, len(sample), equal[key] / characters)
+            _break(group, sample, equal[key] / characters)
             for key, group in groups.items()
             if equal[key] >= LEAST_PART * characters
         ]
@@ -163,11 +163,9 @@ class PrefixBreaks:
     def cut(self, role: str, text: str) -> str:
         """Return a part of a prompt without what breaks its prefix; only after `found`."""
         for prefix, anchor in self._cuts.get(role, ()):
-            if text.startswith(prefix):
-                start = len(prefix)
-                at = text.find(anchor, start, start + WINDOW + 2 * SHINGLE)
-                if at >= 0:
-                    return prefix + text[at:]
+            at = _end_of(prefix, anchor, text)
+            if at is not None:
+                return prefix + text[at:]
         return text
 
 
@@ -268,9 +266,28 @@ def _time_at(text: str, start: int, at: int) -> int | None:
     return None
 
 
-def _break(group: list[_Parting], prompts: int, tokens: float) -> Break:
+def _end_of(prefix: str, anchor: str, text: str) -> int | None:
+    """Return where the text that breaks a prefix ends, None if there is none."""
+    if not text.startswith(prefix):
+        return None
+    start = len(prefix)
+    at = text.find(anchor, start + 1, start + WINDOW + 2 * SHINGLE)
+    return at if at >= 0 else None
+
+
+def _break(group: list[_Parting], sample: list[_Sampled], tokens: float) -> Break:
+    role = group[0].role
+    kinds = Counter((each.prefix, each.anchor) for each in group).most_common(MOST_CUTS)
+    having = sum(
+        any(
+            name == role and _end_of(prefix, anchor, prompt.text[start:end]) is not None
+            for name, start, end in prompt.parts
+            for (prefix, anchor), _ in kinds
+        )
+        for prompt in sample
+    )
     places = Counter(len(each.prefix) for each in group)
     place = places.most_common(1)[0][0]
     text = next(each.text for each in group if len(each.prefix) == place)
     first = group[0]
-    return Break(first.kind, first.role, place + 1, len(group) / prompts, tokens, text)
+    return Break(first.kind, role, place + 1, having / len(sample), tokens, text)

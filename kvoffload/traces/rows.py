@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -350,7 +351,8 @@ class ParquetRows:
     def __init__(self, path: str, max_row_bytes: int) -> None:
         if path == STDIN:
             raise TraceError("<stdin>", None, "Parquet must be a file, got standard input")
-        parquet: Any = require("pyarrow.parquet", "reading Parquet", "parquet")
+        require("pyarrow", "reading Parquet", "parquet")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
         self._encode = require("msgspec", "reading a trace").json.encode
         self.name, self.is_recording, self.count = path, False, 0
         self._max_row_bytes = max_row_bytes

@@ -130,7 +130,7 @@ def test_a_fleet_without_a_recommendation_has_no_configuration():
     subject = fleet_subject()
     advice = replace(subject.advice, objections=("no reuse",))
     text = report_html(replace(subject, advice=advice))
-    assert "No recommendation: no reuse." in text
+    assert "Offloading does not pay: no reuse." in text
     assert 'id="configuration"' not in text
 
 

@@ -103,6 +103,26 @@ def test_code_blocks_run(
             example.evaluate()
 
 
+def test_the_page_for_python_runs_and_is_short(tmp_path: Path) -> None:
+    for library in ("polars", "matplotlib"):
+        pytest.importorskip(library, reason="needs polars and the plot extra")
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    page = (ROOT / "docs" / "tutorial" / "in-python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) <= 60
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    assert "hit-density" in done.stdout
+    assert (tmp_path / "hits.svg").stat().st_size > 1000
+
+
 def test_code_blocks_name_a_language_that_is_run_or_is_no_program() -> None:
     for path in DOCUMENTS:
         fences = re.findall(r"^ *(```+)([^`\n]*)$", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -27,6 +27,7 @@ if not (ROOT / "pyproject.toml").is_file():
 
 TIER = "from kvoffload.tiers import Namespace, open_tier; open_tier({!r}, Namespace('m', 4096))"
 READER = "from kvoffload.traces import Trace; list(Trace({!r}))"
+PARQUET = "from kvoffload.traces import Trace; list(Trace('x', format='parquet'))"
 WRITER = "from kvoffload.traces import Workload, write_trace; write_trace(Workload(1), 'new.zst')"
 RECORDER = """
 from kvoffload import CPUOffloadingManager
@@ -52,6 +53,7 @@ CASES = [
     (TIER.format("redis://localhost"), "RedisTier", "redis", "redis"),
     (TIER.format("s3://bucket"), "ObjectTier", "obstore", "objects"),
     (READER.format("trace.jsonl"), "reading a trace", "msgspec", "cli"),
+    (PARQUET, "reading Parquet", "pyarrow", "parquet"),
     (READER.format("trace.zst"), "a zstandard trace", "backports.zstd", "cli"),
     (WRITER, "a zstandard trace", "backports.zstd", "cli"),
     (RECORDER, "a .zst trace", "backports.zstd", "cli"),

@@ -435,17 +435,12 @@ class ComposedTier(Tier):
         breakers = {"get": int(not jobs.reads.closed), "put": int(not jobs.writes.closed)}
         return jobs.metrics.samples(self._gauges(), breakers)
 
-    @property
-    def _kept_bytes(self) -> int:
-        """Bytes that a block takes of the capacity."""
-        return self.block_bytes
-
     def _gauges(self) -> dict[str, int]:
         found = {**self._jobs.gauges(), "staging_bytes": 0, "late_jobs": 0}
         if self.capacity_bytes is not None:
             found["capacity_bytes"] = self.capacity_bytes
             if self.namespace.tokens_per_block and len(self.namespace.groups) < 2:
-                blocks = self.capacity_bytes // self._kept_bytes
+                blocks = self.capacity_bytes // self.block_bytes
                 found["capacity_tokens"] = blocks * self.namespace.tokens_per_block
         return {**found, **self._threads(), **self._catalog.sizes(), **self._medium.sizes()}
 

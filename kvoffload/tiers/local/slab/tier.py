@@ -164,11 +164,6 @@ class FileTier(ComposedTier):
         self.num_slots = num_slots
         super().__init__(jobs, index, medium, num_slots * namespace.block_bytes)
 
-    @property
-    def _kept_bytes(self) -> int:
-        """Bytes that a block takes of the capacity: whole pages."""
-        return round_up(self.block_bytes)
-
 
 class _Slab(LocalMedium):
     """The files of a slab, their stamps of use, and the generation in their header."""
