@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
 from pathlib import Path
 
@@ -42,6 +43,43 @@ class Files:
 
     def time_survey(self) -> None:
         self.survey.of(self.trace(self.path))
+
+
+class Logs:
+    """A log of 500 chats, 3 kB each, read: decoded, hashed in blocks; and 100,000 objects."""
+
+    repeat = 5
+
+    def setup(self) -> None:
+        """Write them."""
+        (self.trace,) = public("kvoffload.traces", "Trace")
+        self.folder = tempfile.TemporaryDirectory()
+        self.log, self.objects = (Path(self.folder.name) / name for name in ("log", "objects"))
+        words = [f"word{number} " for number in range(99)]
+        with self.log.open("w") as file:
+            for number in range(500):
+                messages = [
+                    {"role": "system", "content": "".join(words)},
+                    *({"role": "user", "content": f"{number} {''.join(words[::5])}"},) * 15,
+                ]
+                file.write(json.dumps({"ts": number, "messages": messages}) + "\n")
+        rows = (f"{number},{number * 7919 % 4999},1\n" for number in range(100_000))
+        self.objects.write_text("".join(rows))
+        next(iter(self.trace(self.log)))
+        next(iter(self.trace(self.objects)))
+
+    def teardown(self) -> None:
+        """Delete them."""
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def time_read_log(self) -> None:
+        for _ in self.trace(self.log):
+            pass
+
+    def time_read_objects(self) -> None:
+        for _ in self.trace(self.objects).batches():
+            pass
 
 
 class Recording:

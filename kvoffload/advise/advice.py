@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,7 +10,6 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._former import former_attribute
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, HintOptions, Result
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.loop import Replays
@@ -323,19 +321,8 @@ class Advice:
         """Blocks, or tokens with groups, that the accelerator's own cache serves."""
         return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
 
-    place = former_attribute("Advice", "place", "memory_index")
-
-    def cell(
-        self, policy: str, memory_index: int | None = None, *, place: int | None = None
-    ) -> Cell:
-        """Return the results of a policy in the memory asked for, or in that of another index.
-
-        ``place`` is the former name of ``memory_index``, and goes in 0.5.
-        """
-        if place is not None:
-            text = "place of Advice.cell is called memory_index; the name goes in 0.5"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            memory_index = place
+    def cell(self, policy: str, memory_index: int | None = None) -> Cell:
+        """Return the results of a policy in the memory asked for, or in that of another index."""
         return self.cells[policy, self.memory_index if memory_index is None else memory_index]
 
     @property

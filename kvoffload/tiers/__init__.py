@@ -1,7 +1,5 @@
 """Tiers for blocks that left host memory: on disks, in other memory, on servers."""
 
-from kvoffload._former import former_names
-
 from .base import (
     Done,
     Health,
@@ -15,7 +13,6 @@ from .base import (
     TierSpaceError,
 )
 from .engine.contract import Block
-from .engine.native import Twin as _Twin
 from .local.memory import MemoryTier
 from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
@@ -59,10 +56,3 @@ __all__ = [
     "stored_key",
     "weights_identity",
 ]
-
-__getattr__ = former_names(
-    __name__,
-    {
-        "Twin": (_Twin, "it is a part of the inside, kvoffload.tiers.engine.native"),
-    },
-)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from kvoffload._extras import MissingExtraError
-from kvoffload._former import former_names
 
 from .errors import TraceError
 from .merged import MergedTrace
-from .merged import trace_files as _trace_files
 from .oracle_general import write_oracle_general
 from .prompt_blocks import PromptOptions
 from .prompts import write_prompts
@@ -35,7 +33,3 @@ __all__ = [
     "write_requests",
     "write_trace",
 ]
-
-__getattr__ = former_names(
-    __name__, {"trace_files": (_trace_files, "it is a part of the inside, kvoffload.traces.merged")}
-)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvoffload._former import former_attribute
 from kvoffload.managers._watching import KINDS
 
 __all__ = ["Overdue", "find_overdue"]
@@ -39,8 +38,6 @@ class Overdue:
     block_ids: tuple[int, ...]
     num_blocks: int
     id: int
-
-    number = former_attribute("Overdue", "number", "id")
 
 
 def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:

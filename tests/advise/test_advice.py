@@ -35,14 +35,6 @@ def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
     assert advise([Request(0, 512, 1, (1,))], setup).memory_index == 1
 
 
-def test_former_names_of_the_index_work_and_warn(advice):
-    with pytest.warns(DeprecationWarning, match="Advice.place is called memory_index"):
-        assert advice.place == advice.memory_index == 1
-    with pytest.warns(DeprecationWarning, match="place of Advice.cell is called memory_index"):
-        found = advice.cell("lru", place=2)
-    assert found is advice.cell("lru", 2) is not advice.cell("lru")
-
-
 def test_memories_that_are_given_are_the_ones_compared():
     setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
     found = advise(WORKLOAD, setup)

@@ -1,6 +1,7 @@
 """`kvoffload convert`, and the other formats in the commands that read a trace."""
 
 import json
+import pickle
 
 import pytest
 
@@ -309,6 +310,17 @@ def test_every_command_reads_a_log(kvoffload, chats, tmp_path, stdin):
         assert "secret" not in done.out + done.err
     done = kvoffload("replay", source, *grid, "--block-tokens", "8", "--json", stdin=data)
     assert json.loads(done.out)["results"][0]["blocks"] > figures[0][1]
+
+
+def test_another_process_makes_the_same_blocks_of_a_log(chats):
+    from kvoffload.cli._decoding import Decoding
+    from kvoffload.cli._sources import Reading
+
+    reading = Reading(None, None, None, skip_bad=False, same_ids=False)
+    decoding = Decoding((str(chats),), reading, None, None, full_blocks=False, arrivals=False)
+    again = pickle.loads(pickle.dumps(decoding))
+    assert again().fingerprint() == decoding().fingerprint()
+    assert "secret" not in repr(reading)
 
 
 @pytest.mark.parametrize("command", ["info", "advise --capacity=50 --kv-bytes-per-token=1KiB"])

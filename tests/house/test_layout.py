@@ -28,7 +28,7 @@ LAYERS = [
     {"policies"},
     {"backends"},
     {"managers"},
-    {"__init__", "_former", "_output_file", "_printable"},
+    {"__init__", "_output_file", "_printable"},
     {"tiers", "watch"},
     {"testing"},
     {"traces"},
@@ -52,7 +52,6 @@ DOCUMENTED |= {
     "_sizes",
 }  # and these are the same for every module
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
-FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the new one
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.
 TIERS_LAYERS = [
@@ -149,8 +148,7 @@ def faults(path: Path) -> Iterator[str]:
 
 def test_imports_run_one_way() -> None:
     assert len(LIBRARY) > 100
-    checked = [path for path in LIBRARY if str(path.relative_to(PACKAGE)) not in FORMER_PLACES]
-    assert [fault for path in checked for fault in faults(path)] == []
+    assert [fault for path in LIBRARY for fault in faults(path)] == []
 
 
 def faults_in_tiers(path: Path) -> Iterator[str]:
@@ -171,9 +169,8 @@ def faults_in_tiers(path: Path) -> Iterator[str]:
 
 def test_imports_of_tiers_run_one_way() -> None:
     files = [path for path in LIBRARY if "tiers" in path.relative_to(PACKAGE).parts[:1]]
-    checked = [path for path in files if str(path.relative_to(PACKAGE)) not in FORMER_PLACES]
-    assert len(checked) > 30
-    assert [fault for path in checked for fault in faults_in_tiers(path)] == []
+    assert len(files) > 30
+    assert [fault for path in files for fault in faults_in_tiers(path)] == []
 
 
 def test_the_threads_of_tiers_know_no_store() -> None:

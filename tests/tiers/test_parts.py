@@ -700,12 +700,6 @@ class TestArguments:
             call(tier)
 
 
-def test_the_former_name_of_a_block_s_position_warns():
-    block = tiers.Block(b"key", 3, 5, 7)
-    with pytest.warns(DeprecationWarning, match="Block.place is called position"):
-        assert block.place == block.position == 7
-
-
 def test_what_describes_a_namespace_is_bounded_exactly():
     def nested(depth):
         return 0 if depth == 0 else [nested(depth - 1)]

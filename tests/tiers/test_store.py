@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import kvoffload.tiers
 from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of, run
 from kvoffload.tiers import (
     Block,
@@ -298,10 +297,3 @@ def test_a_buffer_may_be_filled_in_place(world: World) -> None:
     world.store.fetch = fetch
     assert get(world) == [Status.OK] * 8
     assert np.count_nonzero(world.region.array) > 0
-
-
-@pytest.mark.parametrize("name", ["Twin"])
-def test_former_names_warn(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=rf"kvoffload\.tiers\.{name} goes in 0\.5: it is"):
-        assert getattr(kvoffload.tiers, name).__name__ == name
-    assert name not in kvoffload.tiers.__all__

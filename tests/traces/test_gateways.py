@@ -169,6 +169,12 @@ def test_fields_name_what_is_not_recognised(expected, tmp_path):
     assert trace.format == "fields"
 
 
+def test_the_nearest_log_is_named(tmp_path):
+    row = {"startTime": 1, "trace_id": "t", "model_group": "m", "model_parameters": {}, "ask": "x"}
+    with pytest.raises(TraceError, match=r"ask \(most like litellm\); --fields "):
+        list(Trace(write(tmp_path, lines([row]))))
+
+
 @pytest.mark.parametrize("key", ["previous_response_id", "conversation"])
 def test_what_goes_on_from_a_response_is_put_together(tmp_path, key):
     one = next(one for one in CHATS if len(one["messages"]) > 4)

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._former import former_attribute
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
@@ -403,8 +402,6 @@ class Block:
     slot_views: list[memoryview] = field(default_factory=list, init=False)
     buffer: int = field(default=-1, init=False)
     job: _Job | None = field(default=None, init=False)
-
-    place = former_attribute("Block", "place", "position")
 
     @property
     def taken_back(self) -> bool:

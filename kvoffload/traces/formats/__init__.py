@@ -11,7 +11,7 @@ from .bailian import BAILIAN
 from .base import Format, Parser, json_object, text_size
 from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
-from .gateways import ANY_LOG, LOGS, log_of, row_of
+from .gateways import ANY_LOG, LOGS, log_of, nearest, row_of
 from .hexadecimal import HEXADECIMAL
 from .litellm_blocks import LITELLM_BLOCKS, has_hashes
 from .lmcache import LMCACHE
@@ -90,7 +90,7 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
         raise BadLineError(f"{NO_SHARING}, got {describe(counts)}")
     if not row or row.keys() & MOONCAKE_FIELDS:
         return MOONCAKE
-    raise BadLineError(unknown(row))
+    raise BadLineError(unknown(row, nearest(row)))
 
 
 def _is_count(value: object) -> bool:

@@ -15,7 +15,7 @@ from kvoffload._extras import require
 from .logs import BODIES, Fields, Log, Row, other_call, within
 from .otel import INPUT, spans
 
-__all__ = ["ANY_LOG", "LOGS", "log_of", "row_of"]
+__all__ = ["ANY_LOG", "LOGS", "log_of", "nearest", "row_of"]
 
 _BASE = Fields()
 _SESSION = _BASE.session
@@ -206,6 +206,7 @@ OPENAI = Log(
     is_one=_has_messages,
 )
 
+LEAST_COMMON = 2  # fields with the log that a row is most like
 ANY_LOG = OPENAI
 """The format that stands for all of them where it is named."""
 
@@ -227,6 +228,19 @@ def row_of(given: dict[str, Any]) -> Row:
             return text
 
     return Row(given, parsed)
+
+
+def nearest(given: dict[str, Any]) -> str:
+    """Return the name of the log whose fields a row has most of; empty if it has hardly any."""
+    names = {*given} | {
+        name for value in given.values() if isinstance(value, dict) for name in value
+    }
+    counts = {
+        log.name: len(names & {part for paths in log.own_paths() for part in paths.split(".")})
+        for log in LOGS.values()
+    }
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] >= LEAST_COMMON else ""
 
 
 def log_of(given: dict[str, Any]) -> Log | None:

@@ -129,6 +129,11 @@ class Log(Format):
     advice: str = field(default="", kw_only=True)
     continues: bool = field(default=False, kw_only=True)
 
+    def own_paths(self) -> Iterator[str]:
+        """Yield the paths of its fields."""
+        for role in ROLES:
+            yield from getattr(self.fields, role)
+
 
 def mapped(name: str, fields: Mapping[str, str]) -> Log:
     """Return the log whose fields are the given ones: a path for each of some `ROLES`."""
@@ -444,8 +449,11 @@ def other_call(row: Row) -> str:
     return ""
 
 
-def unknown(row: dict[str, Any]) -> str:
-    """Return what is wrong with a row without a known prompt: its fields, and how to name them."""
+def unknown(row: dict[str, Any], near: str = "") -> str:
+    """Return what is wrong with a row without a known prompt: its fields, and how to name them.
+
+    `near` is the name of the log that it is most like.
+    """
     if "role" in row and "content" in row:
         return (
             "must have all messages of a request, got one message in a row: group the rows of a "
@@ -456,7 +464,8 @@ def unknown(row: dict[str, Any]) -> str:
     guess = _guess(row, names)
     return (
         "must have messages, a prompt or the ids of blocks, got an object with the fields "
-        f"{shown or 'of no name'}; --fields {shlex.quote(guess)} names where they are"
+        f"{shown or 'of no name'}{near and f' (most like {near})'}; "
+        f"--fields {shlex.quote(guess)} names where they are"
     )
 
 
