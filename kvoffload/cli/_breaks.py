@@ -33,19 +33,29 @@ class Broken:
     shows_text: bool = False
 
     @classmethod
-    def of(cls, source: Source, sample: PrefixBreaks, *, shows_text: bool, quiet: bool) -> Broken:
-        """Look for it in a log that has been read, and read the log again if there is some."""
+    def of(
+        cls,
+        source: Source,
+        sample: PrefixBreaks,
+        ratio: float | None = None,
+        *,
+        shows_text: bool,
+        quiet: bool,
+    ) -> Broken:
+        """Look for it in a log that has been read, and read the log again if there is some.
+
+        `ratio` is the ideal hit ratio, if it is known.
+        """
         has_prompts = source.trace is not None and source.trace.has_prompts
         found = sample.found() if has_prompts else []
         if not found or source.is_copy:
             return cls(found, shows_text=shows_text)
-        ratios = []
-        for cuts in (False, True):
-            sample.cuts = cuts
-            with progress_bar("reading", None, quiet=quiet) as progress:
-                ratios.append(Survey.of(source.requests, progress=progress).ideal_hit_ratio)
+        if ratio is None:
+            ratio = _ideal(source, quiet=quiet)
+        sample.cuts = True
+        without = _ideal(source, quiet=quiet)
         sample.cuts = False
-        return cls(found, ratios[0], ratios[1], shows_text)
+        return cls(found, ratio, without, shows_text)
 
     @property
     def text(self) -> str | None:
@@ -77,6 +87,12 @@ class Broken:
 
     def _place(self, found: Break) -> str:
         return found.place + (f" ({found.text!r})" if self.shows_text else "")
+
+
+def _ideal(source: Source, *, quiet: bool) -> float | None:
+    """Return the hit ratio of a cache without bounds; the log is read again."""
+    with progress_bar("reading", None, quiet=quiet) as progress:
+        return Survey.of(source.requests, progress=progress).ideal_hit_ratio
 
 
 def _share(found: Break) -> str:

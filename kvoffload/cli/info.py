@@ -73,7 +73,8 @@ def info(
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, returns=returns, progress=progress)
         note_order(survey, source, quiet=quiet)
-        broken = Broken.of(source, sample, shows_text=show_text, quiet=quiet)
+        ratio = survey.ideal_hit_ratio
+        broken = Broken.of(source, sample, ratio, shows_text=show_text, quiet=quiet)
         if plot is not None:
             fault = _draw(source.name, returns, plot)
         if as_json:

@@ -37,6 +37,7 @@ PROMPT_COLUMNS = re.compile(
 FREE_BYTES, BYTES_PER_BYTE = 2**24, 64  # of the rows of a Parquet file, in all and per byte of it
 BATCH_ROWS = 64  # of a Parquet file, decoded at a time
 _COUNT = re.compile(r"(?:^|[_ ]|(?<=[a-z]))tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
+_NAME = re.compile(r"[^\W\d][\w .()/-]{0,39}")  # of a column, written for people perhaps
 _NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _BETWEEN = re.compile(rb"[\s,\[\]]*|\xef\xbb\xbf")
@@ -107,7 +108,7 @@ def _is_table(line: bytes, path: str, options: PromptOptions) -> bool:
     if len(names) < 2 and options.fields is None:
         return False
     known = set((options.fields or {}).values())
-    if Path(path).name.partition(".")[2].startswith(("csv", "tsv")) or known & {*names}:
+    if {".csv", ".tsv"}.intersection(Path(path).suffixes) or known & {*names}:
         return True
     return any(PROMPT_COLUMNS.fullmatch(name) for name in names)
 
@@ -283,13 +284,16 @@ class TableRows:
             self._reader = csv.reader(self._texts, delimiter=delimiter)
             names = _cells(first, delimiter)
             if not self._named:
+                if not all(map(_NAME.fullmatch, names)):  # a row of prompts would be shown
+                    rule = "the first line must have the names of columns"
+                    raise BadLineError(f"{rule}, got {len(names)} cells that are none")
                 names = [*map(_plain_name, names)]
         except BadLineError as error:
             raise TraceError(self.name, self.count, str(error)) from None
         for column in self._named.values():
             if column not in names and column.partition(".")[0] not in names:
                 rule = f"the first line must name the column {describe(column)}"
-                raise TraceError(self.name, self.count, f"{rule}, got {describe(names)}")
+                raise TraceError(self.name, self.count, f"{rule}, got {len(names)} others")
         return names
 
     def _row(self) -> list[str]:

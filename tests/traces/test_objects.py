@@ -12,6 +12,8 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Survey, Trace, TraceError
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.formats import recognise
 from kvoffload.traces.returns import Returns
 
 HEADERS = ("", "time,object,size\n", "timestamp, obj_id, size\r\n")
@@ -85,6 +87,11 @@ def test_bad_rows_are_named(tmp_path):
     path.write_text("time,object,size\n")
     with pytest.raises(TraceError, match="must hold at least one request, got an empty file"):
         list(Trace(path))
+
+
+def test_objects_on_standard_input_are_named():
+    with pytest.raises(BadLineError, match="--format objects reads time,object,size from stand"):
+        recognise(b"1,5,100")
 
 
 def test_types_and_turns_of_bailian_are_kept_and_shown(tmp_path):

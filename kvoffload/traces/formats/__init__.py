@@ -6,6 +6,7 @@ import re
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.objects import are_objects
 
 from .bailian import BAILIAN
 from .base import Format, Parser, json_object, text_size
@@ -102,6 +103,8 @@ def _advice(line: bytes) -> str | None:
     """Return how to convert a file to one object per line; None if it is not known."""
     if b"\0" in line:
         return "--format oracle-general reads libCacheSim's binary traces"
+    if are_objects(line):
+        return "--format objects reads time,object,size from standard input, too"
     if b"Received request" in line:
         return "a server's text log has no whole prompts; recording in the engine makes a trace"
     if b"," in line and b"{" not in line and max(map(len, line.split(b","))) <= MOST_NAME:

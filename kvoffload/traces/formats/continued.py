@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.traces.errors import BadLineError
 
+from .base import bounded_name
 from .conversation import Conversation, Message
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _text(row: Row, name: str) -> str:
     for body in _BODIES:
         value = row.at(body + name, parsed=False)
         if isinstance(value, str) and value:
-            return value
+            return bounded_name(value)
     return ""
 
 

@@ -21,7 +21,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
 from kvoffload.traces.request import MAX_TOKENS, Request
 
-from .base import Format, Parser, kind_of, text_size
+from .base import Format, Parser, bounded_name, kind_of, text_size
 from .clock import unix_seconds
 from .continued import History
 from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
@@ -257,6 +257,7 @@ class LogParser(Parser):
                 rule = "must have no time as the first request has none, got one"
             raise BadLineError(rule)
         used["model"], model = name_at(row, fields.model)
+        model = bounded_name(model)
         used["output"], output = output_at(row, fields.output)
         used["session"], session = name_at(row, fields.session)
         self._marks, self._row_unread, self._part_tokens = {}, {}, 0
