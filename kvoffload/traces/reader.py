@@ -11,7 +11,6 @@ from .ahead import Ahead
 from .errors import BadLineError, TraceError
 from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, Format, Parser, recognise
 from .formats.gateways import ANY_LOG, log_of
-from .formats.litellm_blocks import LITELLM_BLOCKS, LiteLLMBlocksParser
 from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
@@ -136,12 +135,12 @@ class Trace:
     @property
     def is_log(self) -> bool:
         """Whether the latest iteration reads a log of requests, in which times may run back."""
-        return isinstance(self._parser, LogParser | LiteLLMBlocksParser)
+        return isinstance(self._parser, LogParser)
 
     @property
     def has_prompts(self) -> bool:
         """Whether the latest iteration reads prompts, of which it makes blocks."""
-        return isinstance(self._parser, LogParser)
+        return isinstance(self._parser, LogParser) and self._parser.has_prompts
 
     @property
     def remarks(self) -> list[str]:
@@ -286,8 +285,6 @@ class Trace:
             raise TraceError(self.name, found.count, rule)
 
     def _new_parser(self, format: Format, rows: Rows) -> Parser:
-        if format is LITELLM_BLOCKS:
-            return LiteLLMBlocksParser(self._prompts)
         if isinstance(format, Log):
             return LogParser(self._prompts, format, log_of if self._is_to_be_recognised else None)
         if format is MOONCAKE_DELTA:

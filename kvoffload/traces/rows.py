@@ -36,7 +36,6 @@ PROMPT_COLUMNS = re.compile(
 """Names of columns that a table of prompts may have."""
 FREE_BYTES, BYTES_PER_BYTE = 2**24, 64  # of the rows of a Parquet file, in all and per byte of it
 BATCH_ROWS = 64  # of a Parquet file, decoded at a time
-_COUNT = re.compile(r"(?:^|[_ ]|(?<=[a-z]))tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
 _NAME = re.compile(r"[^\W\d][\w .()/-]{0,39}")  # of a column, written for people perhaps
 _NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _STRUCTURE = re.compile(rb'["{}\[\]]')

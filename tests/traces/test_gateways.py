@@ -244,7 +244,8 @@ def test_ids_of_litellm_need_no_text(tmp_path):
     assert (one.timestamp, one.input_length, one.output_length, len(one.hash_ids)) == (0, 40, 3, 3)
     assert (other.timestamp, other.hash_ids) == (2000, one.hash_ids[:1])
     assert (trace.format, trace.has_hashes) == ("litellm-blocks", True)
-    assert trace.remarks == ["1 rows left out: without prefix_block_hashes"]
+    assert trace.remarks[1:] == ["1 row left out: without the hashes of blocks"]
+    assert "bytes" not in trace.remarks[0]
     named = PromptOptions(block_tokens=16)
     trace = Trace(write(tmp_path, lines([LITELLM_BLOCKS])), prompts=named)
     assert len(list(trace)) == 1

@@ -12,9 +12,8 @@ from .bailian import BAILIAN
 from .base import Format, Parser, json_object, text_size
 from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
-from .gateways import ANY_LOG, LOGS, log_of, nearest, row_of
+from .gateways import ANY_LOG, LOGS, log_of, nearest
 from .hexadecimal import HEXADECIMAL
-from .litellm_blocks import LITELLM_BLOCKS, has_hashes
 from .lmcache import LMCACHE
 from .logs import unknown
 from .mooncake import MOONCAKE
@@ -35,9 +34,7 @@ FORMATS: dict[str, Format] = {
     for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA, DYNAMO, MOONCAKE_DELTA)
 }
 
-LOG_FORMATS: dict[str, Format] = {
-    log.name: log for log in (*reversed(LOGS.values()), LITELLM_BLOCKS)
-}
+LOG_FORMATS: dict[str, Format] = {log.name: log for log in reversed(LOGS.values())}
 """Logs of requests, which may be written when requests end, with Unix times."""
 
 MODEL_FORMATS = (LMCACHE.name,)
@@ -81,8 +78,6 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
             return DYNAMO
         if "hash_ids" in row:
             return BAILIAN if "chat_id" in row else MOONCAKE
-    if has_hashes(row_of(row)):
-        return LITELLM_BLOCKS
     log = log_of(row)
     if log is not None or logs_only:
         return log or ANY_LOG

@@ -8,10 +8,12 @@ write its `Log` here, and a line of it in ``tests/traces/samples.py``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvoffload._extras import require
 
+from .litellm_blocks import hashes_of
 from .logs import BODIES, Fields, Log, Row, other_call, within
 from .otel import INPUT, spans
 
@@ -142,6 +144,15 @@ LITELLM = Log(
     advice="LiteLLM stores prompts with general_settings: store_prompts_in_spend_logs: true",
 )
 
+LITELLM_BLOCKS = replace(
+    LITELLM,
+    name="litellm-blocks",
+    summary="rows of LiteLLM's callback prefix_block_hashes: hashes of blocks, and no text",
+    is_one=hashes_of,
+    hashes=hashes_of,
+    advice="LiteLLM writes them with the callback prefix_block_hashes",
+)
+
 HELICONE = Log(
     "helicone",
     "requests of Helicone, exported with their bodies",
@@ -212,7 +223,10 @@ ANY_LOG = OPENAI
 
 LOGS: dict[str, Log] = {
     log.name: log
-    for log in (OTEL, LANGFUSE, LITELLM, HELICONE, OPENROUTER, RESPONSES, ANTHROPIC, OPENAI)
+    for log in (
+        *(OTEL, LANGFUSE, LITELLM_BLOCKS, LITELLM, HELICONE, OPENROUTER, RESPONSES, ANTHROPIC),
+        OPENAI,
+    )
 }
 """By name, those with marks of their own first."""
 
@@ -238,6 +252,7 @@ def nearest(given: dict[str, Any]) -> str:
     counts = {
         log.name: len(names & {part for paths in log.own_paths() for part in paths.split(".")})
         for log in LOGS.values()
+        if log.hashes is None
     }
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] >= LEAST_COMMON else ""

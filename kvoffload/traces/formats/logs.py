@@ -21,7 +21,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
 from kvoffload.traces.request import MAX_TOKENS, Request
 
-from .base import Format, Parser, bounded_name, kind_of, text_size
+from .base import Format, HexadecimalIds, Parser, bounded_name, kind_of, text_size
 from .clock import unix_seconds
 from .continued import History
 from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
@@ -29,6 +29,7 @@ from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
 __all__ = [
     "BODIES",
     "Fields",
+    "Hashes",
     "Log",
     "LogParser",
     "Row",
@@ -108,6 +109,10 @@ class Fields:
     )
 
 
+Hashes = tuple[list[str], int | None]
+"""Hashes of blocks, hexadecimal, and the tokens of a block if they are known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Log(Format):
     """A log of requests with their prompts, as one gateway writes it.
@@ -115,7 +120,8 @@ class Log(Format):
     `is_one` recognises a row. `rows` divides a row that holds several requests, and returns an
     object for each. `why_none` says of a row that is no prompt what it is, else nothing. `advice`
     says how the gateway is told to log prompts. In a log that `continues`, a row may list only what
-    is new since the response or in the conversation that it names.
+    is new since the response or in the conversation that it names. A log with `hashes` has those of
+    blocks in place of prompts; it returns None for a row without.
     """
 
     new_parser: Callable[[], Parser] = field(default=Parser, kw_only=True)
@@ -128,6 +134,7 @@ class Log(Format):
     why_none: Callable[[Row], str] = field(default=lambda _: "", kw_only=True)
     advice: str = field(default="", kw_only=True)
     continues: bool = field(default=False, kw_only=True)
+    hashes: Callable[[Row], Hashes | None] | None = field(default=None, kw_only=True)
 
     def own_paths(self) -> Iterator[str]:
         """Yield the paths of its fields."""
@@ -191,9 +198,12 @@ class LogParser(Parser):
         log: Log,
         log_of: Callable[[dict[str, Any]], Log | None] | None = None,
     ) -> None:
+        self._options = options
         self._blocks, self._breaks = options.blocks, options.breaks
         self._log, self._log_of = log, log_of
-        self.block_tokens = self._blocks.block_tokens
+        self.block_tokens: int | None = self._blocks.block_tokens
+        self._sizes: set[int | None] = set()  # of blocks that rows have the hashes of
+        self._ids: dict[str, HexadecimalIds] = {}  # of them, for one model
         self._is_timed: bool | None = None  # as the first request shows
         self._has_text = False  # of which tokens are made
         self._read: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
@@ -238,11 +248,15 @@ class LogParser(Parser):
         if why:
             self._left_out[why] += 1
             return ()
+        hashes = None if log.hashes is None else log.hashes(row)
         path, given = _messages(row, fields.messages)
         is_chat = given is not None
         if not is_chat:
             path, given = row.first(fields.prompt, parsed=False)
-        if given is None:
+        if log.hashes is not None and hashes is None:
+            self._left_out["without the hashes of blocks"] += 1
+            return ()
+        if given is None and hashes is None:
             other = None if self._log_of is None else self._log_of(row.given)
             if other is not None and other is not log and log is self._log:
                 return self._requests(row.given, other)
@@ -261,7 +275,9 @@ class LogParser(Parser):
         used["output"], output = output_at(row, fields.output)
         used["session"], session = name_at(row, fields.session)
         self._marks, self._row_unread, self._part_tokens = {}, {}, 0
-        if is_chat:
+        if hashes is not None:
+            length, hash_ids = self._hashed(row, hashes, model)
+        elif is_chat:
             messages = self._talk.messages(given, path)
             if log.continues:
                 session, messages = self._history.whole(row, messages, session)
@@ -303,6 +319,16 @@ class LogParser(Parser):
         text = "".join([f"{role}\n{content}\n" for role, content in texts])
         return blocks.of_text(text, model, special=True, marks=self._marks)
 
+    def _hashed(self, row: Row, hashes: Hashes, model: str) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of a prompt, 0 if they are not known, and the ids of its blocks."""
+        if len(self._sizes) < 2:
+            self._sizes.add(hashes[1] or self._options.block_tokens)
+        self.block_tokens = next(iter(self._sizes)) if len(self._sizes) == 1 else None
+        if model not in self._ids:
+            self._ids = {model: HexadecimalIds(model.encode("utf-8", "surrogatepass"))}
+        _, tokens = output_at(row, ("prompt_tokens",))
+        return tokens, self._ids[model].of(hashes[0], "hashes[{}]")
+
     def _completion(self, prompt: Any, path: str, model: str) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a prompt, which is a text or token ids, and its blocks' ids."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -318,6 +344,11 @@ class LogParser(Parser):
         if isinstance(prompt, list):
             found = f"a list with {kind_of(next(t for t in prompt if type(t) is not int))}"
         raise BadLineError(f"{path} must be a text or a list of token ids, got {found}")
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether blocks are made of prompts."""
+        return self._log.hashes is None
 
     @property
     def remarks(self) -> list[str]:
