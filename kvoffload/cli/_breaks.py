@@ -92,7 +92,7 @@ class Broken:
 def _ideal(source: Source, *, quiet: bool) -> float | None:
     """Return the hit ratio of a cache without bounds; the log is read again."""
     with progress_bar("reading", None, quiet=quiet) as progress:
-        return Survey.of(source.requests, progress=progress).ideal_hit_ratio
+        return Survey.of(source.requests, progress=source.watched(progress)).ideal_hit_ratio
 
 
 def _share(found: Break) -> str:

@@ -55,7 +55,8 @@ def decode(
     survey = Survey.of((), unique=False, block_tokens=block_tokens)
     requests = survey.counting(source.requests)
     with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
-        decoded = DecodedTrace.of(requests, progress, hints=hints, arrivals=arrivals)
+        shown = source.watched(progress)
+        decoded = DecodedTrace.of(requests, shown, hints=hints, arrivals=arrivals)
     known = BlockTokens.of(source, survey, block_tokens)
     if full_blocks:
         decoded = decoded.full_blocks(known.of_full_blocks(quiet=quiet))

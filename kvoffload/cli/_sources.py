@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -33,9 +33,10 @@ from kvoffload.traces.rows import CSV, PARQUET
 from kvoffload.traces.scratch import Spool, scratch_file
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
-from ._terminal import note
+from ._terminal import note, progress_bar
 
 TABLES = (CSV, PARQUET)
+PROGRESS_REQUESTS = 256  # between two calls of the progress function
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
 ENOUGH = 10
@@ -116,7 +117,7 @@ class Reading:
             prompts=prompts or self.prompts(),
         )
 
-    def requests(self, trace: MergedTrace) -> Iterable[Request]:
+    def requests(self, trace: MergedTrace) -> _InOrder:
         """Return the first requests of a trace, those of a log in the order of their times."""
         return _InOrder(Selection(trace, limit=self.limit), trace, self)
 
@@ -126,6 +127,7 @@ class _InOrder:
 
     def __init__(self, requests: Iterable[Request], trace: MergedTrace, reading: Reading) -> None:
         self._requests, self._trace, self._reading = requests, trace, reading
+        self.progress: Callable[[int], object] | None = None  # of reading a log, before sorting
 
     def batches(self) -> Iterator[ObjectBatch] | None:
         """Return the rows in arrays, if they are of single objects."""
@@ -142,8 +144,14 @@ class _InOrder:
         self._reading.check_prompts(self._trace)
         requests = chain((first,), requests)
         if self._trace.is_log:
-            requests = counted_from_first(sorted_by_time(requests))
+            requests = counted_from_first(sorted_by_time(self._watched(requests)))
         yield from requests
+
+    def _watched(self, requests: Iterator[Request]) -> Iterator[Request]:
+        for count, request in enumerate(requests):
+            if self.progress is not None and count % PROGRESS_REQUESTS == 0:
+                self.progress(count)
+            yield request
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +213,12 @@ class Source:
         """Bytes per block, if the trace states them."""
         return None if self.trace is None else self.trace.block_bytes
 
+    def watched(self, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+        """Return a function that shows progress, also while a log is read to be sorted."""
+        if isinstance(self.requests, _InOrder):
+            self.requests.progress = progress
+        return progress
+
     def head(self) -> dict[str, object]:
         """Return the first fields of every result that ``--json`` prints."""
         return {
@@ -251,8 +265,14 @@ def open_source(
         return
     with scratch_file() as (stream, copy):
         spool = Spool(stream, copy)
-        for request in requests:
-            spool.add(request)
+        context = click.get_current_context(silent=True)
+        quiet = context is None or bool(context.params.get("quiet"))
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
+            requests.progress = progress
+            for count, request in enumerate(requests):
+                spool.add(request)
+                if progress is not None and count % PROGRESS_REQUESTS == 0:
+                    progress(count)
         yield Source(name, spool, trace, reading.same_ids, is_copy=True)
 
 

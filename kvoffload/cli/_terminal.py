@@ -175,7 +175,7 @@ def progress_bar(
     """Provide a function that shows how many units are done; None if that is not wanted.
 
     It draws a bar on a terminal, and else prints a line every `LINE_SECONDS`. It does so itself: a
-    separate thread would disturb the timings.
+    separate thread would disturb the timings. Less than was shown before is not shown.
     """
     console = _console(stderr=True)
     if quiet:
@@ -193,13 +193,13 @@ def progress_bar(
     )
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(description, total=total)
-        drawn = 0.0
+        drawn, most = 0.0, 0
 
         def show(done: int) -> None:
-            nonlocal drawn
+            nonlocal drawn, most
             now = time.monotonic()
-            if now - drawn >= REFRESH_SECONDS:
-                drawn = now
+            if now - drawn >= REFRESH_SECONDS and done >= most:
+                drawn, most = now, done
                 progress.update(task, completed=done, refresh=True)
 
         yield show
@@ -208,13 +208,14 @@ def progress_bar(
 def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
     """Return a function that prints how many units are done, now and then."""
     start = printed = time.monotonic()
+    most = 0
 
     def show(done: int) -> None:
-        nonlocal printed
+        nonlocal printed, most
         now = time.monotonic()
-        if now - printed < LINE_SECONDS:
+        if now - printed < LINE_SECONDS or done < most:
             return
-        printed = now
+        printed, most = now, done
         if total and done:
             left = duration_text((now - start) * max(0, total - done) / done)
             text = f"{description} {min(done / total, 1) * 100:.0f} %, about {left} left"

@@ -313,7 +313,7 @@ def advise(
         with progress_bar("reading", reading.limit, quiet=quiet) as progress, told_by_trace():
             recorded = RecordedTrace.of(
                 survey.counting(source.requests),
-                progress,
+                source.watched(progress),
                 hints=hints,
                 arrivals=engines is not None,
             )

@@ -116,7 +116,7 @@ def convert(
     }
     option = next((name for name, value in given.items() if value is not None), None)
     survey = Survey()
-    requests = reading.requests(source)
+    requests: Iterable[Request] = reading.requests(source)
     if option is not None:
         requests = _of_sessions(requests, source, option)
     counted = survey.counting(sorted_by_time(requests) if sort else requests)

@@ -71,7 +71,8 @@ def info(
     returns, sample = Returns(), PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(source.requests, returns=returns, progress=progress)
+            shown = source.watched(progress)
+            survey = Survey.of(source.requests, returns=returns, progress=shown)
         note_order(survey, source, quiet=quiet)
         ratio = survey.ideal_hit_ratio
         broken = Broken.of(source, sample, ratio, shows_text=show_text, quiet=quiet)

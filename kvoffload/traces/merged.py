@@ -25,7 +25,7 @@ from .sessions import SessionOptions
 __all__ = ["MergedTrace", "trace_files"]
 
 SUFFIXES = (
-    *(".jsonl", ".json", ".log", ".txt", ".gz", ".zst"),
+    *(".jsonl", ".json", ".log", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst"),
     *(".oracleGeneral", ".oracleGeneral.bin"),
 )
 """Endings of the files read from a folder."""

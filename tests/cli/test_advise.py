@@ -195,7 +195,6 @@ def test_standard_input_and_processes(kvoffload):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option '--capacity'."),
         (
             ["--capacity", "many"],
             "'--capacity': must be blocks (4096), a share of",

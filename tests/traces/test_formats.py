@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.traces import Request, Trace, TraceError
+from kvoffload.traces import PromptOptions, Request, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats import FORMATS, recognise
 from kvoffload.traces.formats.bailian import BailianParser
 from kvoffload.traces.formats.base import hexadecimal_id
+from kvoffload.traces.formats.logs import Log, LogParser
 from kvoffload.traces.formats.weka import WekaParser
 
 MOONCAKE = {"timestamp": 1, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}
@@ -301,11 +302,13 @@ def test_a_parser_yields_a_request_or_raises_bad_line_error(format, data, row):
     for line in (data.strip(), json.dumps(row).encode(), b"0x" + data.hex().encode()):
         for form in (lambda _: FORMATS[format], recognise):
             try:
-                parser = form(line).new_parser()
+                found = form(line)
+                is_log = isinstance(found, Log)
+                parser = LogParser(PromptOptions(), found) if is_log else found.new_parser()
                 if isinstance(parser, WekaParser):
                     requests = [row.request for row in parser.session(line).rows]
                 else:
-                    requests = [parser(line)]
+                    requests = parser.requests(line)
             except BadLineError as error:
                 assert len(str(error)) < 300  # noqa: PT017
                 continue

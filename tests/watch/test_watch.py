@@ -806,5 +806,4 @@ def test_an_overdue_transfer_is_logged_once_by_all_threads(twin, caplog, monkeyp
     other.join()
     (found,) = manager.watch.overdue()
     assert len(caplog.records) == 1
-    with pytest.warns(DeprecationWarning, match="Overdue.number is called id"):
-        assert found.number == found.id == 1
+    assert found.id == 1

@@ -75,7 +75,7 @@ _OTHER_CALLS = re.compile(
 )
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
-MOST_SHOWN = 30  # fields of a row that is not known
+MOST_SHOWN = 20  # fields of a row that is not known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
 _FIELD = re.compile(r"[\w\-. ]{1,60}")
 _TOKENS = re.compile(r"\d{1,18}", re.ASCII)
