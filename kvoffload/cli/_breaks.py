@@ -91,7 +91,7 @@ class Broken:
 
 def _ideal(source: Source, *, quiet: bool) -> float | None:
     """Return the hit ratio of a cache without bounds; the log is read again."""
-    with progress_bar("reading", None, quiet=quiet) as progress:
+    with progress_bar("reading again", None, quiet=quiet) as progress:
         return Survey.of(source.requests, progress=source.watched(progress)).ideal_hit_ratio
 
 

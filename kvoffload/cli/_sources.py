@@ -148,7 +148,7 @@ class _InOrder:
         yield from requests
 
     def _watched(self, requests: Iterator[Request]) -> Iterator[Request]:
-        for count, request in enumerate(requests):
+        for count, request in enumerate(requests, start=1):
             if self.progress is not None and count % PROGRESS_REQUESTS == 0:
                 self.progress(count)
             yield request
@@ -269,7 +269,7 @@ def open_source(
         quiet = context is None or bool(context.params.get("quiet"))
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             requests.progress = progress
-            for count, request in enumerate(requests):
+            for count, request in enumerate(requests, start=1):
                 spool.add(request)
                 if progress is not None and count % PROGRESS_REQUESTS == 0:
                     progress(count)

@@ -175,7 +175,7 @@ def progress_bar(
     """Provide a function that shows how many units are done; None if that is not wanted.
 
     It draws a bar on a terminal, and else prints a line every `LINE_SECONDS`. It does so itself: a
-    separate thread would disturb the timings. Less than was shown before is not shown.
+    separate thread would disturb the timings. Only more than before is shown.
     """
     console = _console(stderr=True)
     if quiet:
@@ -213,7 +213,7 @@ def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int],
     def show(done: int) -> None:
         nonlocal printed, most
         now = time.monotonic()
-        if now - printed < LINE_SECONDS or done < most:
+        if now - printed < LINE_SECONDS or done <= most:
             return
         printed, most = now, done
         if total and done:

@@ -2,6 +2,9 @@
 
 import json
 import pickle
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -310,6 +313,36 @@ def test_every_command_reads_a_log(kvoffload, chats, tmp_path, stdin):
         assert "secret" not in done.out + done.err
     done = kvoffload("replay", source, *grid, "--block-tokens", "8", "--json", stdin=data)
     assert json.loads(done.out)["results"][0]["blocks"] > figures[0][1]
+
+
+IMPATIENT = """
+import sys
+from kvoffload.__main__ import main
+from kvoffload.cli import _terminal
+_terminal.LINE_SECONDS = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["info", "replay", "advise --kv-bytes-per-token=1KiB"])
+@pytest.mark.parametrize("stdin", [False, True])
+def test_a_log_shows_progress_while_it_is_read(tmp_path, command, stdin):
+    path = tmp_path / "chats.jsonl"
+    rows = ({"ts": 999 - number, "prompt": f"{number} {'x' * 99}"} for number in range(999))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for options, wanted in (((), [256, 512, 768]), (("--quiet",), [])):
+        done = subprocess.run(
+            [sys.executable, "-c", IMPATIENT, *command.split(), "-" if stdin else path, *options],
+            input=path.read_text() if stdin else "",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        shown = [
+            int(text)
+            for text in re.findall(r"^reading: (\d+) requests$", done.stderr, re.MULTILINE)
+        ]
+        assert shown[:3] == wanted
 
 
 def test_another_process_makes_the_same_blocks_of_a_log(chats):
