@@ -95,7 +95,7 @@ def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
     report = tmp_path / "advice.html"
     kvoffload("advise", trace, *SIZE, *rates, "1e6", "--report", report)
     page = report.read_text(encoding="utf-8")
-    assert ">No recommendation</h2>" in page
+    assert ">Verdict</h2>" in page
     assert "recommended</span>" not in page
     assert 'id="configuration"' not in page
 
