@@ -11,6 +11,10 @@ Invariants
     being copied. Copies are made in slices; between two of them the keeper looks at the deadlines.
 Cost
     O(1) Python per block besides the store's own, under the interpreter's lock.
+Why there are two
+    Beside a thread that computes in Python, these threads moved .06 (puts of 160 KiB) to .69 (gets
+    of 5 MiB) of the bytes per second that ``kvoffload._core.io`` moved to one slab: each change of
+    threads waits up to 5 ms for the interpreter. That one knows only its own stores.
 """
 
 from __future__ import annotations
