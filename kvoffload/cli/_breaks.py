@@ -1,4 +1,4 @@
-"""What breaks the prefixes of a log's prompts, as the commands say it."""
+"""Findings on text that breaks the prefixes of a log's prompts, as the commands say them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ show_text_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What breaks prefixes, and the ideal hit ratio as it is and without that.
+    """Texts that break prefixes, and the ideal hit ratio as it is and without them.
 
     The ratios are None for a log that can be read only once.
     """

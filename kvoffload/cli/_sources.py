@@ -194,7 +194,7 @@ class Source:
 
     @property
     def assumed_text(self) -> str | None:
-        """What was assumed when the trace was read, in words; None if nothing was."""
+        """Assumptions made when the trace was read, in words; None without any."""
         read = [] if self.trace is None or not self.trace.has_prompts else self.trace.remarks[:1]
         return "; ".join([*read, *([self.ids_text] if self.ids_text else [])]) or None
 

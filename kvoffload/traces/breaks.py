@@ -1,4 +1,4 @@
-"""What breaks prefixes: text that differs between prompts while what stands behind it is equal.
+"""Text that breaks prefixes: it differs between prompts while all behind it is equal.
 
 A clock in a system prompt makes every prompt new from there on. Ids of blocks cannot show that;
 only a log with text tells such prompts from different ones. A sample of the prompts is sorted;

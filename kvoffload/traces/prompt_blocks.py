@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
 
 ROLES = ("messages", "prompt", "system", "tools", "time", "session", "model", "output")
-"""What a field of a log may be."""
+"""Roles that a field of a log may have."""
 BLOCK_TOKENS = 16
 MAX_BYTES_PER_TOKEN = 64
 MAX_TOKENS_PER_IMAGE = 2**16

@@ -40,7 +40,7 @@ class Parser:
 
     @property
     def nothing_text(self) -> str:
-        """What the lines so far held instead of requests, in words, or an empty text."""
+        """Contents of the lines so far instead of requests, in words, or an empty text."""
         return ""
 
 

@@ -41,7 +41,7 @@ class History:
 
     @property
     def remarks(self) -> list[str]:
-        """What could not be followed, in words."""
+        """Continuations that could not be followed, in words."""
         if not self._missing:
             return []
         text = "continue a response that is not in the log: their prompts begin with what is new"

@@ -34,7 +34,7 @@ def _has_messages(row: Row) -> bool:
 
 
 def _has_input(row: Row) -> bool:
-    """Whether a row is a request of the Responses API."""
+    """Return whether a row is a request of the Responses API."""
     if _has_messages(row):
         return False
     return any(isinstance(row.at(path), str | list) for path in within(BODIES, "input"))

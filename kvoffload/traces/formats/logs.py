@@ -55,9 +55,9 @@ BODIES = (
     "request.body",
     "proxy_server_request.body",
 )
-"""Where gateways and batch files put a request within a row, and the row itself."""
+"""Places where gateways and batch files put a request within a row, and the row itself."""
 HOLDERS = ("", *BODIES[1:], "response", "response.body")
-"""Where the time and the answer's tokens may be."""
+"""Places of the time and of the answer's tokens."""
 ANSWERS = (
     *("response", "choices", "output", "completion", "response_body", "usage", "usageDetails"),
     *("gen_ai.output.messages", "gen_ai.completion"),
@@ -68,7 +68,7 @@ PROMPTS = (
 )
 """Fields of which some API makes a prompt."""
 PLACES = within(("", "request"), "call_type", "url", "path", "endpoint", "request_path")
-"""Where a row says which call it is of."""
+"""Places of the name of the call that a row is of."""
 _OTHER_CALLS = re.compile(
     r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_)",
     re.IGNORECASE,
@@ -352,7 +352,7 @@ class LogParser(Parser):
 
     @property
     def remarks(self) -> list[str]:
-        """What was assumed in the lines so far, and what was not read, in words."""
+        """Assumptions about the lines so far, and fields that were not read, in words."""
         counts = (counter.most_common(1) for counter in self._read.values())
         fields = [found[0][0] for found in counts if found]
         if not fields:
@@ -378,7 +378,7 @@ class LogParser(Parser):
 
     @property
     def nothing_text(self) -> str:
-        """What the lines held instead of requests, in words, or an empty text."""
+        """Contents of the lines instead of requests, in words, or an empty text."""
         if not self._left_out:
             return ""
         counts = ", ".join(f"{_rows(count)} {why}" for why, count in self._left_out.items())
