@@ -96,7 +96,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Parting:
-    """Where two prompts part, and the text behind which they are equal."""
+    """Place where two prompts part, and the text behind which they are equal."""
 
     kind: str
     role: str

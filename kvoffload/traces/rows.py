@@ -37,9 +37,10 @@ PROMPT_COLUMNS = re.compile(
 FREE_BYTES, BYTES_PER_BYTE = 2**24, 64  # of the rows of a Parquet file, in all and per byte of it
 BATCH_ROWS = 64  # of a Parquet file, decoded at a time
 _NAME = re.compile(r"[^\W\d][\w .()/-]{0,39}")  # of a column, written for people perhaps
+_ID = re.compile(r"[0-9]{1,20}")
 _NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _STRUCTURE = re.compile(rb'["{}\[\]]')
-_BETWEEN = re.compile(rb"[\s,\[\]]*|\xef\xbb\xbf")
+_BETWEEN = re.compile(rb"(?:\xef\xbb\xbf)?[\s,\[\]]*")
 _IN_TEXT = re.compile(rb'["\\]')
 _PIECE = 2**16
 
@@ -264,7 +265,7 @@ class TableRows:
             return self._decode(text) if text else None
         except ValueError:
             words = text.split()
-            return [int(word) for word in words] if all(map(str.isdecimal, words)) else text
+            return [int(word) for word in words] if all(map(_ID.fullmatch, words)) else text
 
     def _check_texts(self, *, at_end: bool) -> None:
         """Refuse a column of prompts in which all rows, or many, are numbers so far."""

@@ -15,7 +15,19 @@ from kvoffload.traces import PromptOptions, Trace, TraceError
 from kvoffload.traces.formats import LOG_FORMATS
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
-from .samples import LITELLM_BLOCKS, LOGS, UNIX, body, chats, iso, items, openai, responses, whole
+from .samples import (
+    LITELLM_BLOCKS,
+    LOGS,
+    UNIX,
+    body,
+    chats,
+    iso,
+    items,
+    openai,
+    otlp,
+    responses,
+    whole,
+)
 
 CHATS = chats()
 FORMS = [(name, form) for name, forms in LOGS.items() for form in forms]
@@ -267,6 +279,27 @@ def test_a_log_without_prompts_says_how_they_are_logged(tmp_path, row, advice):
     with pytest.raises(TraceError, match="must hold at least one request, got 2 rows ") as caught:
         list(Trace(path))
     assert advice in caught.value.rule
+
+
+def test_values_of_other_types_make_bad_rows_not_crashes(tmp_path):
+    call = openai(CHATS[0]) | {"messages": [{"role": "user", "content": "a", "tool_calls": ["x"]}]}
+    path = write(tmp_path, lines([openai(CHATS[0]), call]))
+    with pytest.raises(TraceError, match=r"tool_calls must be a list of objects, got a string in"):
+        list(Trace(path))
+    assert len(list(Trace(path, skip_bad=True))) == 1
+    with pytest.raises(TraceError, match="must have messages, a prompt or"):
+        list(Trace(write(tmp_path, lines([{"type": ["GENERATION"], "traceId": "t"}]))))
+    for count in ("--5", "1" * 5000):
+        spans = otlp(CHATS[0])
+        for one in spans["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+            one["attributes"] = [
+                pair | {"value": {"intValue": count}}
+                if pair["key"] == "gen_ai.usage.output_tokens"
+                else pair
+                for pair in one["attributes"]
+            ]
+        with pytest.raises(TraceError, match="output_tokens must be an integer >= 0"):
+            list(Trace(write(tmp_path, lines([spans]))))
 
 
 def test_counts_without_text_are_refused(tmp_path):

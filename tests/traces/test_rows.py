@@ -180,6 +180,19 @@ def test_what_is_wrong_in_a_list_is_named_with_its_line(tmp_path):
             list(Trace(path, max_line_bytes=2000))
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps([CHAT, CHAT], indent=1).encode())
+    assert len(list(Trace(path))) == 2
+
+
+def test_an_id_of_very_many_digits_is_a_bad_row(tmp_path):
+    header = ("timestamp", "input_length", "output_length", "hash_ids")
+    path = table(tmp_path, header, (0, 20, 5, "1 2"), (1, 20, 5, "1" * 5000))
+    with pytest.raises(TraceError, match="hash_ids"):
+        list(Trace(path))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -125,7 +125,7 @@ class Conversation:
             if text_size(message[field]) > MOST_UNREAD:
                 self._note("messages[].", field)
         where = "content" if message.get("content") is not None else "parts"
-        content, calls = message.get(where), self._calls(message)
+        content, calls = message.get(where), self._calls(message, name)
         if isinstance(content, list):
             texts: list[str] = []
             for part in content:
@@ -163,12 +163,16 @@ class Conversation:
             return {"role": "assistant", "content": content}
         return {"role": "assistant", "content": self._pack(item)}
 
-    def _calls(self, message: Message) -> list[Any]:
+    def _calls(self, message: Message, name: str) -> list[Any]:
         given = message.get("tool_calls")
         calls = [*given] if isinstance(given, list) else []
         if isinstance(message.get("function_call"), dict):
             calls.append(message["function_call"])
-        return [self._call(call) if isinstance(call, dict) else call for call in calls]
+        for call in calls:
+            if not isinstance(call, dict):
+                rule = f"{name}.tool_calls must be a list of objects"
+                raise BadLineError(f"{rule}, got {kind_of(call)} in it")
+        return [self._call(call) for call in calls]
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return the call of a tool as OpenAI's, its arguments as values."""

@@ -101,7 +101,7 @@ LANGFUSE = Log(
     "langfuse",
     "observations of Langfuse: GENERATION with input, of its API or exports",
     is_one=lambda row: (
-        row.given.get("type") in OBSERVATIONS
+        str(row.given.get("type")) in OBSERVATIONS
         and ("traceId" in row.given or "trace_id" in row.given)
     ),
     why_none=_why_no_generation,

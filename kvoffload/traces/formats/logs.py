@@ -34,9 +34,7 @@ __all__ = [
     "LogParser",
     "Row",
     "mapped",
-    "name_at",
     "other_call",
-    "output_at",
     "unknown",
     "within",
 ]
@@ -270,10 +268,10 @@ class LogParser(Parser):
             if seconds is not None:
                 rule = "must have no time as the first request has none, got one"
             raise BadLineError(rule)
-        used["model"], model = name_at(row, fields.model)
+        used["model"], model = _name_at(row, fields.model)
         model = bounded_name(model)
-        used["output"], output = output_at(row, fields.output)
-        used["session"], session = name_at(row, fields.session)
+        used["output"], output = _output_at(row, fields.output)
+        used["session"], session = _name_at(row, fields.session)
         self._marks, self._row_unread, self._part_tokens = {}, {}, 0
         if hashes is not None:
             length, hash_ids = self._hashed(row, hashes, model)
@@ -326,7 +324,7 @@ class LogParser(Parser):
         self.block_tokens = next(iter(self._sizes)) if len(self._sizes) == 1 else None
         if model not in self._ids:
             self._ids = {model: HexadecimalIds(model.encode("utf-8", "surrogatepass"))}
-        _, tokens = output_at(row, ("prompt_tokens",))
+        _, tokens = _output_at(row, ("prompt_tokens",))
         return tokens, self._ids[model].of(hashes[0], "hashes[{}]")
 
     def _completion(self, prompt: Any, path: str, model: str) -> tuple[int, tuple[int, ...]]:
@@ -545,7 +543,7 @@ def _messages(row: Row, paths: Iterable[str]) -> tuple[str, Any]:
     return other
 
 
-def name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
+def _name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
     """Return the first path with a name, and the name; both empty without one."""
     for path in paths:
         value = row.at(path, parsed=False)
@@ -556,7 +554,7 @@ def name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
     return "", ""
 
 
-def output_at(row: Row, paths: Iterable[str]) -> tuple[str, int]:
+def _output_at(row: Row, paths: Iterable[str]) -> tuple[str, int]:
     """Return the first path with the tokens of the answer, and these; "", 0 if not known."""
     path, value = row.first(paths)
     is_text = isinstance(value, str) and _TOKENS.fullmatch(value.strip())

@@ -17,6 +17,7 @@ INPUT = "gen_ai.input.messages"
 _LISTED = re.compile(
     r"gen_ai\.prompt\.(\d{1,5})\.(role|content|tool_calls\.\d{1,3}\.(?:name|arguments))"
 )
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _VALUES = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 
@@ -78,9 +79,8 @@ def _value(value: object) -> Any:
     for kind in _VALUES:
         if kind in value:
             found = value[kind]
-            return (
-                int(found) if kind == "intValue" and str(found).lstrip("-").isdecimal() else found
-            )
+            is_integer = kind == "intValue" and _INTEGER.fullmatch(str(found))
+            return int(found) if is_integer else found
     if isinstance(inner := value.get("arrayValue"), dict):
         return [_value(each) for each in _objects(inner.get("values"))]
     if isinstance(inner := value.get("kvlistValue"), dict):
