@@ -7,7 +7,7 @@ after a deleted one move up.
 from collections import deque
 
 cimport numpy as cnp
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cnp.import_array()
@@ -212,9 +212,10 @@ cdef class Stamps:
             place = place + 1 & mask
         return self.entries + place
 
-    cdef int put(self, uint64_t block, uint64_t stamp) except -1:
-        """Give a block a number."""
+    cdef int64_t put(self, uint64_t block, uint64_t stamp) except -1:
+        """Give a block a number; return its former one, 0 for none."""
         cdef Entry* entry = self.find(block)
+        cdef uint64_t former = entry.stamp
         if not entry.stamp:
             if self.size >> (self.bits - 1):
                 self.grow()
@@ -222,7 +223,7 @@ cdef class Stamps:
             self.size += 1
             entry.block = block
         entry.stamp = stamp
-        return 0
+        return <int64_t>former
 
     cdef int grow(self) except -1:
         cdef Entry* former = self.entries
@@ -276,29 +277,26 @@ cdef class Recent:
         """Return the number of remembered blocks."""
         return self.last.size
 
-    def lead_and_missing(self, blocks):
-        """Return a row's number of remembered leading blocks, and all blocks not remembered."""
-        cdef uint32_t* block = numbers_in(blocks, <uint64_t>1 << 32)
-        cdef Py_ssize_t index, size = len(blocks), lead = size, num_missing = 0
-        cdef cnp.ndarray missing = new_numbers(size)
-        cdef uint32_t* number = <uint32_t*>cnp.PyArray_DATA(missing)
-        for index in range(size):
-            if not self.last.find(block[index]).stamp:
-                lead = min(lead, index)
-                number[num_missing] = block[index]
-                num_missing += 1
-        return lead, missing[:num_missing]
-
     def use(self, blocks):
-        """Make a row's blocks the most recent; return the forgotten blocks, in that order."""
+        """Make a row's blocks the most recent; return the three of the Python twin."""
         cdef uint32_t* block = numbers_in(blocks, <uint64_t>1 << 32)
-        cdef Py_ssize_t index, size = len(blocks)
-        cdef cnp.ndarray forgotten
+        cdef Py_ssize_t index, size = len(blocks), lead = size, first_missing = size
+        cdef cnp.ndarray missing = new_numbers(size), forgotten
+        cdef uint32_t* entering = <uint32_t*>cnp.PyArray_DATA(missing)
         cdef uint32_t* leaving
+        cdef uint64_t before = self.used, former
+        cdef bytearray is_absent = bytearray(size)
+        cdef char* absent = is_absent
         cdef Entry* entry
         for index in range(size - 1, -1, -1):
             self.used += 1
-            self.last.put(block[index], self.used)
+            former = <uint64_t>self.last.put(block[index], self.used)
+            # A block that was met behind in this row is missing if it was missing there.
+            if absent[size - <Py_ssize_t>(former - before)] if former > before else not former:
+                absent[index] = 1
+                lead = index
+                first_missing -= 1
+                entering[first_missing] = block[index]
         if not self.rows:
             self.ahead = size
         self.rows.append(blocks)
@@ -320,7 +318,7 @@ cdef class Recent:
                 leaving[index] = block[self.ahead]
                 self.last.drop(entry)
                 index += 1
-        return forgotten
+        return lead, missing[first_missing:], forgotten
 
 
 cdef class Ahead(Holders):

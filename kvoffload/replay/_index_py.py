@@ -108,21 +108,21 @@ class Recent:
         """Return the number of remembered blocks."""
         return len(self._used)
 
-    def lead_and_missing(self, blocks: Blocks) -> tuple[int, Blocks]:
-        """Return a row's number of remembered leading blocks, and all blocks not remembered."""
-        numbers = blocks.tolist()
-        missing = [block for block in numbers if block not in self._used]
-        lead = numbers.index(missing[0]) if missing else len(numbers)
-        return lead, np.array(missing, np.uint32)
+    def use(self, blocks: Blocks) -> tuple[int, Blocks, Blocks]:
+        """Make a row's blocks the most recent.
 
-    def use(self, blocks: Blocks) -> Blocks:
-        """Make a row's blocks the most recent; return the forgotten blocks, in that order."""
-        used = self._used
-        for block in reversed(blocks.tolist()):
+        Return the number of leading blocks that were remembered, all that were not, and the blocks
+        that are forgotten, in that order.
+        """
+        used, numbers = self._used, blocks.tolist()
+        missing = [block for block in numbers if block not in used]
+        lead = numbers.index(missing[0]) if missing else len(numbers)
+        for block in reversed(numbers):
             used[block] = None
             used.move_to_end(block)
         num_forgotten = max(0, len(used) - self._most)
-        return np.array([used.popitem(last=False)[0] for _ in range(num_forgotten)], np.uint32)
+        forgotten = [used.popitem(last=False)[0] for _ in range(num_forgotten)]
+        return lead, np.array(missing, np.uint32), np.array(forgotten, np.uint32)
 
 
 class Ahead(Holders):

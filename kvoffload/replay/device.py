@@ -43,8 +43,8 @@ class DeviceCache:
         """Return the number of leading blocks present, and 0; insert the request."""
         if self._cached is None:
             return 0, 0
-        hits, entered = self._cached.lead_and_missing(blocks)
-        self.changes = [Change(DEVICE, entered, self._cached.use(blocks))]
+        hits, entered, left = self._cached.use(blocks)
+        self.changes = [Change(DEVICE, entered, left)]
         return hits, 0
 
     def leave(

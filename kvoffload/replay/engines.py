@@ -51,6 +51,7 @@ Counts = npt.NDArray[np.int64]
 """(requests, columns) the columns `COUNTS` of a log."""
 
 _COLUMN = {name: index for index, name in enumerate(COUNTS)}
+_NUM_SERVED = _COLUMN["not_admitted"] + 1  # the columns of an engine without a tier or hints
 
 
 class Hits(NamedTuple):
@@ -146,12 +147,14 @@ class RowEngine(Engine):
         self._starts[1], self._first[0] = len(blocks), on_device
         given = self._rows.keys, self._starts, blocks, self._first
         served = self._serve_rows(*given, position=0, lag=-1)
-        self._add(slice(row, row + 1), self._first, served)
+        hits, *others = served[0].tolist()
+        device, host = on_device * self._size, hits * self._size
+        self._counts[row, :_NUM_SERVED] = device, host, 0, hits, *others
         if self._sees >= HOST:
             left, entered = self._host.changes()
             if len(left) + len(entered):
                 self._changes.append(Change(HOST, entered, left))
-        return Hits(on_device, served[0, 0].item(), 0)
+        return Hits(on_device, hits, 0)
 
     def end(self) -> Sequence[Change]:
         """End the prompt; return the changes of the caches, in order."""
@@ -163,14 +166,10 @@ class RowEngine(Engine):
         first = rows.on_device(self._slots).hits[start:stop]
         given = rows.keys, rows.starts[start : stop + 1], rows.blocks, first
         served = self._serve_rows(*given, position=start, lag=self._pending)
-        self._add(slice(start, stop), first, served)
-
-    def _add(self, rows: slice, on_device: Any, served: Counts) -> None:
-        counts = self._counts[rows]
-        counts[:, _COLUMN["device"]] = on_device * self._size
+        counts = self._counts[start:stop]
+        counts[:, _COLUMN["device"]] = first * self._size
         counts[:, _COLUMN["host"]] = served[:, 0] * self._size
-        counts[:, _COLUMN["loaded"]] = served[:, 0]
-        counts[:, _COLUMN["stored"] : _COLUMN["not_admitted"] + 1] = served[:, 1:]
+        counts[:, _COLUMN["loaded"] : _NUM_SERVED] = served
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class History:
         self._last[blocks] = engine
         self.sizes[engine] += self._holders.add(blocks, engine)
         if self._recent:
-            forgotten = self._recent[engine].use(blocks)
+            _, _, forgotten = self._recent[engine].use(blocks)
             self._holders.remove(forgotten, engine)
             self.sizes[engine] -= len(forgotten)
 
