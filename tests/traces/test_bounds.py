@@ -16,6 +16,7 @@ if sys.platform != "linux":
 from kvoffload._extras import require
 from kvoffload.traces.formats import FORMATS, LOG_FORMATS
 from kvoffload.traces.lines import zstd_module
+from kvoffload.traces.objects import OBJECTS
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
 from tests.traces.samples import LITELLM_BLOCKS
 from tests.traces.test_formats import BAILIAN, DYNAMO, LMCACHE, MOONCAKE, WEKA, WEKA_REQUEST
@@ -31,7 +32,7 @@ import sys
 from pathlib import Path
 from kvoffload.traces import PromptOptions, Survey, Trace, TraceError
 from kvoffload.traces.writer import trace_line
-import msgspec, kvoffload.traces.scratch
+import msgspec, kvoffload.traces.scratch, {preload}
 from {zstd} import ZstdFile
 fields = dict(time="t", prompt="p")
 def status(name):
@@ -180,6 +181,11 @@ BOMBS = {
         (b"t,p,", b"n,", b"\n"),
     ],
     ORACLE_GENERAL: [(START, bytes(24), END)],
+    OBJECTS: [
+        (START, b"1,7,4096\n", END),
+        (START, b"1," + b"x" * 190 + b",4096\n", END),
+        (START, b"x" * 300 + b"\n", END),
+    ],
 }
 
 
@@ -196,7 +202,7 @@ def packed_bomb(bomb, size, pack):
 
 
 def test_every_format_has_bombs():
-    assert {*BOMBS} == {*FORMATS, *LOG_FORMATS, "csv", ORACLE_GENERAL}
+    assert {*BOMBS} == {*FORMATS, *LOG_FORMATS, "csv", ORACLE_GENERAL, OBJECTS}
 
 
 @pytest.mark.thorough
@@ -217,8 +223,28 @@ def test_a_small_file_takes_little_memory_and_writes_little(tmp_path, format):
             path = tmp_path / name
             path.write_bytes(packed)
             sizes[str(path)] = size
+    check_reading(format, sizes)
+
+
+@pytest.mark.thorough
+def test_a_small_parquet_file_takes_little_memory_and_writes_little(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
+    sizes = {}
+    for number, values in enumerate((["x" * 64], ["x" * 2**17], ["x" * 2**19])):
+        rows = UNPACKED // len(values[0])
+        column = arrow.DictionaryArray.from_arrays(arrow.repeat(0, rows).cast("int32"), values)
+        table = arrow.table({"messages": column, "created": arrow.repeat(1, rows)})
+        path = tmp_path / f"{number}.parquet"
+        parquet.write_table(table, path, compression="zstd")
+        assert path.stat().st_size <= MOST_BYTES
+        sizes[str(path)] = UNPACKED
+    check_reading("openai", sizes, preload="pyarrow.parquet")
+
+
+def check_reading(format, sizes, preload="json"):
     done = subprocess.run(
-        [sys.executable, "-c", READ.format(zstd=zstd_module()), format, *sizes],
+        [sys.executable, "-c", READ.format(zstd=zstd_module(), preload=preload), format, *sizes],
         capture_output=True,
         text=True,
         check=True,

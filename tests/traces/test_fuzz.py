@@ -13,6 +13,10 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.traces import Request, Trace, TraceError
 from kvoffload.traces.lines import zstd_module
+from tests.traces.samples import LITELLM_BLOCKS, LOGS, chats
+
+MOST_LINE = 2**20
+MOST_RULE = 600  # characters
 
 values = st.one_of(
     st.integers(-2, 2), st.integers(0, 2**70), st.floats(), st.just("7"), st.none(), st.booleans()
@@ -54,18 +58,18 @@ def broken(draw):
     return data
 
 
-def check_reading(data: bytes) -> None:
+def check_reading(data: bytes, max_line_bytes: int = 200) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace")
         path.write_bytes(data)
         for skip_bad in (False, True):
-            trace = Trace(path, skip_bad=skip_bad, max_line_bytes=200)
+            trace = Trace(path, skip_bad=skip_bad, max_line_bytes=max_line_bytes)
             try:
                 for request in trace:
                     check_valid(request)
             except TraceError as error:
                 assert str(error).isprintable()  # noqa: PT017
-                assert len(error.rule) < 300  # noqa: PT017
+                assert len(error.rule) < MOST_RULE  # noqa: PT017
 
 
 def check_valid(request: Request) -> None:
@@ -77,6 +81,55 @@ def check_valid(request: Request) -> None:
     assert type(request.hash_ids) is tuple
     assert all(type(i) is int and 0 <= i < 2**64 for i in request.hash_ids)
     assert request.session is None or type(request.session) is str
+
+
+ODD = (
+    *(None, True, -1, 1.5, 1e300, 10**30, "", "x", "--5", "1" * 5000, "²", "1e999", "nan", [], {}),
+    *("9999-99-99T00:00:00Z", "2025-01-01T00:00:00+99:99", ["x"], [5], [[]], [None], {"a": 1}),
+    *({"type": 5}, [{"type": []}], {"text": {}}, {"name": 5, "arguments": "{"}, {"function": "x"}),
+    [{"role": ["x"], "content": "y"}],
+    [{"role": "user", "content": "hi", "tool_calls": ["x", 7, None, {}]}],
+    [{"type": "tool_result", "content": {"a": []}}],
+    *({"stringValue": 5}, {"intValue": "--5"}, {"kvlistValue": {"values": [{"key": []}]}}),
+)
+ROWS = {
+    f"{name} {number}": [make(chat) for chat in chats(4)[:3]]
+    for name, makers in LOGS.items()
+    for number, make in enumerate(makers)
+} | {"litellm-blocks": [LITELLM_BLOCKS] * 3}
+
+
+def places(value, path=()):
+    """Yield the place of each value within a row, also in text that holds JSON."""
+    yield path
+    if isinstance(value, str) and value[:2] in ("[{", '{"'):
+        yield from places(json.loads(value), (*path, "json"))
+    elif isinstance(value, list | dict):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(one, (*path, key))
+
+
+def put(row, path, value):
+    """Return a row with another value at a place."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(row, str):
+        return json.dumps(put(json.loads(row), rest, value))
+    row = row.copy()
+    row[key] = put(row[key], rest, value)
+    return row
+
+
+@pytest.mark.parametrize("name", ROWS)
+@given(data=st.data())
+def test_odd_values_in_a_log_are_requests_or_bad_rows(name, data):
+    rows = [*ROWS[name]]
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.integers(0, 2))
+        path = data.draw(st.sampled_from([*places(rows[place])]))
+        rows[place] = put(rows[place], path, data.draw(st.sampled_from(ODD)))
+    check_reading("".join(json.dumps(row) + "\n" for row in rows).encode(), MOST_LINE)
 
 
 @given(broken())

@@ -512,7 +512,7 @@ def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
 def _guess(row: dict[str, Any], names: list[str]) -> str:
     """Return a mapping of fields to start from."""
     at = Row(row, lambda text: text).at
-    lists = [name for name in names if isinstance(at(name), list)]
+    lists = [name for name in names if isinstance(at(name), list) and not name.endswith("tools")]
     texts = sorted(names, key=lambda name: -text_size(at(name)))
     found = [f"messages={lists[0]}"] if lists else [f"prompt={texts[0] if texts else 'FIELD'}"]
     for role, pattern in _LIKE.items():
