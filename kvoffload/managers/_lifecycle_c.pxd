@@ -11,15 +11,11 @@ Invariants
 
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from kvoffload._core.batch cimport Batch, batch_part
+from kvoffload._core.batch cimport Batch
 from kvoffload._core.pool cimport Pool, pool_give, pool_take
 from kvoffload._core.table cimport (
-    NIL,
-    ENDS_REQUEST,
-    IS_SHARED,
-    PARKED,
     RESIDENT,
     Node,
     Table,
@@ -120,101 +116,6 @@ cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
             node.block.mark = table.epoch
             pending.append(keys[index])
     return pending
-
-
-# -- sessions ----------------------------------------------------------------------------------
-
-
-cdef inline Py_ssize_t num_known(Table* table, const Batch* batch, Py_ssize_t start) noexcept:
-    """Return the number of blocks up to the deepest resident one, at least `start`."""
-    cdef Py_ssize_t end = batch.size
-    cdef const uint32_t* node_ids = batch.node_ids
-    while end > start:
-        # Most of a new prompt is unknown, so four keys at a time.
-        if end - start >= 4 and NIL == (
-            node_ids[end - 1] & node_ids[end - 2] & node_ids[end - 3] & node_ids[end - 4]
-        ):
-            end -= 4
-        elif resident(table, batch, end - 1) == NULL:
-            end -= 1
-        else:
-            break
-    return end
-
-
-cdef inline void share(Table* table, const Batch* batch, Py_ssize_t end) noexcept:
-    """Note that several sessions use the resident blocks before `end`."""
-    cdef Py_ssize_t index
-    cdef Node* node
-    for index in range(end):
-        node = resident(table, batch, index)
-        if node != NULL:
-            node.flags |= IS_SHARED
-
-
-cdef inline void go_on(Table* table, const Batch* batch, Py_ssize_t known) noexcept:
-    """Note whether a request goes on after its deepest known block, which is before `known`."""
-    cdef Node* deepest = node_at(table, batch.node_ids[known - 1])
-    if deepest.flags & ENDS_REQUEST:
-        deepest.flags &= <uint8_t>(~ENDS_REQUEST & 0xFF)
-    else:
-        share(table, batch, known)
-
-
-cdef inline Py_ssize_t meet(Table* table, const Batch* batch, Py_ssize_t start) noexcept:
-    """Note a request, or the blocks that it adds, as `Sessions.meet` does."""
-    cdef Py_ssize_t known = num_known(table, batch, start)
-    if known > start:
-        go_on(table, batch, known)
-    return known
-
-
-cdef inline void leave(Table* table, const Batch* batch, Py_ssize_t met, Py_ssize_t own) noexcept:
-    """Note the end of a request, as `Sessions.leave` does."""
-    cdef Batch others
-    cdef Py_ssize_t known
-    cdef Node* last
-    if met < own:
-        others = batch_part(batch, 0, own)
-        known = num_known(table, &others, met)
-        if known > met:
-            share(table, batch, known)
-    last = resident(table, batch, batch.size - 1) if batch.size else NULL
-    if last != NULL:
-        last.flags |= ENDS_REQUEST
-
-
-cdef inline void serve_at_once(
-    Table* table, const Batch* batch, Py_ssize_t known, Py_ssize_t num_last
-) noexcept:
-    """Note a whole request, as `Sessions.serve_at_once` does, given its deepest known block."""
-    cdef Py_ssize_t index
-    cdef Node* node
-    if known:
-        go_on(table, batch, known)
-    for index in range(batch.size - 1, max(batch.size - num_last, 0) - 1, -1):
-        node = resident(table, batch, index)
-        if node != NULL:
-            node.flags |= ENDS_REQUEST
-            break
-
-
-cdef inline void release_unshared(CompiledPolicy policy, const Batch* batch) noexcept:
-    """Release the blocks that are not shared, last first; the policy has made room."""
-    cdef Py_ssize_t start, end = batch.size
-    cdef Batch part
-    while end > 0:
-        start = end
-        while start > 0 and not is_shared(policy.table, batch.node_ids[start - 1]):
-            start -= 1
-        if start < end:
-            part = batch_part(batch, start, end)
-            policy.c_release(&part)
-        end = start - 1
-
-
-cdef inline bint is_shared(Table* table, uint32_t node_id) noexcept:
-    return node_id != NIL and node_at(table, node_id).flags & IS_SHARED
 
 
 # -- what holds --------------------------------------------------------------------------------

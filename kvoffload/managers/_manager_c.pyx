@@ -63,14 +63,9 @@ from kvoffload.managers._lifecycle_c cimport (
     chosen_keys,
     count_states,
     end_store,
-    leave,
-    meet,
-    num_known,
     park_pinned,
     pending_keys,
     pin,
-    release_unshared,
-    serve_at_once,
     unpin,
 )
 from kvoffload.managers._results_c cimport (
@@ -93,8 +88,13 @@ from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
     forget,
+    leave,
+    meet,
+    num_known,
     num_ready,
+    release_unshared,
     resident,
+    serve_at_once,
     settle,
     touch_as_stored,
 )

@@ -37,6 +37,7 @@ from kvoffload.errors import (
 )
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
+from kvoffload.policies._sessions import Sessions
 from kvoffload.policies._twin_py import PythonPolicy, block_table
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
@@ -48,7 +49,6 @@ from kvoffload.types import (
     Spec_co,
 )
 
-from ._sessions import Sessions
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._views import ManagerViews
 from ._watching import LOAD, STORE, WatchRequest

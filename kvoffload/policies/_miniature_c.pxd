@@ -50,6 +50,12 @@ cdef class Miniature:
     cdef Py_ssize_t c_serve(
         self, const Hint* hint, const Hint* last, bint ends, double position, double before
     ) noexcept
+    # The same for a row with hints, which notes sessions and releases the blocks if its session
+    # ends; there is room for that.
+    cdef Py_ssize_t serve_told(
+        self, const Hint* hint, const Hint* last, double position, double before
+    ) noexcept
+    cdef Py_ssize_t ask(self) noexcept
     cdef void end_own(self) noexcept
     # Store the missing blocks of a batch, until the position, as far as the policy admits them, which
     # are the chosen ones; return -1 if it is refused, or if there is no memory. With NaN the caller

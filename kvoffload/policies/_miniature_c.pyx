@@ -33,8 +33,11 @@ from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
     forget,
+    leave,
     make_ready,
+    meet,
     num_ready,
+    release_unshared,
     resident,
     settle,
 )
@@ -99,18 +102,43 @@ cdef class Miniature:
     ) noexcept:
         cdef CompiledPolicy policy = self.policy
         cdef Py_ssize_t num_hits
-        cdef Batch asked
         self.no_memory = False
         self.end_stores(before)
         find_changed(policy.table, &self.batch)
         policy.begin_request(&self.batch, hint)
-        find_changed(policy.table, &self.batch)
-        asked = batch_part(&self.batch, self.first, self.stop)
-        num_hits = num_ready(policy.table, &asked)
-        self.asked += <uint64_t>asked.size
-        self.hits += <uint64_t>num_hits
+        num_hits = self.ask()
         self.store(&self.batch, position, ends)
         self.c_finish(last)
+        return num_hits
+
+    cdef Py_ssize_t serve_told(
+        self, const Hint* hint, const Hint* last, double position, double before
+    ) noexcept:
+        cdef CompiledPolicy policy = self.policy
+        cdef Py_ssize_t num_hits, met, own
+        self.no_memory = False
+        self.end_stores(before)
+        find_changed(policy.table, &self.batch)
+        policy.begin_request(&self.batch, hint)
+        met = own = meet(policy.table, &self.batch, 0)
+        num_hits = self.ask()
+        if self.store(&self.batch, position, hint.ends) > 0:
+            own = <Py_ssize_t>self.batch.indexes[0]
+        self.c_finish(last)
+        leave(policy.table, &self.batch, met, own)
+        if last.ends:
+            release_unshared(policy, &self.batch)
+        return num_hits
+
+    cdef Py_ssize_t ask(self) noexcept:
+        """Count the leading blocks that are ready of those that the request asks for."""
+        cdef Batch asked
+        cdef Py_ssize_t num_hits
+        find_changed(self.policy.table, &self.batch)
+        asked = batch_part(&self.batch, self.first, self.stop)
+        num_hits = num_ready(self.policy.table, &asked)
+        self.asked += <uint64_t>asked.size
+        self.hits += <uint64_t>num_hits
         return num_hits
 
     cpdef void end_stores(self, double before) noexcept:
@@ -250,7 +278,7 @@ cdef class Miniature:
         self.c_release()
 
     def serve_rows(
-        self, list keys, starts, blocks, first, nodes, *, double position, double lag
+        self, list keys, starts, blocks, first, nodes, *, double position, double lag, told=None
     ):
         """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
@@ -258,9 +286,14 @@ cdef class Miniature:
         are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by their
         indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks for
         those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes where
-        each key was found; initial values are arbitrary. `position` is that of the first row; a
-        store ends before the row that follows `lag` others, and with its own for -1.
+        each key was found; initial values are arbitrary. `told`, a list, has of each row the time,
+        and the hints at its beginning and its end; then sessions are noted, and those that end
+        release their blocks. `position` is that of the first row; a store ends before the row that
+        follows `lag` others, and with its own for -1.
         """
+        cdef Hint begins, finishes
+        cdef const Hint* hint = NULL
+        cdef const Hint* last = NULL
         cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
         cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
         cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
@@ -271,6 +304,8 @@ cdef class Miniature:
         cdef cnp.ndarray counts = new_counts(num_rows)
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
+        if told is not None and len(told) != num_rows:
+            raise ValueError(f"told must have {num_rows} rows, got {len(told)}")
         for row in range(num_rows):
             if not 0 <= start[row] <= start[row + 1] <= len(blocks):
                 raise ValueError(f"row {row} must lie in blocks")
@@ -297,7 +332,15 @@ cdef class Miniature:
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
                 self.subtract_counts(counts, row)
-                self.c_serve(NULL, NULL, False, position, position - lag)
+                if told is None:
+                    self.c_serve(NULL, NULL, False, position, position - lag)
+                else:
+                    now, at_begin, at_finish, *_ = told[row]
+                    hint = self.policy.hint_of(at_begin, now, &begins)
+                    last = self.policy.hint_of(at_finish or at_begin, now, &finishes)
+                    if last.ends and not self.policy.ensure_release(size):
+                        raise MemoryError()
+                    self.serve_told(hint, last, position, position - lag)
                 if self.no_memory:
                     raise MemoryError()
                 self.add_counts(counts, row)

@@ -20,27 +20,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.types import BlockHash, BlockStatus, Hints
 
+from ._sessions import Sessions
 from ._twin_py import PythonPolicy, require
 
 Blocks = npt.NDArray[np.uint32]
+Told = tuple[float | None, Hints | None, Hints | None, Any]
 
 
 class Miniature:
     """A cache of keys that serves whole requests."""
 
     __slots__ = (
-        *("_entered", "_left", "_storing", "policy"),
+        *("_entered", "_left", "_sessions", "_storing", "policy"),
         *("asked", "evicted", "hits", "not_admitted", "refused", "stored"),
     )
 
     def __init__(self, policy: PythonPolicy) -> None:
         self.policy = policy
+        self._sessions = Sessions(policy._resident)
         # By the position of the request, oldest first.
         self._storing: deque[tuple[float, Mapping[BlockHash, BlockStatus]]] = deque()
         self._left: list[BlockStatus] = []  # for the last request
@@ -68,19 +72,27 @@ class Miniature:
         count when it begins, and `again` when it finishes. If its session ends, it takes only free
         slots and those of released blocks, and the caller releases its blocks.
         """
-        policy, resident, asked = self.policy, self.policy._resident, hashes[first:stop]
         ends = hints is not None and hints.ends
         self.end_stores(before)
         if waits:
             self._end_own(hashes)
-        policy._take_back(hashes)
-        policy._begun(hashes, hints, now)
+        self._begin(hashes, hints, now)
+        num_hits = self._ask(hashes[first:stop])
+        self._store(hashes, position, ends=ends)
+        self.finish(hashes, None if ends or not again else hints, now)
+        return num_hits
+
+    def _begin(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        self.policy._take_back(hashes)
+        self.policy._begun(hashes, hints, now)
+
+    def _ask(self, asked: Sequence[BlockHash]) -> int:
+        """Count the leading blocks that are ready of those that a request asks for."""
+        resident = self.policy._resident
         ready = takewhile(lambda key: key in resident and resident[key].ref_cnt == 0, asked)
         num_hits = sum(1 for _ in ready)
         self.asked += len(asked)
         self.hits += num_hits
-        self._store(hashes, position, ends=ends)
-        self.finish(hashes, None if ends or not again else hints, now)
         return num_hits
 
     def end_stores(self, before: float) -> None:
@@ -112,6 +124,7 @@ class Miniature:
             return
         num_admitted, victims = room
         self._left = [status for _, status in victims]
+        self._sessions.forget([key for key, _ in victims])
         self._entered = {key: BlockStatus(0) for key in missing[:num_admitted]}
         policy._insert(self._entered)
         if self._entered:
@@ -134,6 +147,7 @@ class Miniature:
         self._storing.clear()
         self._left, self._entered = [], {}
         self.policy._clear()
+        self._sessions = Sessions(self.policy._resident)
 
     def serve_rows(
         self,
@@ -145,6 +159,7 @@ class Miniature:
         *,
         position: float,
         lag: float,
+        told: Sequence[Told] | None = None,
     ) -> npt.NDArray[np.int64]:
         """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
@@ -152,21 +167,42 @@ class Miniature:
         are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by their
         indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and asks for
         those from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes where
-        each key was found; initial values are arbitrary. `position` is that of the first row; a
-        store ends before the row that follows `lag` others, and with its own for -1.
+        each key was found; initial values are arbitrary. `told`, a list, has of each row the time,
+        and the hints at its beginning and its end; then sessions are noted, and those that end
+        release their blocks. `position` is that of the first row; a store ends before the row that
+        follows `lag` others, and with its own for -1.
         """
         del nodes  # for the compiled twin
         counts = [self._counts()]
         for row, skipped in enumerate(first.tolist()):
             numbers = blocks[starts[row] : starts[row + 1]].tolist()
             batch, at = [keys[number] for number in numbers], position + row
-            self.serve(batch, skipped, len(batch), None, None, position=at, before=at - lag)
+            if told is None:
+                self.serve(batch, skipped, len(batch), None, None, position=at, before=at - lag)
+            else:
+                self._serve_told(batch, skipped, told[row], at, at - lag)
             counts.append(self._counts())
             for key, number in zip(batch, numbers, strict=True):
                 if key in self._entered:
                     self._entered[key].block_id = number
         every = np.array(counts, dtype=np.int64)
         return every[1:] - every[:-1]
+
+    def _serve_told(
+        self, batch: list[BlockHash], first: int, told: Told, position: float, before: float
+    ) -> None:
+        now, hints, at_finish, *_ = told
+        last = at_finish or hints
+        self.end_stores(before)
+        self._begin(batch, hints, now)
+        met = self._sessions.meet(batch)
+        self._ask(batch[first:])
+        self._store(batch, position, ends=hints is not None and hints.ends)
+        self.finish(batch, last, now)
+        own = next((index for index, key in enumerate(batch) if key in self._entered), met)
+        self._sessions.leave(batch, met, own)
+        if last is not None and last.ends:
+            self.release(self._sessions.unshared(batch))
 
     def _counts(self) -> tuple[int, ...]:
         return self.hits, self.stored, self.evicted, self.refused, self.not_admitted

@@ -61,7 +61,7 @@ cdef class CompiledPolicy:
     cdef void begin_request(self, Batch* batch, const Hint* hint) noexcept
     cdef void extend_request(self, Batch* batch) noexcept
     cdef void finish_request(self, Batch* batch, const Hint* hint) noexcept
-    # Make room to release `n` blocks; False if there is no memory.
+    # Make room to release `n` blocks, also if they are not known yet; False if there is no memory.
     cdef bint ensure_release(self, Py_ssize_t n) noexcept
     # Take released blocks that may leave as the first victims, at most `n` in all; False without
     # memory.

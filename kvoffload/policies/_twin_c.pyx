@@ -548,7 +548,7 @@ cdef class CompiledPolicy:
         self.c_finished(batch, hint)
 
     cdef bint ensure_release(self, Py_ssize_t n) noexcept:
-        return released_ensure(&self.released, self.table.num_used)
+        return released_ensure(&self.released, self.table.num_used + <uint64_t>n)
 
     cdef void c_release(self, Batch* batch) noexcept:
         cdef Py_ssize_t index

@@ -1,11 +1,11 @@
 """A miniature that serves a trace as vLLM's scheduler serves it: prompts in steps.
 
 Structure
-    The calls that vLLM makes for a request of one full group, without hints, over the steps of a
-    miniature: after each step the blocks complete by then are offered; a refused offer is repeated
-    with the next; a store ends before the second step after it; blocks are used at the end.
-    `SteppedRequest` in ``kvoffload.replay.serving`` is the same over a manager's calls, with the
-    reasons, and for hints and several groups; tests hold both to each other.
+    The calls that vLLM makes for a request of one full group over the steps of a miniature: after
+    each step the blocks complete by then are offered; a refused offer is repeated with the next; a
+    store ends before the second step after it; blocks are used at the end. `SteppedRequest` in
+    ``kvoffload.replay.serving`` is the same over a manager's calls, with the reasons, and for
+    several groups; tests hold both to each other.
 Invariants
     Flags of a block that is repeated in a prompt are those of its first place.
 Cost
@@ -32,8 +32,16 @@ from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport Node, node_at
 from kvoffload.policies._miniature_c cimport Miniature, data_of, new_counts
-from kvoffload.policies._steps_c cimport make_ready, num_ready, resident, touch_as_stored
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._steps_c cimport (
+    make_ready,
+    meet,
+    num_ready,
+    release_unshared,
+    resident,
+    serve_at_once,
+    touch_as_stored,
+)
+from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 from kvoffload._checks import batch_error
 
@@ -76,6 +84,10 @@ cdef class SteppedRows:
     cdef uint64_t num_own
     cdef uint64_t next_own
     cdef Py_ssize_t first       # most loads and offers begin at this block
+    cdef Hint begins            # of the request at work
+    cdef Hint finishes
+    cdef const Hint* hint       # NULL for a trace without hints
+    cdef const Hint* last       # NULL if none is given at the end
     cdef bint has_begun
 
     def __cinit__(
@@ -124,6 +136,7 @@ cdef class SteppedRows:
         int64_t step_tokens,
         double position,
         double lag,
+        told=None,
     ):
         """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
@@ -142,6 +155,8 @@ cdef class SteppedRows:
         cdef cnp.ndarray counts = new_counts(num_rows)
         if len(starts) != num_rows + 1 or block_tokens < 1 or step_tokens < 1:
             raise ValueError("starts must have one more than first, tokens be 1 or more")
+        if told is not None and len(told) != num_rows:
+            raise ValueError(f"told must have {num_rows} rows, got {len(told)}")
         if first_bad(items, 0, <Py_ssize_t>num_keys) != <Py_ssize_t>num_keys:
             raise batch_error(keys, "keys")
         if num_keys > self.places_room:
@@ -171,6 +186,13 @@ cdef class SteppedRows:
                 ):
                     self.same[index] = self.places[place] = <uint32_t>index
             cache.subtract_counts(counts, row)
+            self.hint = self.last = NULL
+            if told is not None:
+                now, at_begin, at_finish, *_ = told[row]
+                self.hint = cache.policy.hint_of(at_begin, now, &self.begins)
+                self.last = cache.policy.hint_of(at_finish, None, &self.finishes)
+                if not cache.policy.ensure_release(size):
+                    raise MemoryError()
             self.serve(
                 <Py_ssize_t>before[row],
                 block_tokens,
@@ -237,14 +259,22 @@ cdef class SteppedRows:
             ):
                 waiting = -1
         self.use_all(cache.evicted > evicted)
+        if self.hint != NULL:
+            self.end_session()
         self.end_own(last + 4)
         return hits
 
     cdef void begin(self) noexcept:
         """Show the whole request to a policy that learns by request."""
+        cdef CompiledPolicy policy = self.cache.policy
+        cdef Batch* batch = &self.cache.batch
         if self.by_chain and not self.has_begun:
-            find_changed(self.cache.policy.table, &self.cache.batch)
-            self.cache.policy.touch_batch(&self.cache.batch)
+            find_changed(policy.table, batch)
+            if self.hint == NULL:
+                policy.touch_batch(batch)
+            else:
+                policy.begin_request(batch, self.hint)
+                meet(policy.table, batch, 0)
         self.has_begun = True
 
     cdef bint end_own(self, int64_t before) noexcept:
@@ -344,11 +374,25 @@ cdef class SteppedRows:
         if not self.choose(USED | OWN, MISSED if self.by_chain else 0, batch.size):
             return
         if self.by_chain:
-            policy.finish_request(&self.part, NULL)
+            policy.finish_request(&self.part, self.last)
         elif self.is_lru:  # what stored them makes no difference
             policy.touch_batch(&self.part)
         else:
             touch_as_stored(policy, &self.part, self.stored)
+
+    cdef void end_session(self) noexcept:
+        """Note the session of the request; release its blocks if the session ends."""
+        cdef CompiledPolicy policy = self.cache.policy
+        cdef Batch* batch = &self.cache.batch
+        cdef Py_ssize_t known = batch.size
+        find_changed(policy.table, batch)
+        while known and (
+            self.uses[self.same[known - 1]] & OWN or resident(policy.table, batch, known - 1) == NULL
+        ):
+            known -= 1
+        serve_at_once(policy.table, batch, known, 1)
+        if self.last != NULL and self.last.ends:
+            release_unshared(policy, batch)
 
     cdef Py_ssize_t choose(self, uint8_t flags, uint8_t others, Py_ssize_t size) noexcept:
         """Put the blocks with one of `flags` into the part; return their number.

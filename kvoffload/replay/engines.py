@@ -12,6 +12,7 @@ have begun, its blocks become the most recent of both again, last block first.
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ Counts = npt.NDArray[np.int64]
 """(requests, columns) the columns `COUNTS` of a log."""
 
 _COLUMN = {name: index for index, name in enumerate(COUNTS)}
-_NUM_SERVED = _COLUMN["not_admitted"] + 1  # the columns of an engine without a tier or hints
+_NUM_SERVED = _COLUMN["not_admitted"] + 1  # the columns of an engine without a tier
 
 
 class Hits(NamedTuple):
@@ -112,7 +113,7 @@ class Engine(ABC):
 
 
 class RowEngine(Engine):
-    """An engine without a tier or hints, whose host memory serves a row at once, or many.
+    """An engine without a tier, whose host memory serves a row at once, or many.
 
     Nothing reads its caches between the beginning and the end of a prompt, so all steps that
     `ManagerEngine` takes in both happen at the beginning.
@@ -139,14 +140,15 @@ class RowEngine(Engine):
             )
         self._pending = configuration.pending
 
-    def begin(self, row: int, told: Told | None) -> Hits:  # noqa: ARG002 - as others do
+    def begin(self, row: int, told: Told | None) -> Hits:
         """Compute a row's prompt; return the blocks found."""
         blocks = self._rows.blocks_of(row)
         on_device, _ = self._device.find(blocks)
         self._changes = [*self._device.changes]
         self._starts[1], self._first[0] = len(blocks), on_device
         given = self._rows.keys, self._starts, blocks, self._first
-        served = self._serve_rows(*given, position=0, lag=-1)
+        said = None if told is None else [told]
+        served = self._serve_rows(*given, told=said, position=0, lag=-1)
         hits, *others = served[0].tolist()
         device, host = on_device * self._size, hits * self._size
         self._counts[row, :_NUM_SERVED] = device, host, 0, hits, *others
@@ -160,12 +162,13 @@ class RowEngine(Engine):
         """End the prompt; return the changes of the caches, in order."""
         return self._changes
 
-    def serve(self, start: int, stop: int, told: Iterator[Told | None]) -> None:  # noqa: ARG002
+    def serve(self, start: int, stop: int, told: Iterator[Told | None]) -> None:
         """Serve rows in turn, all in one call."""
         rows = self._rows
+        said = [one for one in itertools.islice(told, stop - start) if one is not None] or None
         first = rows.on_device(self._slots).hits[start:stop]
         given = rows.keys, rows.starts[start : stop + 1], rows.blocks, first
-        served = self._serve_rows(*given, position=start, lag=self._pending)
+        served = self._serve_rows(*given, told=said, position=start, lag=self._pending)
         counts = self._counts[start:stop]
         counts[:, _COLUMN["device"]] = first * self._size
         counts[:, _COLUMN["host"]] = served[:, 0] * self._size
@@ -421,14 +424,10 @@ def new_engines(
     counts: Counts,
     configuration: Configuration,
     manager: OffloadingManager | None,
-    *,
-    has_hints: bool,
 ) -> Iterator[Engine]:
     """Yield the engines of a configuration, empty; `manager` may be the host memory of the one."""
     groups, tier = configuration.groups, configuration.tier
-    by_rows = (
-        manager is None and tier is None and not has_hints and not is_own(configuration.policy)
-    )
+    by_rows = manager is None and tier is None and not is_own(configuration.policy)
     in_steps = groups.step_tokens is not None
     behind: CPUOffloadingManager | None = None
     for _ in range(configuration.engines):

@@ -138,8 +138,7 @@ class Replays:
             most = min(self._trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
             used = replaced(configuration, policy="lru", host=most)
         counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
-        has_hints = self._trace.hints is not None
-        engines = [*new_engines(rows, counts, used, manager, has_hints=has_hints)]
+        engines = [*new_engines(rows, counts, used, manager)]
         served, times = None, None
         if used.is_in_turn:
             _in_turn(rows, engines[0], progress)

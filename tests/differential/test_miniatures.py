@@ -93,15 +93,16 @@ class Served:
         return [self.hits, *numbers, self.num_not_admitted]
 
 
-def serve(manager: Any, hashes: list[bytes], first: int) -> Served:
+def serve(manager: Any, hashes: list[bytes], first: int, told: Any = (None,) * 3) -> Served:
     """Serve a request, which asks for its blocks from the given one on."""
     before = manager.stats()["not_admitted"]
-    request = manager.begin(hashes)
+    now, at_begin, at_finish = told
+    request = manager.begin(hashes, hints=at_begin, now=now)
     if hits := request.lookup(first):
         request.prepare_load(first, first + hits)
         request.complete_load(first, first + hits)
     output = request.prepare_store()
-    request.finish()
+    request.finish(hints=at_finish)
     return Served(request, hits, output, manager.stats()["not_admitted"] - before)
 
 
@@ -173,19 +174,27 @@ def test_requests_with_hints_and_events(
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize("capacity", [0, 1, 16, 60])
-@pytest.mark.parametrize("pending", [0, 1, 6])
+@pytest.mark.parametrize(("pending", "hinted"), [(0, False), (0, True), (1, True), (6, False)])
 def test_rows_are_served_as_a_manager_serves_them_call_by_call(
-    twins: Twins, seed: int, name: str, workload: str, capacity: int, pending: int
+    twins: Twins, seed: int, name: str, workload: str, capacity: int, pending: int, hinted: bool
 ) -> None:
     rows, keys = numbered(workload, seed)
     starts, blocks, first = as_arrays(rows, seed)
     pair = miniatures(twins, name, capacity)
     counts: list[list[int]] = []
+    chance = random.Random(seed)
+    told = [(float(row), *chance.choices(TOLD, k=2)) for row in range(len(rows))]
     for start, stop in ((0, 30), (30, len(rows))):
         part = starts[start : stop + 1], blocks, first[start:stop]
         nodes = np.full(len(keys), 7, dtype=np.uint32)
         python, compiled = (
-            each.serve_rows(keys, *part, nodes, position=start, lag=pending) for each in pair.both
+            each.serve_rows(
+                *(keys, *part, nodes),
+                position=start,
+                lag=pending,
+                told=told[start:stop] if hinted else None,
+            )
+            for each in pair.both
         )
         require_equal(python.tolist(), compiled.tolist(), "the counts of each row")
         counts += compiled.tolist()
@@ -194,7 +203,8 @@ def test_rows_are_served_as_a_manager_serves_them_call_by_call(
         manager = twins[1].CPUOffloadingManager(16, capacity, name)
     in_flight = []
     for number, row in enumerate(rows):
-        served = serve(manager, [keys[block] for block in row], int(first[number]))
+        said = told[number] if hinted else (None,) * 3
+        served = serve(manager, [keys[block] for block in row], int(first[number]), said)
         assert served.counts == counts[number]
         in_flight.append(served.request)
         if len(in_flight) > pending:

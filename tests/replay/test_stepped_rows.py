@@ -1,22 +1,22 @@
-"""Compiled rows serve a trace in steps as the calls of a manager do."""
+"""Rows serve a trace, whole or in steps, with hints or without, as the calls of a manager do."""
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, TraceHints, replay
 from kvoffload.replay.engines import RowEngine, new_engines
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.results import COUNTS
 from kvoffload.replay.rows import Rows
 from kvoffload.traces import Request
-
-pytestmark = pytest.mark.skipif(IMPLEMENTATION == "python", reason="rows in steps are compiled")
 
 
 def workload(dice: random.Random) -> list[Request]:
@@ -35,14 +35,30 @@ def workload(dice: random.Random) -> list[Request]:
     return found
 
 
+def hints(trace: DecodedTrace, dice: random.Random) -> TraceHints:
+    """Return hints of which a third say the end, and a third a time."""
+    count = trace.num_requests
+    said = [dice.random() for _ in range(count)]
+    return TraceHints(
+        now_s=np.arange(count, dtype=np.float64),
+        expect_s=np.array([dice.expovariate(0.02) if one < 0.4 else math.nan for one in said]),
+        ends=np.array([one > 0.7 for one in said]),
+        lies=np.zeros(count, dtype=np.bool_),
+    )
+
+
 @pytest.mark.parametrize("policy", registry.names())
 def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
     for number in range(40):
         dice = random.Random(f"{seed} {policy} {number}")
         size = dice.choice([1, 16, 64])
         step_tokens = dice.choice([1, size, 3 * size, 7 * size + 1, 20 * size, 8192])
+        if IMPLEMENTATION == "python" or dice.random() < 0.2:
+            step_tokens = None  # rows in steps are compiled
         groups = GroupChunks.of_blocks(size, step_tokens=step_tokens)
         trace = DecodedTrace.of(workload(dice))
+        if dice.random() < 0.5:
+            trace = replace(trace, hints=hints(trace, dice))
         configuration = Configuration(
             policy=policy,
             device=dice.choice([0, 0, 0, 10, 60]),
@@ -54,7 +70,7 @@ def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
         calls = replay(trace, configuration, manager=manager).log
         rows = Rows(trace, groups, trace.keys)
         counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
-        (engine,) = new_engines(rows, counts, configuration, None, has_hints=False)
+        (engine,) = new_engines(rows, counts, configuration, None)
         assert isinstance(engine, RowEngine)
         engine.serve(0, len(rows), rows.told())
         for name, column in zip(COUNTS, counts.T, strict=True):

@@ -91,12 +91,16 @@ from kvoffload.managers._lifecycle_c cimport (
     begin_store,
     chosen_keys,
     pending_keys,
-    release_unshared,
-    serve_at_once,
 )
 from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
-from kvoffload.policies._steps_c cimport choose_missing, forget, resident
+from kvoffload.policies._steps_c cimport (
+    choose_missing,
+    forget,
+    release_unshared,
+    resident,
+    serve_at_once,
+)
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 from time import time

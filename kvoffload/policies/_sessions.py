@@ -2,8 +2,8 @@
 
 Structure
     Two marks per resident block. *Ends*: the block was the last of the request that used it last.
-    *Shared*: several sessions have used it. They end when the block leaves. The compiled manager
-    keeps them in the flags of its nodes (``_lifecycle_c``).
+    *Shared*: several sessions have used it. They end when the block leaves. Compiled, they are
+    flags of the nodes (``_steps_c``).
 Rule
     The deepest resident block of a new request tells whether its session goes on: it does if that
     block ends a request, and the mark moves on with it. Otherwise the request branches off from an
@@ -75,7 +75,7 @@ class Sessions:
         """Return the resident blocks that are not shared."""
         return [one for one in hashes if one in self._resident and one not in self._shared]
 
-    def forget(self, hashes: Iterable[BlockHash]) -> None:
+    def forget(self, hashes: Collection[BlockHash]) -> None:
         """Forget blocks that have left."""
         self._ends.difference_update(hashes)
         self._shared.difference_update(hashes)
