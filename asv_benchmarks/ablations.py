@@ -98,7 +98,7 @@ def init_one_clock(self: Any, cache_capacity: int, **options: float) -> None:
 def init_storing_all(self: Any, cache_capacity: int, **options: float) -> None:
     """Decline nothing, as above a tier."""
     INIT(self, cache_capacity, **options)
-    self._set_declining(False)
+    self.set_declining(False)
 
 
 def link_nothing(self: Any, batch: list[BlockHash]) -> None:
@@ -170,7 +170,7 @@ RULES = (
 def hit_ratio(requests: Requests, policy: str, capacity: int) -> float:
     """Serve requests to an empty cache of a Python twin; return the block hit ratio."""
     with secrets_from(REPEATABLE):
-        cache = registry.parse(policy)._miniature("py", capacity)
+        cache = registry.parse(policy).new_miniature("py", capacity)
     for position, batch in enumerate(requests):
         cache.serve(batch, 0, len(batch), None, None, position=position, before=position)
     return int(cache.hits) / sum(map(len, requests))

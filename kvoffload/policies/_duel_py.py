@@ -215,7 +215,7 @@ class Duel:
     def set_declining(self, allowed: bool) -> None:
         """Allow or forbid the miniatures to decline blocks."""
         for miniature in self._miniatures.values():
-            miniature.policy._set_declining(allowed)
+            miniature.policy.set_declining(allowed)
 
     def gain(self, policy: Any) -> HintGain | None:
         """Return the recent gain by hints; the first call begins the comparison."""

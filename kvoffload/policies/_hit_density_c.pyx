@@ -898,12 +898,12 @@ cdef class _HitDensity(CompiledPolicy):
             raise MemoryError()
         return admitted, self.let_go()
 
-    def _set_declining(self, bint allowed):
+    def set_declining(self, bint allowed):
         self.declines = allowed
         if self.duel is not None:
             for miniature in (self.duel.by_density, self.duel.without_hints):
                 if miniature is not None:
-                    miniature.policy._set_declining(allowed)
+                    miniature.policy.set_declining(allowed)
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         cdef uint64_t hashed = hash_node(self.table, node), length

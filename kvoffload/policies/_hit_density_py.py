@@ -458,7 +458,7 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
             num_admitted, victims = 0, []
         return num_admitted, self._let_go(victims)
 
-    def _set_declining(self, allowed: bool) -> None:
+    def set_declining(self, allowed: bool) -> None:
         self._declines = allowed
         if self._duel is not None:
             self._duel.set_declining(allowed)

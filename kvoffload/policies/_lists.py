@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
@@ -170,3 +171,8 @@ class ARCClassic(ARC):
     """
 
     __slots__ = ()
+
+
+def set_target(policy: Any, size: float) -> None:
+    """Set the target size of T1, in blocks, as vLLM's own policy allows."""
+    policy._target = size

@@ -167,14 +167,17 @@ class CachePolicy(ABC):
         victims = self.evict(count - num_free, protected)
         return None if victims is None else (count, victims)
 
-    def _set_declining(self, allowed: bool) -> None:
+    def set_declining(self, allowed: bool) -> None:  # noqa: B027 - few policies decline
         """Allow or forbid the policy to decline blocks that it could make room for.
 
         The owner of a tier below host memory calls this: such a tier is offered only blocks that
-        host memory stores, and is read through host slots. Does nothing by default: few policies
-        decline.
+        host memory stores, and is read through host slots. Does nothing by default.
+
+        Parameters
+        ----------
+        allowed : bool
+            Whether it may decline blocks, as at first.
         """
-        del allowed
 
     def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the beginning of a request: the first use of its blocks. By default `touch`.

@@ -61,7 +61,7 @@ class PolicySpec:
         policy: CachePolicy = found(cache_capacity=cache_capacity, **self.options)
         return policy
 
-    def _miniature(self, twin: Literal["py", "c"], cache_capacity: int) -> Any:
+    def new_miniature(self, twin: Literal["py", "c"], cache_capacity: int) -> Any:
         """Return a miniature with the described policy; see ``_miniature_py``."""
         module = importlib.import_module(f"{__package__}._miniature_{twin}")
         return module.Miniature(self.build(twin, cache_capacity))

@@ -437,7 +437,7 @@ def new_engines(
         host = manager or new_manager(configuration.policy, configuration.host)
         if tier is not None:
             if isinstance(host, CPUOffloadingManager):
-                host.policy._set_declining(False)
+                host.policy.set_declining(False)
             if behind is None or tier.kind == "private":
                 behind = new_manager(tier.policy, tier.slots)
         kind = ManagerEngine if groups.is_plain and not in_steps else GroupEngine

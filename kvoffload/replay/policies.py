@@ -102,7 +102,7 @@ def new_miniature(policy: str, num_blocks: int) -> Any:
     check_num_blocks(num_blocks)
     with secrets_from(REPEATABLE):
         spec = registry.parse(policy)
-        return spec._miniature("py" if IMPLEMENTATION == "python" else "c", num_blocks)
+        return spec.new_miniature("py" if IMPLEMENTATION == "python" else "c", num_blocks)
 
 
 def _own(policy: str) -> tuple[Any, dict[str, int | float]]:

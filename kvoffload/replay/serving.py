@@ -20,6 +20,7 @@ from kvoffload import (
     OffloadingManager,
 )
 from kvoffload.errors import describe
+from kvoffload.managers import calls
 from kvoffload.policies import registry
 
 from .groups import Chunks, GroupChunks
@@ -273,9 +274,9 @@ class SteppedRequest:
             return has_ended
 
         last = 0
-        for last, calls in steps:
+        for last, offers in steps:
             end_stores(last - 1)
-            for chunks in calls:
+            for chunks in offers:
                 keys, is_state = self.keys(chunks), self._is_state[chunks[0][0]]
                 if waiting and not is_state:
                     keys = self._by_group(waiting + keys)
@@ -294,7 +295,7 @@ class SteppedRequest:
     def end(self) -> None:
         """Use the loaded and offered chunks, and release all if the session ends."""
         self._use_all()
-        self._manager._served_at_once(list(self._every()), self._own, self._num_at_end())
+        calls.end(self._manager, list(self._every()), self._own, self._num_at_end())
         if self._hints is not None and self._hints.ends:
             self._manager.release(self._every())
 
@@ -327,9 +328,9 @@ class SteppedRequest:
         batch = self._in_order(used)
         inserted = self._ended - self._used
         if inserted and not (learning.is_lru or learning.by_chain):
-            manager._touch_inserted(batch, inserted)
+            calls.touch_stored(manager, batch, inserted)
         elif learning.by_chain:
-            manager._used_last(list(batch), self._hints)
+            calls.finish(manager, list(batch), self._hints)
         else:
             manager.touch(batch)
 
@@ -342,7 +343,7 @@ class SteppedRequest:
             if told is None:
                 self._manager.touch(every)
             else:
-                self._manager._begun(list(every), told.at_begin, told.now_s)
+                calls.begin(self._manager, list(every), told.at_begin, told.now_s)
         self._has_begun = True
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._hold import Hold
+from kvoffload.managers import calls
 
 from .groups import ChunkIndex, GroupChunks
 from .hints import Told
@@ -192,7 +193,7 @@ class _TieredRequest(SteppedRequest):
         """End the stores that have not ended; the disk uses all chunks of the request."""
         super().complete()
         self._disk.touch(self._every())
-        self._disk._served_at_once(list(self._every()), self._written, 1)
+        calls.end(self._disk, list(self._every()), self._written)
         if self._hints is not None and self._hints.ends:
             self._disk.release(self._every())
         self._end_writes()

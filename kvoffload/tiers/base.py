@@ -391,9 +391,18 @@ class Tier(ABC):
         keeps.
         """
 
-    def _served_at_once(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
-        """Note the session of a request that has stored `own` of its blocks."""
-        del keys, own
+    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:  # noqa: B027
+        """Note that a request has ended, for `release`: which blocks several sessions share.
+
+        By default this does nothing, as `release`.
+
+        Parameters
+        ----------
+        keys : iterable of bytes
+            The blocks of the request, first block first.
+        own : iterable of bytes
+            Those of them that the request has stored.
+        """
 
     @abstractmethod
     def discard(self, keys: Iterable[bytes]) -> None:

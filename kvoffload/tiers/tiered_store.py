@@ -42,6 +42,7 @@ from kvoffload import (
 from kvoffload._checks import as_batch, check_bool, check_hints, check_part
 from kvoffload._hold import Hold
 from kvoffload.errors import describe, request_finished
+from kvoffload.managers import calls
 from kvoffload.tiers.engine.tier import (
     TRANSFER_BYTES_PER_S,
     TRANSFER_DEADLINE_S,
@@ -190,7 +191,7 @@ class TieredRequest:
         fetched = next((at for at, key in enumerate(part) if key not in resident), None)
         job = self._store._fetch(part, deadline_s)
         if fetched is not None:  # not stored by another request
-            self._request._note_own(int(start) + fetched)
+            calls.note_own(self._request, int(start) + fetched)
         return job
 
     def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:
@@ -402,7 +403,7 @@ class TieredStore:
         """Allow the policy of host memory to decline blocks, or forbid it."""
         policy = getattr(self.manager, "policy", None)
         if isinstance(policy, CachePolicy):
-            policy._set_declining(allowed)
+            policy.set_declining(allowed)
 
     def _refuse(self) -> None:
         """Raise RuntimeError in a forked child and after `close`."""
@@ -508,7 +509,7 @@ class TieredStore:
         self._release_in_tiers(batch)
 
     def _release_in_tiers(self, batch: Sequence[BlockHash]) -> None:
-        unshared = self._resident._unshared(batch)
+        unshared = calls.unshared(self._resident, batch)
         for tier in self.tiers:
             tier.release(unshared)
 

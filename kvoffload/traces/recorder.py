@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvoffload import BlockHash, Hints, OffloadingEvent, OffloadingManager, PrepareStoreOutput
+from kvoffload import BlockHash, Hints, OffloadingManager
 from kvoffload.errors import describe, recorder_not_initialised
+from kvoffload.managers.forwarding import ForwardingManager
 from kvoffload.types import Spec_co
 
 from .request_log import RequestLog
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TraceRecorder(OffloadingManager[Spec_co]):
+class TraceRecorder(ForwardingManager[Spec_co]):
     """A manager that wraps another and records each `lookup` as a request of a trace.
 
     Every call is passed on to the wrapped manager unchanged, and its result or exception is passed
@@ -103,69 +104,10 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         """Count the leading blocks that are ready, and record the request."""
         return self._lookup(hashes)
 
-    def touch(self, hashes: Iterable[bytes]) -> None:
-        """Call the manager's method."""
-        self.manager.touch(hashes)
-
-    @property
-    def _resets(self) -> int:
-        return self.manager._resets
-
-    # A request calls the recorder's methods; its begin and its end go to the manager.
-
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        return self.manager._begun(hashes, hints, now)
-
-    def _extended(self, hashes: list[BlockHash], start: int) -> None:
-        self.manager._extended(hashes, start)
-
-    def _finished(
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-    ) -> None:
-        self.manager._finished(hashes, hints, now, met, own)
-
-    def _hinted(self, hints: Hints) -> None:
-        self.manager._hinted(hints)
-
     def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        found = self.manager._lookup_told(hashes, hints, now)
+        found = super()._lookup_told(hashes, hints, now)
         self.log.add(hashes, hints=hints)
         return found
-
-    def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
-        return self.manager._unshared(hashes)
-
-    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
-        return self.manager._store_last(hashes)
-
-    def release(self, hashes: Iterable[bytes]) -> None:
-        """Call the manager's method."""
-        self.manager.release(hashes)
-
-    def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Call the manager's method."""
-        return self.manager.prepare_load(hashes)
-
-    def complete_load(self, hashes: Iterable[bytes]) -> None:
-        """Call the manager's method."""
-        self.manager.complete_load(hashes)
-
-    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
-        """Call the manager's method."""
-        return self.manager.prepare_store(hashes)
-
-    def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
-        """Call the manager's method."""
-        self.manager.complete_store(hashes, success)
-
-    def take_events(self) -> Iterator[OffloadingEvent]:
-        """Call the manager's method."""
-        return self.manager.take_events()
 
     def close(self) -> None:
         """Write the queued requests and stop recording; the manager goes on. Repeatable.

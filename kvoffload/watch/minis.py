@@ -58,7 +58,7 @@ class Miniatures:
         self.slots = slots
         self._spec = registry.parse(policy)
         self.quarters = [
-            self._spec._miniature("c", round(slots / quarters)) for _ in range(quarters)
+            self._spec.new_miniature("c", round(slots / quarters)) for _ in range(quarters)
         ]
         self._reset_at = [0] * quarters  # blocks requested until then
 

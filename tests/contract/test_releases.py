@@ -32,7 +32,7 @@ def filled(twin: ModuleType, policy: str, *batches: Sequence[BlockHash]) -> Any:
 
 def leaving(manager: Any, n: int) -> list[BlockHash]:
     """Return the `n` blocks that leave next, by a store whose blocks every policy takes in."""
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     wanted = [block_hash(number) for number in range(1000, 1000 + n)]
     output = manager.prepare_store(wanted)
     assert len(output.block_hashes_to_store) == n

@@ -27,7 +27,7 @@ def serve(manager: Any, blocks: list[BlockHash], hints: Hints | None = None) -> 
 def new_manager(twin: ModuleType, policy: str = "lru") -> Any:
     """Return a manager that stores everything."""
     manager = twin.CPUOffloadingManager(16, 8, policy)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     return manager
 
 

@@ -34,7 +34,7 @@ COUNTED = {
 def miniature_of(twin: ModuleType, name: str, capacity: int) -> Any:
     kind = twin.CPUOffloadingManager._twin
     with secrets_from(REPEATABLE):
-        return registry.parse(name)._miniature(kind, capacity)
+        return registry.parse(name).new_miniature(kind, capacity)
 
 
 def miniatures(twins: Twins, name: str, capacity: int) -> Pair:

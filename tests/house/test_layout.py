@@ -41,7 +41,7 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
-DOCUMENTED = {"errors", "types", "policies.registry"}
+DOCUMENTED = {"errors", "types", "policies.registry", "managers.calls", "managers.forwarding"}
 DOCUMENTED |= {
     "_checks",
     "_extras",
@@ -149,6 +149,40 @@ def faults(path: Path) -> Iterator[str]:
 def test_imports_run_one_way() -> None:
     assert len(LIBRARY) > 100
     assert [fault for path in LIBRARY for fault in faults(path)] == []
+
+
+def private_names(package: str) -> set[str]:
+    """Return the private methods and attributes that the classes of a package define."""
+    found = set()
+    for path in LIBRARY:
+        if path.relative_to(PACKAGE).parts[0] == package and path.suffix in (".py", ".pyx"):
+            text = path.read_text(encoding="utf-8")
+            found.update(re.findall(r"^ +(?:def|cp?def [\w*]+) (_[a-z]\w*)\(", text, re.MULTILINE))
+            found.update(re.findall(r"\bself\.(_[a-z]\w*)(?:: [^=\n]+)? = ", text))
+    return found
+
+
+def foreign_names(path: Path) -> Iterator[str]:
+    """Yield the private attributes of objects other than its own that a file uses."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
+            holder = node.value
+            is_super = isinstance(holder, ast.Call) and ast.unparse(holder.func) == "super"
+            if not is_super and ast.unparse(holder) not in ("self", "cls"):
+                yield node.attr
+
+
+@pytest.mark.parametrize("package", ["managers", "policies"])
+def test_no_other_package_calls_private_methods(package: str) -> None:
+    private = private_names(package)
+    assert len(private) > 20
+    found = []
+    for path in LIBRARY:
+        here = path.relative_to(PACKAGE).parts[0]
+        if path.suffix == ".py" and LEVELS.get(here, 0) > LEVELS["managers"]:
+            used = private.intersection(foreign_names(path)) - private_names(here)
+            found += [f"{name_of(path)}: {name}" for name in sorted(used)]
+    assert found == []
 
 
 def faults_in_tiers(path: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ def test_leading_blocks_get_their_slots_while_others_may_leave(
     twin: ModuleType, options: str
 ) -> None:
     manager = trained(twin, options)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     output = manager.prepare_store(FRESH[:4])
     stored = FRESH[:4]
     assert set(stored) <= set(manager.policy.rings[0])
@@ -51,7 +51,7 @@ def test_leading_blocks_get_their_slots_while_others_may_leave(
 
 def test_by_lru_s_rule_the_leading_blocks_are_stored(twin: ModuleType) -> None:
     manager, _ = following_lru(twin)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     capacity = manager.policy.cache_capacity
     blocks = block_hashes(*range(10**7, 10**7 + capacity + 1))
     assert manager.prepare_store(blocks).block_hashes_to_store == blocks[:-1]
@@ -62,12 +62,12 @@ def test_a_reset_does_not_change_it_and_without_a_tier_blocks_are_declined(
     twin: ModuleType,
 ) -> None:
     manager = trained(twin)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     manager.reset_cache()
     train(manager)
     assert len(manager.prepare_store(FRESH).block_hashes_to_store) == CAPACITY
     manager.complete_store(FRESH)
-    manager.policy._set_declining(True)
+    manager.policy.set_declining(True)
     train(manager)
     assert len(manager.prepare_store(FRESH[CAPACITY:]).block_hashes_to_store) < CAPACITY
 
@@ -78,7 +78,7 @@ def test_a_policy_of_one_s_own_declines_as_ever(twin: ModuleType) -> None:
             return super().make_room(list(hashes)[:1], num_free, protected)
 
     manager = twin.CPUOffloadingManager(16, 4, First)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     assert manager.prepare_store(FRESH[:3]).block_hashes_to_store == FRESH[:1]
 
 
@@ -87,7 +87,7 @@ def test_a_policy_of_one_s_own_declines_as_ever(twin: ModuleType) -> None:
 def test_the_twins_agree(twins: Twins, seed: int, workload: str, capacity: int) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, "hit-density"))
     for manager in (pair.python, pair.compiled):
-        manager.policy._set_declining(False)
+        manager.policy.set_declining(False)
     chance = random.Random(seed)
     pinned: list[list[bytes]] = []
     for keys in GENERATED[workload](seed, 300):
@@ -111,7 +111,7 @@ def test_the_miniature_by_density_declines_as_little(twins: Twins) -> None:
     for declines in (True, False):
         pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 200, "hit-density"))
         for manager in (pair.python, pair.compiled):
-            manager.policy._set_declining(declines)
+            manager.policy.set_declining(declines)
         chance = random.Random(1)
         for number in range(150):
             popular = [10**6 * chance.randrange(6) + place for place in range(30)]

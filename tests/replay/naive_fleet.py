@@ -284,7 +284,7 @@ class Simulation:
         for engine in self.engines:
             if fleet.tier is None:
                 continue
-            engine.host.policy._set_declining(False)
+            engine.host.policy.set_declining(False)
             if tier is None or fleet.tier == "private":
                 tier = CPUOffloadingManager(fleet.block_tokens, fleet.tier_slots, fleet.tier_policy)
             engine.tier = tier

@@ -48,7 +48,7 @@ def with_disk(policy: str, host: int, disk: int, **settings: Any) -> Configurati
 def without_disk(trace: DecodedTrace, configuration: Configuration) -> Result:
     """Replay host memory alone, which declines nothing either; it is a result as with a disk."""
     manager = CPUOffloadingManager(16, configuration.host, configuration.policy)
-    manager.policy._set_declining(False)
+    manager.policy.set_declining(False)
     alone = replay(trace, replace(configuration, tier=None), manager=manager)
     return replace(alone, configuration=configuration)
 
@@ -170,7 +170,7 @@ def test_a_disk_for_everything_hits_as_memory_for_everything(name: str, device: 
 def test_nothing_stays_pinned_and_loads_are_in_memory(name: str, policy: str, pending: int) -> None:
     groups = GroupChunks.of(LAYOUTS[name], 16, step_tokens=None if pending else 128)
     host, disk = (CPUOffloadingManager(16, slots, policy) for slots in (60, 200))
-    host.policy._set_declining(False)
+    host.policy.set_declining(False)
     server = TieredServer(groups, host, disk, ends_stores=not pending)
     rng, waiting, from_disk = random.Random(5), [], 0
     for _ in range(200):

@@ -140,7 +140,7 @@ def compare(
         in_steps=step_tokens is not None,
     )
     memory = CPUOffloadingManager(bound.block_tokens, host, policy)
-    memory.policy._set_declining(False)
+    memory.policy.set_declining(False)
     slab = CPUOffloadingManager(bound.block_tokens, disk, disk_policy)
     server = TieredServer(bound, memory, slab)
     prompts = Prompts(random.Random(seed), 700)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.managers._watching import watch_request
+from kvoffload.policies._lists import set_target
 from kvoffload.watch import Watch
 
 from ._manager_c import RequestManagerCore  # type: ignore[import-not-found]
@@ -193,7 +194,7 @@ class PolicyView:
     def target_t1_size(self, value: float) -> None:
         if not 0.0 <= float(value) <= self.cache_capacity:
             raise ValueError(f"target_t1_size must be in 0 ... {self.cache_capacity}, got {value}")
-        self._rules.policy._target = float(value)
+        set_target(self._rules.policy, float(value))
 
     def get(self, key: bytes) -> ChunkStatus | None:
         """Return a copy of the status of a resident chunk, or None."""

@@ -304,7 +304,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         chain = chain_of(req_context)
         self._touch(chain)
         try:
-            self.tier._served_at_once(chain, request.stored)
+            self.tier.end_request(chain, request.stored)
             hints, _ = hints_of(req_context)
             if hints is not None and hints.ends:
                 self.tier.release(chain)

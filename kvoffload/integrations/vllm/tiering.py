@@ -104,7 +104,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._stores_all = True
         policy = self._rules.policy
         if isinstance(policy, CachePolicy):
-            policy._set_declining(False)
+            policy.set_declining(False)
 
     def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks that a secondary tier will read, without an access of the request."""

@@ -386,8 +386,7 @@ class ComposedTier(Tier):
         self._require_ready()
         self._change(self._catalog.release, stored_keys(keys))
 
-    def _served_at_once(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
-        """Note the session of a request that has stored `own` of its blocks."""
+    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
         self._require_ready()
         self._change(self._catalog.served_at_once, stored_keys(keys), set(stored_keys(own)))
 

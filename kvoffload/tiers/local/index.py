@@ -29,6 +29,7 @@ import numpy.typing as npt
 from kvoffload import CachePolicy
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
+from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import Catalog, Medium
@@ -339,7 +340,7 @@ class Index(Catalog):
         self._index.release(keys)
 
     def served_at_once(self, keys: list[bytes], own: set[bytes]) -> None:
-        self._index._served_at_once(keys, own, 1)
+        calls.end(self._index, keys, own)
 
     def discard(self, keys: list[bytes]) -> None:
         hidden = self._hidden
