@@ -85,6 +85,7 @@ class Engine(ABC):
         self.times = DurationHistogram()
         self._rows = rows
         self._counts = counts
+        self._noted = [0] * len(COUNTS)  # of the row that is served
         self._device = new_device(configuration.device, configuration.groups)
         self._sees = configuration.spec.sees or DEVICE
         self._size = configuration.groups.block_tokens
@@ -106,10 +107,15 @@ class Engine(ABC):
             self.begin(row, next(told))
             self.end()
 
-    def _note(self, row: int, **counts: int) -> None:
-        """Add to the counts of a row."""
+    def _note(self, **counts: int) -> None:
+        """Add to the counts of the row that is served."""
         for name, count in counts.items():
-            self._counts[row, _COLUMN[name]] += count
+            self._noted[_COLUMN[name]] += count
+
+    def _write(self, row: int) -> None:
+        """Write the counts of the row that was served."""
+        self._counts[row] = self._noted
+        self._noted = [0] * len(COUNTS)
 
 
 class RowEngine(Engine):
@@ -237,7 +243,7 @@ class ManagerEngine(Engine):
             in_host, from_tier = self._read(prefill, on_device, in_host)
         self._spent = perf_counter_ns() - start
         device, host, tier = (count * self._size for count in (on_device, in_host, from_tier))
-        self._note(row, device=device, host=host, tier=tier, loaded=in_host + from_tier)
+        self._note(device=device, host=host, tier=tier, loaded=in_host + from_tier)
         return Hits(on_device, in_host, from_tier)
 
     def _load(self, prefill: _Prefill, start: int, stop: int) -> None:
@@ -255,14 +261,16 @@ class ManagerEngine(Engine):
         from_tier, end = 0, on_device + in_host
         while on_tier := behind.lookup(end):
             offered = hashes[end : end + on_tier]
-            stored = self._store(prefill.row, offered)
+            stored = self._store(offered)
             if stored is None:
                 break
-            got, wanted, promoted = set(stored), end + on_tier, []
-            for block in offered:
+            wanted, got = end + on_tier, set(stored)
+            run = on_tier if len(got) == on_tier else 0  # mostly all
+            from_tier, end = from_tier + run, end + run
+            for block in offered[run:]:
                 if block in got:
                     got.discard(block)
-                    promoted.append(block)
+                    from_tier += 1
                 elif request.lookup(end):
                     self._load(prefill, end, end + 1)
                     in_host += 1
@@ -272,7 +280,6 @@ class ManagerEngine(Engine):
             prefill.promoted += stored
             behind.prepare_load(wanted - on_tier, end)
             behind.complete_load(wanted - on_tier, end)
-            from_tier += len(promoted)
             if end < wanted:
                 break
             found = request.lookup(end)
@@ -282,16 +289,16 @@ class ManagerEngine(Engine):
                 end += found
         return in_host, from_tier
 
-    def _store(self, row: int, blocks: list[BlockHash]) -> list[BlockHash] | None:
+    def _store(self, blocks: list[BlockHash]) -> list[BlockHash] | None:
         """Offer blocks to host memory; return those that got a slot, None if it refuses."""
         output = self._host.prepare_store(blocks)
         if output is None:
             return None
-        self._count_stored(row, output.block_hashes_to_store, output.block_hashes_evicted)
+        self._count_stored(output.block_hashes_to_store, output.block_hashes_evicted)
         return output.block_hashes_to_store
 
-    def _count_stored(self, row: int, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
-        self._note(row, stored=len(stored), evicted=len(evicted))
+    def _count_stored(self, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
+        self._note(stored=len(stored), evicted=len(evicted))
         self._changed(HOST, stored, evicted)
 
     def end(self) -> Sequence[Change]:
@@ -321,16 +328,15 @@ class ManagerEngine(Engine):
                 tier.complete_store(offered.block_hashes_to_store)
         self.times.add(self._spent + perf_counter_ns() - start)
         not_admitted = _not_admitted(host)
-        self._note(prefill.row, not_admitted=not_admitted - self._not_admitted)
+        self._note(not_admitted=not_admitted - self._not_admitted, refused=output is None)
         self._not_admitted = not_admitted
-        if output is None:
-            self._note(prefill.row, refused=1)
-        else:
-            self._count_stored(prefill.row, prefill.stored, output.block_hashes_evicted)
+        if output is not None:
+            self._count_stored(prefill.stored, output.block_hashes_evicted)
         for offered in behind:
             stored = offered.block_hashes_to_store
-            self._note(prefill.row, tier_stored=len(stored))
+            self._note(tier_stored=len(stored))
             self._changed(TIER, stored, offered.block_hashes_evicted)
+        self._write(prefill.row)
         return self._changes
 
     def _store_behind(
@@ -393,7 +399,6 @@ class GroupEngine(Engine):
         not_admitted = _not_admitted(self._server.manager)
         tier_stored = 0 if self._tier is None else self._tier.stats()["stored_blocks"]
         self._note(
-            row,
             device=on_device * size,
             host=served.hit_tokens - served.disk_tokens,
             tier=served.disk_tokens,
@@ -405,6 +410,7 @@ class GroupEngine(Engine):
             tier_stored=tier_stored - self._tier_stored,
             junction=junction * size,
         )
+        self._write(row)
         self._not_admitted, self._tier_stored = not_admitted, tier_stored
         from_tier = served.disk_tokens // size
         return Hits(on_device, served.hit_tokens // size - from_tier, from_tier)
