@@ -119,25 +119,30 @@ def frame(printed: str, index: int) -> str:
 
 
 def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
-    """Draw frames in turn in a window; return it with its width and height."""
+    """Draw frames in turn in a window, the last one first and longest.
+
+    Readers that show a picture as it begins, or move nothing, so show how it ends. Return the
+    drawing with its width and height.
+    """
     width = round((COLUMNS * 12.2 + 40) * SCALE)
     height = max(LEAST_HEIGHT, round((rows * 24.4 + 40) * SCALE))
     length = SHOWN * (len(frames) - 1) + HELD
     rules, groups = [], []
-    for index, content in enumerate(frames):
+    for index, content in enumerate([frames[-1], *frames[:-1]]):
         if len(frames) > 1:
-            start = 100 * SHOWN * index / length
-            end = 100 * SHOWN * (index + 1) / length if index < len(frames) - 1 else 100
+            start = 100 * (HELD + SHOWN * (index - 1)) / length if index else 0
+            end = 100 * (HELD + SHOWN * index) / length
             before = f"0%{{opacity:0}}{start:.3f}%{{opacity:1}}" if index else "0%{opacity:1}"
             after = f"{end:.3f}%{{opacity:0}}100%{{opacity:0}}" if end < 100 else ""
             rules.append(f"@keyframes k{index}{{{before}{after}}}")
-            rules.append(f".k{index}{{opacity:0;animation:k{index} {length:g}s step-end infinite}}")
+            still = 0 if index else 1
+            moves = f"animation:k{index} {length:g}s step-end infinite"
+            rules.append(f".k{index}{{opacity:{still};{moves}}}")
         groups.append(
             f'<g class="k{index}" transform="translate({20 * SCALE:g} {16 * SCALE:g}) '
             f'scale({SCALE})">{content}</g>'
         )
-    last = f".k{len(frames) - 1}{{opacity:1}}"
-    rules.append(f"@media (prefers-reduced-motion:reduce){{*{{animation:none!important}}{last}}}")
+    rules.append("@media (prefers-reduced-motion:reduce){*{animation:none!important}}")
     drawn = (
         f"<style>text{{font:20px {FONT};white-space:pre}}{''.join(rules)}</style>"
         f'<rect width="{width}" height="{height}" rx="8" fill="#0c0c0c"/>{"".join(groups)}'
