@@ -55,6 +55,15 @@ class Full:
     def time_request_hit_by_calls(self, policy: str) -> None:
         serve_by_calls(self.manager, self.hits)
 
+    def time_extend(self, policy: str) -> None:
+        request = self.manager.begin(self.hits[: LENGTH // 2])
+        request.extend(self.hits[LENGTH // 2 :])
+        request.finish()
+
+    def time_release(self, policy: str) -> None:
+        self.manager.release(self.hits)
+        self.manager.touch(self.hits)  # takes them back
+
 
 class StoreFree(FreshRequests):
     """Stores into free slots."""
@@ -132,6 +141,86 @@ class StoreBesidePinned(FreshRequests):
     def time_store(self, policy: str) -> None:
         output = self.manager.prepare_store(self.requests.pop())
         self.manager.complete_store(output.block_hashes_to_store)
+
+
+class FirstStorePastPinned(FreshRequests):
+    """The first store that evicts after nine tenths of the blocks, the oldest, were pinned."""
+
+    params = POLICIES
+    param_names = ("policy",)
+    number = 1
+    repeat = 4
+
+    def setup(self, policy: str) -> None:
+        """Fill a cache and pin its oldest blocks."""
+        self.manager = new_manager(policy, CAPACITY)
+        resident = block_hashes(0, CAPACITY)
+        fill(self.manager, resident)
+        oldest = resident[: CAPACITY * 9 // 10]
+        self.manager.prepare_load([key for key in oldest if key in self.manager])
+        self.renew()
+
+    def time_store(self, policy: str) -> None:
+        output = self.manager.prepare_store(self.requests.pop())
+        self.manager.complete_store(output.block_hashes_to_store)
+
+
+class Refused(FreshRequests):
+    """Stores that are refused, since every block is pinned."""
+
+    params = POLICIES
+    param_names = ("policy",)
+    manager: Any = None
+
+    def setup(self, policy: str) -> None:
+        """Fill the cache once and pin it; make new requests for each sample."""
+        if self.manager is None:
+            self.manager = new_manager(policy, CAPACITY)
+            resident = block_hashes(0, CAPACITY)
+            fill(self.manager, resident)
+            self.manager.prepare_load([key for key in resident if key in self.manager])
+        self.renew()
+
+    def time_store(self, policy: str) -> None:
+        self.manager.prepare_store(self.requests.pop())
+
+
+class Reset:
+    """The reset of a full cache."""
+
+    params = POLICIES
+    param_names = ("policy",)
+    number = 1
+    repeat = 4
+    warmup_time = 0
+
+    def setup(self, policy: str) -> None:
+        """Fill the cache."""
+        self.manager = new_manager(policy, CAPACITY)
+        fill(self.manager, block_hashes(0, CAPACITY))
+
+    def time_reset(self, policy: str) -> None:
+        self.manager.reset_cache()
+
+
+class LongPrompt(FreshRequests):
+    """A prompt of 100,000 blocks: once new, then in the cache."""
+
+    params = POLICIES
+    param_names = ("policy",)
+    number = 1
+    repeat = 4
+
+    def setup(self, policy: str) -> None:
+        """Fill a cache of twice the blocks; make a new request for each sample."""
+        self.manager = new_manager(policy, 2 * CAPACITY)
+        fill(self.manager, block_hashes(0, 2 * CAPACITY))
+        self.renew(CAPACITY)
+
+    def time_twice(self, policy: str) -> None:
+        request = self.requests.pop()
+        serve(self.manager, request)
+        serve(self.manager, request)
 
 
 class LargeEviction(FreshRequests):

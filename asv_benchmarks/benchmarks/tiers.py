@@ -14,7 +14,7 @@ BLOCKS = 16
 class Tier:
     """A tier of 256 blocks."""
 
-    params = ["memory", "slab"]
+    params = ["memory", "slab", "dir"]
     param_names = ("tier",)
     number = 4
     repeat = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from typing import Any
 
 from .common import CAPACITY, LENGTH, FreshRequests, block_hashes, fill, new_manager, public, serve
@@ -25,6 +27,30 @@ class Watching(FreshRequests):
 
     def time_request(self, watched: bool) -> None:
         serve(self.manager, self.requests.pop())
+
+
+class Longest:
+    """The longest of many watched lookups: a drain is spread over them."""
+
+    unit = "microseconds"
+
+    def track_longest_lookup(self) -> float:
+        """Return the median of the longest of 2,000 lookups in each of 5 rounds."""
+        manager = new_manager("lru", CAPACITY, watch=public("kvoffload.watch", "Watch")())
+        blocks = block_hashes(0, CAPACITY)
+        fill(manager, blocks)
+        longest = []
+        for _ in range(5):
+            spent = []
+            for number in range(2_000):
+                start = number * 7 % (CAPACITY // LENGTH) * LENGTH
+                request = manager.begin(blocks[start : start + LENGTH])
+                begun = time.perf_counter_ns()
+                request.lookup()
+                spent.append(time.perf_counter_ns() - begun)
+                request.finish()
+            longest.append(max(spent) / 1000)
+        return statistics.median(longest)
 
 
 class Report:
