@@ -1,13 +1,14 @@
 """From a trace to a configuration: which policy, how much memory, and why."""
 
 from .accelerators import Accelerator, accelerator, accelerator_names
-from .advice import Advice, Cell, RecordedTrace, Setup, advise
+from .advice import Advice, Cell, RecordedTrace, advise
 from .details import Details, Disk, details
 from .economy import Balance, Engine, balance, engine_of
-from .fleets import FleetAdvice, FleetSetup, FleetTier, Prices, advise_fleet
+from .fleets import FleetAdvice, advise_fleet
 from .knee import Knee, find_knee
 from .model_shape import ModelShape
 from .models import model_names, model_shape
+from .setup import FleetTier, Prices, Setup
 
 __all__ = [
     "Accelerator",
@@ -18,7 +19,6 @@ __all__ = [
     "Disk",
     "Engine",
     "FleetAdvice",
-    "FleetSetup",
     "FleetTier",
     "Knee",
     "ModelShape",

@@ -10,39 +10,30 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, HintOptions, Result
-from kvoffload.replay.groups import STEP_TOKENS
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request
 
-from .choice import POLICIES, Choice, choose
-from .economy import Engine, balance_of
+from .choice import Choice, choose
+from .economy import balance_of
 from .grid import Grid, evicts_early, part_seconds, replay_grid
+from .setup import VLLM_DEFAULT, Setup
 from .units import bytes_text, percent_text
 
 __all__ = [
     "DEVICE_SHARES",
     "LEAST_REQUESTS",
     "LEAST_REUSE",
-    "SIZES",
-    "VLLM_DEFAULT",
     "Advice",
     "Cell",
     "RecordedTrace",
-    "Setup",
     "advise",
 ]
 
-SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
-"""The memories that are compared, as multiples of the one asked for."""
-
 DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
 """Parts of an assumed cache on the accelerator that are compared with all of it."""
-
-VLLM_DEFAULT = "lru"
-"""The policy of vLLM if none is named."""
 
 LEAST_REQUESTS = 200
 """Fewest requests of a trace for a recommendation: forty per part from which errors come."""
@@ -52,118 +43,6 @@ LEAST_SECONDS = 1e-6
 
 LEAST_REUSE = 0.01
 """Least hit ratio of an unbounded cache for a recommendation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The question: which policy, in which memory, for which blocks.
-
-    Attributes
-    ----------
-    memory : int
-        Host memory for KV blocks, bytes.
-    block_tokens : int
-        Tokens per block.
-    token_bytes : int
-        Bytes of KV cache per token; has no effect with `groups`.
-    device_memory : int
-        Memory of the accelerator's own prefix cache, bytes; 0 for none in front.
-    full_blocks : bool
-        Whether every block holds `block_tokens` tokens of its prompt, as far as the trace tells.
-    policies : tuple of str
-        Policy strings to compare, none of them a ceiling.
-    others : tuple of int
-        Memories to compare it with, bytes; by default those of `SIZES`.
-    engine : Engine or None
-        The engine; without both of its rates, whether a policy pays is not known.
-    device_is_assumed : bool
-        Whether `device_memory` is a typical size, which the user did not give.
-    groups : GroupChunks or None
-        The groups of the model, for blocks of `block_tokens` tokens; None where all layers are one
-        full group. With them memories hold slots, and hits are tokens.
-    step_tokens : int or None
-        Tokens of a prompt that a scheduler step computes at most; None offers prompts whole. Has no
-        effect with `groups`, which have their own.
-    """
-
-    memory: int
-    block_tokens: int
-    token_bytes: int
-    device_memory: int = 0
-    _: KW_ONLY
-    full_blocks: bool = False
-    policies: tuple[str, ...] = POLICIES
-    others: tuple[int, ...] = ()
-    engine: Engine | None = None
-    device_is_assumed: bool = False
-    groups: GroupChunks | None = None
-    step_tokens: int | None = STEP_TOKENS
-
-    @property
-    def rates(self) -> Engine | None:
-        """The engine, where both of its rates are known."""
-        return self.engine if self.engine is not None and self.engine.is_known else None
-
-    @property
-    def chunks(self) -> GroupChunks:
-        """The groups; of a model whose layers are one full group, blocks of the trace."""
-        if self.groups is not None:
-            return self.groups
-        return GroupChunks.of_blocks(
-            self.block_tokens,
-            block_bytes=self.block_tokens * self.token_bytes,
-            step_tokens=self.step_tokens,
-        )
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes per slot."""
-        return self.chunks.slot_bytes
-
-    @property
-    def counted(self) -> str:
-        """The word for what hits are counted in: ``"blocks"``, or ``"tokens"`` with `groups`."""
-        return self.chunks.hit_name
-
-    @property
-    def kept_in(self) -> str:
-        """The word for what memory is divided into: ``"blocks"``, or ``"slots"`` with `groups`."""
-        return f"{self.chunks.slot_name}s"
-
-    def capped(self, memory: int, unique_blocks: int) -> int:
-        """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
-        most = unique_blocks * len(self.chunks.layout.groups)
-        return max(1, min(self.capacity(memory), most))
-
-    def memories(self) -> list[int]:
-        """Return the memories that are compared, bytes, ascending."""
-        if self.others:
-            return sorted({self.memory, *self.others})
-        return [int(self.memory * size) for size in SIZES]
-
-    @property
-    def device_blocks(self) -> int:
-        """Slots of the accelerator's own prefix cache."""
-        return self.capacity(self.device_memory)
-
-    @property
-    def replays(self) -> int:
-        """Number of replays needed, the ceilings counted as one per memory."""
-        return self.replays_per_memory * len(self.memories())
-
-    @property
-    def replays_per_memory(self) -> int:
-        """Number of replays per memory: of the policies, and of the ceiling where there is one."""
-        return len(self.replayed) + (self.chunks.num_full > 0)
-
-    @property
-    def replayed(self) -> tuple[str, ...]:
-        """The policies to compare, and vLLM's default."""
-        return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
-
-    def capacity(self, memory: int) -> int:
-        """Return how many slots fit into `memory` bytes."""
-        return memory // self.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +101,7 @@ class Facts:
         Blocks of all requests, and the distinct ones among them.
     asked_tokens : int
         Tokens of the blocks that the manager is asked for: those that the accelerator's own cache
-        does not have.
+        does not have; 0 of a fleet.
     """
 
     requests: int
@@ -230,7 +109,7 @@ class Facts:
     input_tokens: int
     blocks: int
     unique_blocks: int
-    asked_tokens: int
+    asked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,14 +275,8 @@ def advise(
         progress=None if progress is None else lambda done: progress(spared + done),
     )
     seconds = part_seconds(recorded.times)
-    facts = Facts(
-        requests=trace.num_requests,
-        seconds=sum(seconds),
-        input_tokens=recorded.tokens,
-        blocks=trace.num_blocks,
-        unique_blocks=trace.unique_blocks,
-        asked_tokens=grid.results[VLLM_DEFAULT, used[memories.index(setup.memory)]].asked_tokens,
-    )
+    default = grid.results[VLLM_DEFAULT, used[memories.index(setup.memory)]]
+    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=default.asked_tokens)
     cells = {
         (policy, index): _cell(grid.results[policy, capacity], setup, seconds)
         for policy in setup.replayed
@@ -497,6 +370,17 @@ class RecordedTrace:
         trace = DecodedTrace.of(noted(), progress, hints=hints, arrivals=arrivals)
         return cls(trace, np.frombuffer(times, dtype=np.float64), tokens, has_think=has_think)
 
+    def facts(self) -> Facts:
+        """Return the counts of the trace; no token is asked for yet."""
+        trace = self.trace
+        return Facts(
+            requests=trace.num_requests,
+            seconds=float(np.ptp(self.times)) / 1000 if len(self.times) else 0.0,
+            input_tokens=self.tokens,
+            blocks=trace.num_blocks,
+            unique_blocks=trace.unique_blocks,
+        )
+
 
 def _cell(result: Result, setup: Setup, seconds: Sequence[float]) -> Cell:
     loaded = [part.loaded or 0 for part in result.parts]
@@ -539,6 +423,28 @@ def _paying(
     ]
 
 
+def reuse_objection(ideal: float, setup: Setup) -> str:
+    """Return that a cache without bounds would hit hardly anything."""
+    plain = setup.chunks.is_plain
+    at = "" if plain else " at this retention interval"
+    objection = (
+        f"there is almost no reuse{at}: a cache without bounds would hit {percent_text(ideal)} of "
+        f"the {setup.counted}, and at least {percent_text(LEAST_REUSE)} is needed"
+    )
+    if plain:  # with groups, resume points may be missing
+        objection += ". Offloading gains nothing on such requests"
+    return objection
+
+
+def too_few(requests: int) -> list[str]:
+    """Return why there are too few requests; nothing if they suffice."""
+    if requests >= LEAST_REQUESTS:
+        return []
+    return [
+        f"the trace is too short: {requests:,} requests, and at least {LEAST_REQUESTS} are needed"
+    ]
+
+
 def _objections(
     facts: Facts, grid: Grid, capacity: int, setup: Setup, *, ideal: float, on_device: float
 ) -> list[str]:
@@ -555,22 +461,8 @@ def _objections(
         )
         return [objection]
     if ideal < LEAST_REUSE:
-        plain = setup.chunks.is_plain
-        at = "" if plain else " at this retention interval"
-        objection = (
-            f"there is almost no reuse{at}: a cache without bounds would hit "
-            f"{percent_text(ideal)} of the {setup.counted}, and at least "
-            f"{percent_text(LEAST_REUSE)} is needed"
-        )
-        if plain:  # with groups, resume points may be missing
-            objection += ". Offloading gains nothing on such requests"
-        return [objection]
-    found = []
-    if facts.requests < LEAST_REQUESTS:
-        found.append(
-            f"the trace is too short: {facts.requests:,} requests, and at least "
-            f"{LEAST_REQUESTS} are needed"
-        )
+        return [reuse_objection(ideal, setup)]
+    found = too_few(facts.requests)
     if not any(evicts_early(grid.results[policy, capacity]) for policy in setup.policies):
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "

@@ -11,7 +11,8 @@ from kvoffload.replay import Configuration, Result, Tier, stack_distances
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.results import Log, percentiles
 
-from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
+from .advice import LEAST_SECONDS, Advice, RecordedTrace
+from .setup import VLLM_DEFAULT
 
 __all__ = ["Details", "Disk", "DiskCell", "FirstTokens", "PolicyDetails", "Reuse", "details"]
 

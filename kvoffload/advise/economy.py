@@ -9,7 +9,8 @@ from .accelerators import MEMORY_SHARE, Accelerator
 from .model_shape import ModelShape
 
 if TYPE_CHECKING:
-    from .advice import Advice, Cell, Setup
+    from .advice import Advice, Cell
+    from .setup import Setup
 
 __all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 

@@ -19,7 +19,8 @@ from .fleet_wording import (
     p95_text,
     tier_text,
 )
-from .fleets import FleetAdvice, FleetTier, saving
+from .fleets import FleetAdvice, saving
+from .setup import FleetTier
 from .units import bytes_text, count_text, latency_text, percent_text
 from .wording import Finding, assumed_workers_text, context, rates_text, workers_text
 
@@ -104,11 +105,11 @@ class FleetSubject(Answer):
 
     def trace_text(self) -> str:
         """Return a description of the trace."""
-        advice = self.advice
+        facts = self.advice.facts
         believed = " (as given; the trace has no lengths)" * (self.block_tokens_from == "option")
         return (
-            f"{advice.requests:,} requests, {advice.blocks:,} blocks of "
-            f"{advice.setup.block_tokens:,} tokens{believed}, {advice.unique_blocks:,} of them "
+            f"{facts.requests:,} requests, {facts.blocks:,} blocks of "
+            f"{self.advice.setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them "
             "distinct" + ("" if self.assumed_text is None else f"; {self.assumed_text}")
         )
 
@@ -117,7 +118,7 @@ class FleetSubject(Answer):
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
         blocks = setup.memory // setup.block_bytes
-        share = blocks * setup.engines / (self.advice.unique_blocks or 1)
+        share = blocks * setup.engines / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} % of the distinct blocks" if share < 1 else "more than all"
         return (
             f"{model}{bytes_text(setup.block_bytes)} per block; {setup.engines:,} engines of "
@@ -209,7 +210,7 @@ class FleetSubject(Answer):
         """Return the assumptions behind the figures."""
         setup = self.advice.setup
         if setup.device_memory:
-            on_device = self.advice.result.device_hits / (self.advice.blocks or 1)
+            on_device = self.advice.result.device_hits / (self.advice.facts.blocks or 1)
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on each accelerator "
                 f"{'is assumed to be' if setup.device_is_assumed else 'is'} asked first and serves "

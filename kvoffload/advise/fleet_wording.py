@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from kvoffload.replay import Result
 
-from .fleets import (
-    BUSY,
-    ENOUGH,
-    ROUND_ROBIN,
-    SLOWER,
-    FleetAdvice,
-    FleetCase,
-    FleetTier,
-    p95_error,
-    saving,
-)
+from .fleets import BUSY, ENOUGH, ROUND_ROBIN, SLOWER, FleetAdvice, FleetCase, p95_error, saving
+from .setup import FleetTier
 from .units import bytes_text, latency_text, percent_text
 from .wording import Finding, gpu_text, points
 
@@ -78,7 +69,7 @@ def fleet_headline(advice: FleetAdvice) -> str:
         text = f"Take {engines} with {each}: it {saved}"
         if setup.engine is not None and setup.rate is not None and none is not None:
             gained = (saving(advice.result) - saving(none)) * advice.result.tokens / setup.rate
-            time = gpu_text(gained, setup.engine, advice.seconds)
+            time = gpu_text(gained, setup.engine, advice.facts.seconds)
             text = f"Offloading pays: {each}, {engines}, saves {time}. It {saved}"
     else:
         text = f"Offloading does not pay: without offloading {engines} {saved}"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from kvoffload.replay import (
     Configuration,
     GroupChunks,
@@ -23,36 +21,31 @@ from kvoffload.replay import (
     replay,
     replay_all,
 )
-from kvoffload.replay.configuration import DECODE_NS, Loop
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.replay.routers import ROUTERS
 
-from .advice import LEAST_REQUESTS, LEAST_REUSE, SIZES, RecordedTrace
+from .advice import (
+    LEAST_REQUESTS,
+    LEAST_REUSE,
+    Facts,
+    RecordedTrace,
+    reuse_objection,
+    too_few,
+)
 from .choice import POLICIES, choose_policy, half_width
-from .economy import Engine
-from .units import percent_text
+from .setup import FleetTier, Prices, Setup
 
 __all__ = [
     "FleetAdvice",
     "FleetCase",
     "FleetChoice",
-    "FleetSetup",
-    "FleetTier",
-    "Prices",
     "advise_fleet",
+    "cases_of",
     "choose_fleet",
+    "fleets_of",
     "p95_error",
 ]
-
-STACK_ROUTERS = tuple(name for name in ROUTERS if name not in ("random", "earliest"))
-"""The routers that are compared if none is named: those of stacks, except ``random``."""
-
-LINK_BANDWIDTH = 50 * 10**9
-"""Bytes per second from host memory to an engine if no accelerator is known."""
-
-TIER_BANDWIDTH = 10 * 10**9
-"""The same from a tier."""
 
 ENOUGH = 0.01
 """Share of the prefill, or of the tokens, that a fleet may save less than the best.
@@ -71,20 +64,6 @@ ROUND_ROBIN = "round-robin"
 
 UNUSED = POLICIES[0]
 """Policy in the fleets without host memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices of memory per GiB, in any money.
-
-    Attributes
-    ----------
-    host, tier : float
-        That of host memory, and of a tier.
-    """
-
-    host: float
-    tier: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,144 +165,49 @@ def p95_error(result: Result) -> float:
     return half_width([value - mean for value in values])
 
 
-@dataclass(frozen=True, slots=True)
-class FleetTier:
-    """A tier behind host memory.
+def cases_of(setup: Setup, unique_blocks: int) -> list[FleetCase]:
+    """Return the fleets to compare over a trace with that many distinct blocks.
 
-    Attributes
-    ----------
-    kind : {"shared", "private"}
-        One that all engines reach, or one behind each.
-    memory : int
-        Its size, or that of each if it is private, bytes.
-    policy : str
-        Its policy.
+    The first are without offloading, one per router. A cache that holds all blocks never evicts, so
+    no larger one is compared.
     """
+    routers = dict.fromkeys((ROUND_ROBIN, *setup.routers))
+    none, *memories = setup.memories()
+    axes = memories, setup.tiers, dict.fromkeys(setup.policies), routers
+    groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
 
-    kind: Literal["shared", "private"]
-    memory: int
-    policy: str = "lru"
+    def blocks(memory: int) -> int:
+        return min(setup.capacity(memory), max(1, unique_blocks))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSetup:
-    """The question: which engines and tiers behind a router, for which blocks.
-
-    Attributes
-    ----------
-    engines : int
-        Number of engines, 1 to 256.
-    memory : int
-        Host memory of each for KV blocks, bytes.
-    block_tokens, block_bytes : int
-        Tokens and bytes of a block.
-    device_memory : int
-        Memory of each accelerator's own prefix cache, bytes; 0 for none in front.
-    device_is_assumed : bool
-        Whether that is a typical size, which the user did not give.
-    policies, routers : tuple of str
-        Policy strings of host memory, and routers, to compare; ``round-robin`` is compared besides.
-    tiers : tuple of FleetTier or None
-        Tiers to compare behind host memory; None for no tier.
-    engine : Engine or None
-        The rates of each engine; without a prefill rate, no time passes.
-    tier_bandwidth : int
-        Bytes per second from a tier to an engine.
-    decode_ns : int
-        Nanoseconds per token of an answer.
-    slots : int
-        Most requests of an engine that are computed or answered at once; 0: any.
-    loop : {"open", "closed", "recorded"}
-        When a session's later requests come, as in `Configuration`.
-    prices : Prices or None
-        Prices of memory; without them the least host memory is cheapest, then the smallest tier.
-    """
-
-    engines: int
-    memory: int
-    block_tokens: int
-    block_bytes: int
-    device_memory: int = 0
-    device_is_assumed: bool = False
-    policies: tuple[str, ...] = POLICIES
-    routers: tuple[str, ...] = STACK_ROUTERS
-    tiers: tuple[FleetTier | None, ...] = (None,)
-    engine: Engine | None = None
-    tier_bandwidth: int = TIER_BANDWIDTH
-    decode_ns: int = DECODE_NS
-    slots: int = 0
-    loop: Loop = "open"
-    prices: Prices | None = None
-
-    @property
-    def rate(self) -> int | None:
-        """Tokens of prompts that an engine computes per second; None if not known."""
-        return None if self.engine is None else int(self.engine.prefill_rate) or None
-
-    @property
-    def link(self) -> int:
-        """Bytes per second from host memory to an engine."""
-        return (
-            LINK_BANDWIDTH
-            if self.engine is None
-            else int(self.engine.link_bandwidth) or LINK_BANDWIDTH
+    def fleet(memory: int, tier: FleetTier | None, policy: str, router: str) -> Configuration:
+        return Configuration(
+            engines=setup.engines,
+            router=router,
+            policy=policy,
+            host=blocks(memory),
+            device=blocks(setup.device_memory),
+            tier=None if tier is None else Tier(tier.kind, blocks(tier.memory), tier.policy),
+            rate=setup.rate,
+            link=setup.link,
+            tier_link=setup.tier_bandwidth,
+            groups=groups,
+            decode_ns=setup.decode_ns,
+            slots=setup.slots,
+            loop=setup.loop,
         )
 
-    @property
-    def saved(self) -> str:
-        """The word for what is saved: ``"prefill"``, or without a rate ``"tokens"``."""
-        return "tokens" if self.rate is None else "prefill"
+    return [
+        FleetCase(memory, tier, fleet(memory, tier, policy, router))
+        for memory, tier, policy, router in itertools.chain(
+            itertools.product([none], [None], [UNUSED], routers), itertools.product(*axes)
+        )
+        if tier is not None or not (_sees_tier(router) and any(setup.tiers))
+    ]
 
-    def memories(self) -> list[int]:
-        """Return the host memories of each engine that are compared, bytes, ascending.
 
-        The first is 0: without offloading.
-        """
-        return [0, *(int(self.memory * size) for size in SIZES)]
-
-    def cases(self, unique_blocks: int) -> list[FleetCase]:
-        """Return the fleets to compare over a trace with that many distinct blocks.
-
-        The first are without offloading, one per router. A cache that holds all blocks never
-        evicts, so no larger one is compared.
-        """
-        routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
-        none, *memories = self.memories()
-        axes = memories, self.tiers, dict.fromkeys(self.policies), routers
-
-        groups = GroupChunks.of_blocks(self.block_tokens, block_bytes=self.block_bytes)
-
-        def blocks(memory: int) -> int:
-            return min(memory // self.block_bytes, max(1, unique_blocks))
-
-        def fleet(memory: int, tier: FleetTier | None, policy: str, router: str) -> Configuration:
-            return Configuration(
-                engines=self.engines,
-                router=router,
-                policy=policy,
-                host=blocks(memory),
-                device=blocks(self.device_memory),
-                tier=None if tier is None else Tier(tier.kind, blocks(tier.memory), tier.policy),
-                rate=self.rate,
-                link=self.link,
-                tier_link=self.tier_bandwidth,
-                groups=groups,
-                decode_ns=self.decode_ns,
-                slots=self.slots,
-                loop=self.loop,
-            )
-
-        return [
-            FleetCase(memory, tier, fleet(memory, tier, policy, router))
-            for memory, tier, policy, router in itertools.chain(
-                itertools.product([none], [None], [UNUSED], routers), itertools.product(*axes)
-            )
-            if tier is not None or not (_sees_tier(router) and any(self.tiers))
-        ]
-
-    def fleets(self, unique_blocks: int) -> list[Configuration]:
-        """Return the fleets to replay: those of `cases`, each once."""
-        return list(dict.fromkeys(case.fleet for case in self.cases(unique_blocks)))
+def fleets_of(setup: Setup, unique_blocks: int) -> list[Configuration]:
+    """Return the fleets to replay: those of `cases_of`, each once."""
+    return list(dict.fromkeys(case.fleet for case in cases_of(setup, unique_blocks)))
 
 
 def _sees_tier(router: str) -> bool:
@@ -351,12 +235,10 @@ class FleetAdvice:
 
     Attributes
     ----------
-    setup : FleetSetup
+    setup : Setup
         The question.
-    requests, input_tokens, blocks, unique_blocks : int
+    facts : Facts
         Counts of the trace.
-    seconds : float
-        From its first arrival to its last.
     cases : tuple of FleetCase
         The compared fleets, by memory, tier, policy and router.
     results : mapping of Configuration to Result
@@ -371,12 +253,8 @@ class FleetAdvice:
         Why the trace does not suffice for a recommendation; empty if it does.
     """
 
-    setup: FleetSetup
-    requests: int
-    input_tokens: int
-    blocks: int
-    unique_blocks: int
-    seconds: float
+    setup: Setup
+    facts: Facts
     cases: tuple[FleetCase, ...]
     results: Mapping[Configuration, Result] = field(repr=False)
     case: FleetCase
@@ -387,7 +265,7 @@ class FleetAdvice:
     @property
     def lacks_reuse(self) -> bool:
         """Whether a long enough trace has almost nothing that offloading could bring back."""
-        return bool(self.objections) and self.requests >= LEAST_REQUESTS
+        return bool(self.objections) and self.facts.requests >= LEAST_REQUESTS
 
     @property
     def result(self) -> Result:
@@ -413,7 +291,7 @@ class FleetAdvice:
     def may_need_more(self) -> bool:
         """Whether the largest memory compared is needed, and does not hold all blocks."""
         most = self.setup.memories()[-1]
-        return self.case.memory == most and most // self.setup.block_bytes < self.unique_blocks
+        return self.case.memory == most and self.setup.capacity(most) < self.facts.unique_blocks
 
     def like(
         self,
@@ -445,7 +323,7 @@ class FleetAdvice:
 
 def advise_fleet(
     recorded: RecordedTrace,
-    setup: FleetSetup,
+    setup: Setup,
     *,
     jobs: int = 1,
     elsewhere: Elsewhere | None = None,
@@ -457,14 +335,14 @@ def advise_fleet(
     ----------
     recorded : RecordedTrace
         The trace, with its arrivals.
-    setup : FleetSetup
-        The question; half of each memory must hold a block.
+    setup : Setup
+        The question, with a number of engines; half of each memory must hold a block.
     jobs : int
         Number of processes that share the replays.
     elsewhere : Elsewhere, optional
         Other machines, which compute them instead.
     progress : callable, optional
-        Called with the number of fleets done, out of those of `FleetSetup.fleets`.
+        Called with the number of fleets done, out of those of `fleets_of`.
 
     Raises
     ------
@@ -472,8 +350,8 @@ def advise_fleet(
         As `Configuration` and `Configuration.check_trace` do.
     """
     trace = recorded.trace
-    cases = setup.cases(trace.unique_blocks)
-    fleets = setup.fleets(trace.unique_blocks)
+    cases = cases_of(setup, trace.unique_blocks)
+    fleets = fleets_of(setup, trace.unique_blocks)
     fleets[0].check_trace(trace)
     found: dict[Configuration, Result] = {}
     for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere):
@@ -490,34 +368,19 @@ def advise_fleet(
     reuse = replay(trace, Configuration(policy=INFINITE, host=1)).hit_ratio
     return FleetAdvice(
         setup=setup,
-        requests=trace.num_requests,
-        input_tokens=recorded.tokens,
-        blocks=trace.num_blocks,
-        unique_blocks=trace.unique_blocks,
-        seconds=float(np.ptp(recorded.times)) / 1000 if len(recorded.times) else 0.0,
+        facts=recorded.facts(),
         cases=tuple(cases),
         results=results,
         case=enough(results),
         offloading=enough(with_host),
         reuse=reuse,
-        objections=tuple(_objections(trace.num_requests, reuse)),
+        objections=tuple(_objections(trace.num_requests, reuse, setup)),
     )
 
 
-def _objections(requests: int, reuse: float) -> list[str]:
+def _objections(requests: int, reuse: float, setup: Setup) -> list[str]:
     if not requests:
         return ["the trace has no requests"]
     if reuse < LEAST_REUSE:
-        objection = (
-            f"there is almost no reuse: a cache without bounds would hit "
-            f"{percent_text(reuse)} of the blocks, and at least {percent_text(LEAST_REUSE)} is "
-            "needed. Offloading gains nothing on such requests"
-        )
-        return [objection]
-    if requests < LEAST_REQUESTS:
-        objection = (
-            f"the trace is too short: {requests:,} requests, and at least {LEAST_REQUESTS} are "
-            "needed"
-        )
-        return [objection]
-    return []
+        return [reuse_objection(reuse, setup)]
+    return too_few(requests)

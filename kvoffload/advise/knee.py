@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from kvoffload.replay import Configuration, Result, replay_all
 from kvoffload.replay.processes import Elsewhere
 
-from .advice import RecordedTrace, Setup
+from .advice import RecordedTrace
 from .choice import difference_error
 from .grid import PARTS, evicts_early
+from .setup import Setup
 
 __all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
 

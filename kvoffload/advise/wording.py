@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvoffload.replay.results import ERROR_PARTS
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
-from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, Cell, Setup
+from .advice import LEAST_SECONDS, Advice, Cell
 from .choice import LEAST_NOISE, POLICIES, Choice
 from .comparison import Comparison
 from .details import SECONDS_PER_DAY, Details, DiskCell, FirstTokens
@@ -17,10 +16,8 @@ from .economy import Balance, Engine, balance
 from .knee import Knee
 from .model_shape import ModelShape
 from .retention import RetentionCell, or_none, vllm_flag, worth
+from .setup import VLLM_DEFAULT, Setup
 from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
-
-if TYPE_CHECKING:
-    from .fleets import FleetSetup
 
 __all__ = [
     "Finding",
@@ -287,7 +284,7 @@ def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
 def context(
     since: Comparison | None,
     knee: Knee | None,
-    setup: Setup | FleetSetup,
+    setup: Setup,
     engines: int = 1,
     *,
     breaks_text: str | None = None,

@@ -28,10 +28,10 @@ def fleet_advice_object(subject: FleetSubject) -> dict[str, object]:
     arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, groups)
     engine = setup.engine
     return {
-        "requests": advice.requests,
-        "input_tokens": advice.input_tokens,
-        "blocks": advice.blocks,
-        "unique_blocks": advice.unique_blocks,
+        "requests": advice.facts.requests,
+        "input_tokens": advice.facts.input_tokens,
+        "blocks": advice.facts.blocks,
+        "unique_blocks": advice.facts.unique_blocks,
         "unbounded_hit_ratio": advice.reuse,
         "model": None if subject.model is None else subject.model.name,
         "block_tokens": setup.block_tokens,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import click
 
 from kvoffload._sizes import parse_size
-from kvoffload.advise.fleets import Prices
+from kvoffload.advise.setup import Prices
 from kvoffload.errors import describe
 from kvoffload.replay import Configuration, DecodedTrace, parse_router
 from kvoffload.replay.arrivals import NONE

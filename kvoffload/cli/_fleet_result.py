@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import click
 
 from kvoffload.advise.fleet_wording import NOT_MODELLED
-from kvoffload.advise.fleets import FleetChoice, Prices, choose_fleet, p95_error, saving
+from kvoffload.advise.fleets import FleetChoice, choose_fleet, p95_error, saving
+from kvoffload.advise.setup import Prices
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.offline import BELADY, CEILINGS, INFINITE

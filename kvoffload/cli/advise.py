@@ -25,17 +25,11 @@ from kvoffload.advise.answer import Answer
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.comparison import compared_advice, read_advice
 from kvoffload.advise.fleet_subject import FleetSubject
-from kvoffload.advise.fleets import (
-    STACK_ROUTERS,
-    FleetAdvice,
-    FleetSetup,
-    FleetTier,
-    Prices,
-    advise_fleet,
-)
+from kvoffload.advise.fleets import FleetAdvice, advise_fleet, cases_of, fleets_of
 from kvoffload.advise.knee import Knee, find_knee, knee_replays
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
+from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
@@ -467,14 +461,12 @@ def _fleet_advice(
     loop: Loop = "open"
     if recorded.has_think and trace.arrivals is not None and trace.arrivals.has_sessions:
         loop = "closed"
-    question = FleetSetup(
-        engines=options.engines,
-        memory=setup.memory,
-        block_tokens=setup.block_tokens,
-        block_bytes=setup.block_bytes,
+    question = replace(
+        setup,
+        others=(),
         device_memory=setup.device_memory or typical,
         device_is_assumed=not setup.device_memory and typical > 0,
-        policies=setup.policies,
+        engines=options.engines,
         routers=options.routers or STACK_ROUTERS,
         tiers=options.tiers(disk, setup, trace.unique_blocks),
         engine=engine,
@@ -482,7 +474,7 @@ def _fleet_advice(
         prices=options.price,
     )
     try:
-        cases = question.cases(trace.unique_blocks)
+        cases = cases_of(question, trace.unique_blocks)
     except ValueError as error:
         raise click.UsageError(f"--{error}") from None
     memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases) if case.offloads}
@@ -496,8 +488,8 @@ def _fleet_advice(
     return advice
 
 
-def _replayed(recorded: RecordedTrace, question: FleetSetup, effort: Effort) -> FleetAdvice:
-    total = len(question.fleets(recorded.trace.unique_blocks))
+def _replayed(recorded: RecordedTrace, question: Setup, effort: Effort) -> FleetAdvice:
+    total = len(fleets_of(question, recorded.trace.unique_blocks))
     with effort.on("replaying", total, "fleets") as how:
         return advise_fleet(recorded, question, **how)
 

@@ -11,7 +11,8 @@ import click
 from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
-from kvoffload.advise.fleets import BUSY, LINK_BANDWIDTH, Prices
+from kvoffload.advise.fleets import BUSY
+from kvoffload.advise.setup import LINK_BANDWIDTH, Prices
 from kvoffload.replay import (
     Configuration,
     DecodedTrace,

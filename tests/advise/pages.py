@@ -13,8 +13,9 @@ from kvoffload.advise import (
 )
 from kvoffload.advise.comparison import Change, Comparison
 from kvoffload.advise.fleet_subject import FleetSubject
-from kvoffload.advise.fleets import FleetSetup, FleetTier, advise_fleet
+from kvoffload.advise.fleets import advise_fleet
 from kvoffload.advise.report import report_html
+from kvoffload.advise.setup import FleetTier
 from kvoffload.advise.subject import Subject
 from kvoffload.traces import Workload
 
@@ -54,10 +55,7 @@ def hostile_page():
 def fleet_subject(name="chats.jsonl", **more):
     engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
     tiers = (None, FleetTier("shared", 10 * MEMORY))
-    setup = FleetSetup(
-        engines=4, memory=MEMORY // 20, block_tokens=512, block_bytes=2**20, engine=engine,
-        tiers=tiers,
-    )  # fmt: skip
+    setup = Setup(MEMORY // 20, 512, 2048, engines=4, engine=engine, tiers=tiers)
     recorded = RecordedTrace.of(Workload(300, seed=3), arrivals=True)
     advice = advise_fleet(recorded, setup)
     return FleetSubject(name, advice, None, "bfloat16", f"kvoffload advise {name}", **more)

@@ -8,14 +8,8 @@ import pytest
 
 from kvoffload.advise import RecordedTrace, engine_of
 from kvoffload.advise.fleet_wording import fleet_findings, fleet_headline
-from kvoffload.advise.fleets import (
-    STACK_ROUTERS,
-    FleetSetup,
-    FleetTier,
-    advise_fleet,
-    choose_fleet,
-    saving,
-)
+from kvoffload.advise.fleets import advise_fleet, cases_of, choose_fleet, fleets_of, saving
+from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Setup
 from kvoffload.advise.units import bytes_text, duration_text
 from kvoffload.replay import replay
 from kvoffload.traces import Request
@@ -23,9 +17,7 @@ from kvoffload.traces import Request
 pytestmark = pytest.mark.fast
 
 MIB = 2**20
-SETUP = FleetSetup(
-    engines=2, memory=40 * MIB, block_tokens=16, block_bytes=MIB, routers=("session", "events")
-)
+SETUP = Setup(40 * MIB, 16, MIB // 16, engines=2, routers=("session", "events"))
 SHARED = FleetTier("shared", 100 * MIB)
 
 
@@ -58,7 +50,7 @@ def timed(trace):
 
 
 def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
-    cases = replace(SETUP, tiers=(None, SHARED)).cases(1000)
+    cases = cases_of(replace(SETUP, tiers=(None, SHARED)), 1000)
     without, cases = cases[:3], cases[3:]
     assert [case.fleet.router for case in without] == ["round-robin", "session", "events"]
     assert {(case.memory, case.fleet.host, case.offloads) for case in without} == {(0, 0, False)}
@@ -71,9 +63,9 @@ def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
 
 
 def test_a_cache_that_holds_everything_is_replayed_once():
-    cases = SETUP.cases(50)
+    cases = cases_of(SETUP, 50)
     assert [case.fleet.host for case in cases[3::6]] == [20, 40, 50, 50]
-    assert len(SETUP.fleets(50)) == 3 + 18
+    assert len(fleets_of(SETUP, 50)) == 3 + 18
 
 
 def test_stacks_have_the_routers_that_are_compared_by_default():
@@ -82,11 +74,11 @@ def test_stacks_have_the_routers_that_are_compared_by_default():
 
 
 def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():
-    cases = replace(SETUP, routers=("events?sees=tier",), tiers=(None, SHARED)).cases(100)
+    cases = cases_of(replace(SETUP, routers=("events?sees=tier",), tiers=(None, SHARED)), 100)
     seeing = {case.tier for case in cases if "sees" in case.fleet.router}
     assert seeing == {SHARED}
     with pytest.raises(ValueError, match="must have a tier to see"):
-        replace(SETUP, routers=("events?sees=tier",)).cases(100)
+        cases_of(replace(SETUP, routers=("events?sees=tier",)), 100)
 
 
 def test_the_results_are_those_of_fleets_and_the_choice_is_made_of_them(trace, timed):
@@ -106,7 +98,7 @@ def test_it_is_the_same_whoever_computes(trace, timed):
     done: list[int] = []
     found = advise_fleet(trace, timed.setup, jobs=2, progress=done.append)
     assert found == timed
-    assert done == list(range(1, len(timed.setup.fleets(10**6)) + 1))
+    assert done == list(range(1, len(fleets_of(timed.setup, 10**6)) + 1))
 
 
 def test_the_headline_and_findings_say_what_was_found(timed):
