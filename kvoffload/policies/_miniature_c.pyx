@@ -122,11 +122,11 @@ cdef class Miniature:
         policy.begin_request(&self.batch, hint)
         met = own = meet(policy.table, &self.batch, 0)
         num_hits = self.ask()
-        if self.store(&self.batch, position, hint.ends) > 0:
+        if self.store(&self.batch, position, hint != NULL and hint.ends) > 0:
             own = <Py_ssize_t>self.batch.indexes[0]
         self.c_finish(last)
         leave(policy.table, &self.batch, met, own)
-        if last.ends:
+        if last != NULL and last.ends:
             release_unshared(policy, &self.batch)
         return num_hits
 
@@ -338,7 +338,7 @@ cdef class Miniature:
                     now, at_begin, at_finish, *_ = told[row]
                     hint = self.policy.hint_of(at_begin, now, &begins)
                     last = self.policy.hint_of(at_finish or at_begin, now, &finishes)
-                    if last.ends and not self.policy.ensure_release(size):
+                    if last != NULL and last.ends and not self.policy.ensure_release(size):
                         raise MemoryError()
                     self.serve_told(hint, last, position, position - lag)
                 if self.no_memory:
