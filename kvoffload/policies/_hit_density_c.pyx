@@ -898,7 +898,9 @@ cdef class _HitDensity(CompiledPolicy):
             raise MemoryError()
         return admitted, self.let_go()
 
-    def set_declining(self, bint allowed):
+    def set_declining(self, allowed):
+        """Allow or forbid the policy to decline blocks that it could make room for."""
+        CompiledPolicy.set_declining(self, allowed)
         self.declines = allowed
         if self.duel is not None:
             for miniature in (self.duel.by_density, self.duel.without_hints):

@@ -459,6 +459,8 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
         return num_admitted, self._let_go(victims)
 
     def set_declining(self, allowed: bool) -> None:
+        """Allow or forbid the policy to decline blocks that it could make room for."""
+        super().set_declining(allowed)
         self._declines = allowed
         if self._duel is not None:
             self._duel.set_declining(allowed)

@@ -56,7 +56,14 @@ from kvoffload.policies._released_c cimport (
 
 import numpy as np
 
-from kvoffload._checks import as_batch, check_cache_capacity, check_hash, check_int, check_status
+from kvoffload._checks import (
+    as_batch,
+    check_bool,
+    check_cache_capacity,
+    check_hash,
+    check_int,
+    check_status,
+)
 from kvoffload.errors import (
     block_already_resident,
     block_not_found,
@@ -316,6 +323,11 @@ cdef class CompiledPolicy:
         num_free = check_int("num_free", num_free, 0)
         self.require_free("make_room")
         return CachePolicy.make_room(self, batch, num_free, protected)
+
+    def set_declining(self, allowed):
+        """Allow or forbid the policy to decline blocks that it could make room for."""
+        self.require_ready()
+        check_bool("allowed", allowed)
 
     def clear(self):
         """Drop every block, ghost and adaptive state."""

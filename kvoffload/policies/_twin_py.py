@@ -22,7 +22,14 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import as_batch, check_cache_capacity, check_hash, check_int, check_status
+from kvoffload._checks import (
+    as_batch,
+    check_bool,
+    check_cache_capacity,
+    check_hash,
+    check_int,
+    check_status,
+)
 from kvoffload.errors import (
     block_already_resident,
     block_not_found,
@@ -167,6 +174,11 @@ class PythonPolicy(CachePolicy):
         num_free = check_int("num_free", num_free, 0)
         self._require_free("make_room")
         return super().make_room(batch, num_free, protected)
+
+    def set_declining(self, allowed: bool) -> None:
+        """Allow or forbid the policy to decline blocks that it could make room for."""
+        self._require_ready()
+        check_bool("allowed", allowed)
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state."""

@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allocate_blocks": ([A],),
     "free": (BlockStatus(0),),
     "get_load_store_spec": ([A], [BlockStatus(0)]),
+    "set_declining": (True,),
     "_check": (),
     "__len__": (),
     "__contains__": (A,),
