@@ -251,7 +251,11 @@ def advise(
     ------
     TraceError
         As the trace does.
+    ValueError
+        If the setup is that of a fleet, for `advise_fleet`.
     """
+    if setup.engines:
+        raise ValueError(f"engines must be 0 without a router, got {setup.engines:,}")
     memories = setup.memories()
     capacities = [setup.capacity(memory) for memory in memories]
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)

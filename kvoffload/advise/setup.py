@@ -176,10 +176,10 @@ class Setup:
 
         The first of a fleet is 0: without offloading.
         """
+        found = [int(self.memory * size) for size in SIZES]
         if self.others:
-            return sorted({self.memory, *self.others})
-        none = [0] if self.engines else []
-        return [*none, *(int(self.memory * size) for size in SIZES)]
+            found = sorted({self.memory, *self.others})
+        return [0, *found] if self.engines else found
 
     @property
     def device_blocks(self) -> int:

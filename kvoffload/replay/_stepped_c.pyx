@@ -150,6 +150,7 @@ cdef class SteppedRows:
         cdef Py_ssize_t row, index, size
         cdef uint32_t place
         cdef uint64_t num_keys = len(keys)
+        cdef bint ends
         cdef PyObject** items = list_items(keys)
         cdef Miniature cache = self.cache
         cdef cnp.ndarray counts = new_counts(num_rows)
@@ -191,7 +192,8 @@ cdef class SteppedRows:
                 now, at_begin, at_finish, *_ = told[row]
                 self.hint = cache.policy.hint_of(at_begin, now, &self.begins)
                 self.last = cache.policy.hint_of(at_finish, None, &self.finishes)
-                if not cache.policy.ensure_release(size):
+                ends = self.last != NULL and self.last.ends
+                if ends and not cache.policy.ensure_release(size):
                     raise MemoryError()
             self.serve(
                 <Py_ssize_t>before[row],

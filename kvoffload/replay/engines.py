@@ -171,7 +171,7 @@ class RowEngine(Engine):
     def serve(self, start: int, stop: int, told: Iterator[Told | None]) -> None:
         """Serve rows in turn, all in one call."""
         rows = self._rows
-        said = [one for one in itertools.islice(told, stop - start) if one is not None] or None
+        said = list(itertools.islice(told, stop - start)) if rows.has_hints else None
         first = rows.on_device(self._slots).hits[start:stop]
         given = rows.keys, rows.starts[start : stop + 1], rows.blocks, first
         served = self._serve_rows(*given, told=said, position=start, lag=self._pending)

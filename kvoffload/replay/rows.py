@@ -126,6 +126,11 @@ class Rows:
             )
         return self._found[slots]
 
+    @property
+    def has_hints(self) -> bool:
+        """Whether the clients of the trace give hints."""
+        return self._trace.hints is not None
+
     def told(self) -> Iterator[Told | None]:
         """Yield the hints of each row, None without hints."""
         hints = self._trace.hints

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.advise import RecordedTrace, engine_of
+from kvoffload.advise import RecordedTrace, advise, engine_of
 from kvoffload.advise.fleet_wording import fleet_findings, fleet_headline
 from kvoffload.advise.fleets import advise_fleet, cases_of, choose_fleet, fleets_of, saving
 from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Setup
@@ -71,6 +71,14 @@ def test_a_cache_that_holds_everything_is_replayed_once():
 def test_stacks_have_the_routers_that_are_compared_by_default():
     assert set(STACK_ROUTERS) >= {"round-robin", "session", "prefix", "events", "cost"}
     assert "earliest" not in STACK_ROUTERS
+
+
+def test_a_fleet_is_compared_with_given_memories_and_is_no_single_engine(trace):
+    setup = replace(SETUP, others=(10 * MIB,))
+    assert setup.memories() == [0, 10 * MIB, 40 * MIB]
+    assert {case.memory for case in cases_of(setup, 1000)} == set(setup.memories())
+    with pytest.raises(ValueError, match="engines must be 0 without a router, got 2"):
+        advise(trace, setup)
 
 
 def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():
