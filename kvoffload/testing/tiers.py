@@ -20,7 +20,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,11 @@ from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
 from kvoffload.tiers.local.memory import SecondRegion
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import TierKeywords, TierOptions
 from kvoffload.tiers.region import Region
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["FaultyTier", "TierConformance", "tier_machine"]
 
@@ -121,35 +124,24 @@ class FaultyTier(ComposedTier):
         Most bytes of blocks that are kept.
     policy : str, type or CachePolicy
         Which blocks stay.
-    threads : int
-        Number of threads, each of which a hang can hold up.
     namespace : Namespace
         The meaning of the bytes.
-    name : str
-        Label in metrics, events and logs.
-    enable_events : bool
-        Whether `take_events` reports events.
-    staging_bytes : int
-        Bytes of the tier's own buffers.
-    ack : str
-        When a put ends: ``"copied"`` or ``"stored"``.
+    **keywords
+        The options of `TierOptions`; by default ``threads=4``, each of which a hang can hold up,
+        and ``name="faulty"``.
     """
 
     def __init__(
         self,
         capacity_bytes: int,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
-        threads: int = 4,
         *,
         namespace: Namespace,
-        name: str = "faulty",
-        enable_events: bool = False,
-        staging_bytes: int = STAGING_BYTES,
-        ack: str = "copied",
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
         num_slots = check_num_slots(check_int("capacity_bytes", capacity_bytes, 0), block_bytes)
-        options = TierOptions.read(threads, name, staging_bytes, ack, enable_events=enable_events)
+        options = TierOptions.of(keywords, name="faulty", threads=4)
         jobs = Jobs(options, block_bytes)
         twin = chosen()
         manager = make_manager(policy, num_slots, twin)

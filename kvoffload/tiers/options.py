@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
 
 from kvoffload._checks import check_bool, check_int
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_QUEUED_BYTES",
     "STAGING_BYTES",
     "Readers",
+    "TierKeywords",
     "TierOptions",
     "open_tier",
     "read_options",
@@ -38,6 +39,18 @@ STAGING_BYTES = 128 * 2**20
 """Default bytes of a tier's staging buffers."""
 MAX_QUEUED_BYTES = 8 * 2**30
 """Default of the most bytes in jobs that have not ended; further blocks are `Status.FULL`."""
+
+
+class TierKeywords(TypedDict, total=False):
+    """The keywords of tiers' constructors: those of `TierOptions`, whose sizes may be text."""
+
+    threads: int
+    name: str
+    staging_bytes: int | str
+    ack: str
+    enable_events: bool
+    max_queued_bytes: int | str
+    generation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +103,15 @@ class TierOptions:
         Generation.of(self.generation)
 
     @classmethod
-    def read(
-        cls,
-        threads: int,
-        name: str,
-        staging_bytes: int | str = STAGING_BYTES,
-        ack: str = "copied",
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        *,
-        enable_events: bool = False,
-        generation: str = "",
-    ) -> TierOptions:
-        """Return options for a tier's constructor, whose sizes may be text."""
-        staging = check_size("staging_bytes", staging_bytes)
-        queued = check_size("max_queued_bytes", max_queued_bytes)
-        return cls(
-            threads,
-            name,
-            staging,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=queued,
-            generation=generation,
-        )
+    def of(cls, keywords: TierKeywords, *, name: str, threads: int) -> TierOptions:
+        """Return the options that a tier's constructor was given, with the defaults of that tier.
+
+        Sizes may be text.
+        """
+        given: dict[str, Any] = {"name": name, "threads": threads, **keywords}
+        for size in given.keys() & {"staging_bytes", "max_queued_bytes"}:
+            given[size] = check_size(size, given[size])
+        return cls(**given)
 
     @property
     def ack_copied(self) -> bool:

@@ -99,7 +99,9 @@ def attack(opener: Callable[[Namespace], RemoteTier], times: int) -> None:
 @pytest.mark.attack
 def test_one_directory(tmp_path: Path) -> None:
     attack(
-        lambda namespace: DirectoryTier(tmp_path, 2**30, 4, namespace=namespace, ack="stored"),
+        lambda namespace: DirectoryTier(
+            tmp_path, 2**30, threads=4, namespace=namespace, ack="stored"
+        ),
         rounds(2000),
     )
     for namespace in NAMESPACES:
@@ -113,7 +115,7 @@ def test_one_directory_that_is_swept_meanwhile(tmp_path: Path) -> None:
     """Room for half of the blocks, and sweeps all the time."""
     attack(
         lambda namespace: DirectoryTier(
-            tmp_path, 24 * BLOCK, 4, namespace=namespace, ack="stored", sweep_s=0.01
+            tmp_path, 24 * BLOCK, threads=4, namespace=namespace, ack="stored", sweep_s=0.01
         ),
         rounds(1000),
     )
@@ -127,7 +129,7 @@ def test_one_redis_server() -> None:
     with redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru") as server:
         attack(
             lambda namespace: RedisTier(
-                f"redis://127.0.0.1:{server.port}", 2, namespace=namespace, ack="stored"
+                f"redis://127.0.0.1:{server.port}", threads=2, namespace=namespace, ack="stored"
             ),
             rounds(2000),
         )
@@ -142,7 +144,7 @@ def test_one_redis_server_that_evicts() -> None:
     with redis_server("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as server:
         attack(
             lambda namespace: RedisTier(
-                f"redis://127.0.0.1:{server.port}", 2, namespace=namespace, ack="stored"
+                f"redis://127.0.0.1:{server.port}", threads=2, namespace=namespace, ack="stored"
             ),
             rounds(500),
         )
@@ -156,7 +158,7 @@ def test_one_bucket() -> None:
         make_bucket(server)
         attack(
             lambda namespace: ObjectTier(
-                "s3://blocks/kv", 2, namespace=namespace, ack="stored", **s3_options(server)
+                "s3://blocks/kv", threads=2, namespace=namespace, ack="stored", **s3_options(server)
             ),
             rounds(60),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +15,13 @@ from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import ComposedTier, check_region
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import LOCAL, MAX_QUEUED_BYTES, Readers, TierOptions, read_options
+from kvoffload.tiers.options import LOCAL, Readers, TierKeywords, TierOptions, read_options
 from kvoffload.tiers.region import Region
 
 from .index import Index, LocalMedium, check_num_slots, make_manager
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["MemoryTier", "SecondRegion"]
 
@@ -31,16 +35,15 @@ class MemoryTier(ComposedTier):
         Most bytes of blocks; a remainder smaller than a block is not used.
     policy : str, type or CachePolicy
         The policy that decides which blocks stay, as ``cache_policy`` of `CPUOffloadingManager`.
-    threads : int
-        Number of threads that copy, >= 1.
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     memory : Region, optional
         The second region, with blocks of the same size; by default it is allocated.
-    name, enable_events, max_queued_bytes, generation
-        As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
+    **keywords
+        The options of `TierOptions`, whose sizes may be text; by default ``threads=2`` and
+        ``name="memory"``. The tier is direct, so ``staging_bytes`` and ``ack`` have no effect.
 
     Raises
     ------
@@ -51,33 +54,23 @@ class MemoryTier(ComposedTier):
 
     Notes
     -----
-    The tier is direct. Its blocks do not outlive it, so `forget` is certain at once.
+    Its blocks do not outlive it, so `forget` is certain at once.
     """
 
     def __init__(
         self,
         capacity_bytes: int | str,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
-        threads: int = 2,
         *,
         namespace: Namespace,
         memory: Region | None = None,
-        name: str = "memory",
-        enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        generation: str = "",
         twin: Twin | None = None,
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, block_bytes)
         num_slots = check_num_slots(capacity_bytes, block_bytes)
-        options = TierOptions.read(
-            threads,
-            name,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-            generation=generation,
-        )
+        options = TierOptions.of(keywords, name="memory", threads=2)
         if memory is not None:
             check_region("memory", memory, block_bytes)
             num_slots = min(num_slots, memory.num_blocks)

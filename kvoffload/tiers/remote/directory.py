@@ -37,7 +37,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
@@ -48,10 +48,9 @@ from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
 from kvoffload.tiers.options import (
-    MAX_QUEUED_BYTES,
     STAGED,
-    STAGING_BYTES,
     Readers,
+    TierKeywords,
     TierOptions,
     read_options,
     whole_number,
@@ -61,6 +60,9 @@ from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 from .store import ForeignNamespaceError, RemoteStore
 from .sweeper import Sweeper, is_generation
 from .tier import RemoteTier
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DirectoryTier", "delete_blocks"]
 
@@ -304,15 +306,14 @@ class DirectoryTier(RemoteTier):
     capacity_bytes : int or str
         Most bytes of blocks of this namespace, by any writer, that a sweep leaves; each block takes
         another page of 4096 bytes. All tiers of a namespace should have the same capacity.
-    threads : int
-        Number of threads that read and write, >= 1.
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     sweep_s : float
         Seconds between two sweeps. A tier that has written a sixteenth of the capacity since its
         last sweep sweeps earlier.
-    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
-        As in `TierOptions`; sizes may be text. This tier is always staged.
+    **keywords
+        The options of `TierOptions`, whose sizes may be text; by default ``threads=8`` and
+        ``name="directory"``. This tier is always staged.
 
     Raises
     ------
@@ -329,29 +330,15 @@ class DirectoryTier(RemoteTier):
         self,
         path: str | Path,
         capacity_bytes: int | str,
-        threads: int = 8,
         *,
         namespace: Namespace,
         sweep_s: float = SWEEP_S,
-        staging_bytes: int | str = STAGING_BYTES,
-        ack: str = "copied",
-        name: str = "directory",
-        enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        generation: str = "",
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         path = check_path(path)
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
-        options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            max_queued_bytes,
-            enable_events=enable_events,
-            generation=generation,
-        )
+        options = TierOptions.of(keywords, name="directory", threads=8)
         self._files = files = DirectoryStore(namespace, Path(path))
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, namespace.block_bytes)
         max_blocks = capacity_bytes // namespace.block_bytes

@@ -29,7 +29,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kvoffload._extras import require
@@ -40,10 +40,9 @@ from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
-    MAX_QUEUED_BYTES,
     STAGED,
-    STAGING_BYTES,
     Readers,
+    TierKeywords,
     TierOptions,
     flag,
     read_options,
@@ -56,6 +55,9 @@ from ._objects_worker import Item
 from .objects_client import Answer, ObjectsClient
 from .store import RemoteStore
 from .tier import RemoteTier
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["ObjectTier", "delete_blocks"]
 
@@ -240,8 +242,6 @@ class ObjectTier(RemoteTier):
     ----------
     url : str
         ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``.
-    threads : int
-        Number of threads; each makes 16 requests at once.
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     config : mapping, optional
@@ -249,8 +249,9 @@ class ObjectTier(RemoteTier):
         ones come from the environment (``AWS_ACCESS_KEY_ID`` and the like).
     client_options : mapping, optional
         Settings of obstore's client, such as ``allow_http``.
-    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
-        As in `TierOptions`; sizes may be text. This tier is always staged.
+    **keywords
+        The options of `TierOptions`, whose sizes may be text; by default ``threads=4`` and
+        ``name="objects"``. Each thread makes 16 requests at once. This tier is always staged.
 
     Raises
     ------
@@ -276,34 +277,20 @@ class ObjectTier(RemoteTier):
     def __init__(
         self,
         url: str,
-        threads: int = 4,
         *,
         namespace: Namespace,
         config: Mapping[str, Any] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        staging_bytes: int | str = STAGING_BYTES,
-        ack: str = "copied",
-        name: str = "objects",
-        enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        generation: str = "",
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         address = _public(url)
         settings = _settings(url, config or {}, client_options or {})
-        options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            max_queued_bytes,
-            enable_events=enable_events,
-            generation=generation,
-        )
-        requests = threads * BLOCKS_PER_CALL
+        options = TierOptions.of(keywords, name="objects", threads=4)
+        requests = options.threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
         moving = min(requests, staging_buffers(options.staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
-        store = ObjectStore(namespace, ObjectsClient(settings, threads, memory_bytes))
+        store = ObjectStore(namespace, ObjectsClient(settings, options.threads, memory_bytes))
         store.place = address
         super().__init__(store, options)
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kvoffload._extras import require
@@ -34,16 +34,18 @@ from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
 from kvoffload.tiers.options import (
-    MAX_QUEUED_BYTES,
     STAGED,
-    STAGING_BYTES,
     Readers,
+    TierKeywords,
     TierOptions,
     read_options,
 )
 
 from .store import RemoteStore
 from .tier import RemoteTier
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["RedisTier", "delete_blocks"]
 
@@ -335,8 +337,6 @@ class RedisTier(RemoteTier):
     url : str
         ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` for TLS, or
         ``unix://path``, as for ``redis.from_url``.
-    threads : int
-        Number of connections, each with a thread.
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block, at most 512 MB.
     prefix : str
@@ -344,8 +344,9 @@ class RedisTier(RemoteTier):
     connection_options : mapping, optional
         Further arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
         ``ssl_ca_certs``.
-    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
-        As in `TierOptions`; sizes may be text. This tier is always staged.
+    **keywords
+        The options of `TierOptions`, whose sizes may be text; by default ``threads=4`` and
+        ``name="redis"``. Each thread has a connection. This tier is always staged.
 
     Raises
     ------
@@ -366,31 +367,17 @@ class RedisTier(RemoteTier):
     def __init__(
         self,
         url: str,
-        threads: int = 4,
         *,
         namespace: Namespace,
         prefix: str = "kvoffload",
         connection_options: Mapping[str, Any] | None = None,
-        staging_bytes: int | str = STAGING_BYTES,
-        ack: str = "copied",
-        name: str = "redis",
-        enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        generation: str = "",
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         settings = {**_parse(url), **(connection_options or {})}
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
-        options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            max_queued_bytes,
-            enable_events=enable_events,
-            generation=generation,
-        )
-        store = RedisStore(namespace, settings, prefix=prefix, connections=threads)
+        options = TierOptions.of(keywords, name="redis", threads=4)
+        store = RedisStore(namespace, settings, prefix=prefix, connections=options.threads)
         store.place = _public(url)
         super().__init__(store, options)
 

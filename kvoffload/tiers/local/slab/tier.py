@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +40,9 @@ from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, mak
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
-    MAX_QUEUED_BYTES,
     STAGED,
-    STAGING_BYTES,
     Readers,
+    TierKeywords,
     TierOptions,
     flag,
     read_options,
@@ -52,6 +52,9 @@ from kvoffload.tiers.seal import SEAL_BYTES
 
 from .files import SlabFiles, check_space
 from .layout import STAMP_BYTES, record_offset
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["FileTier"]
 
@@ -83,8 +86,6 @@ class FileTier(ComposedTier):
     policy : str, type or CachePolicy
         The policy that decides which blocks stay, as ``cache_policy`` of `CPUOffloadingManager`.
         One with admission may decline blocks.
-    threads : int
-        Number of threads that read and write, >= 1. If there are more than two, two never write.
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     staged : bool
@@ -92,10 +93,11 @@ class FileTier(ComposedTier):
         region's memory, at the cost of a copy. By default they move directly if the file system
         supports ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of
         4096.
-    staging_bytes, ack, name, enable_events, max_queued_bytes, generation
-        As in `TierOptions`; sizes may be text.
     twin : Twin, optional
         The implementation; by default that of this process.
+    **keywords
+        The options of `TierOptions`, whose sizes may be text; by default ``threads=8`` and
+        ``name="disk"``.
 
     Attributes
     ----------
@@ -123,32 +125,18 @@ class FileTier(ComposedTier):
         path: str | Path,
         capacity_bytes: int | str,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
-        threads: int = 8,
         *,
         namespace: Namespace,
         staged: bool = False,
-        staging_bytes: int | str = STAGING_BYTES,
-        ack: str = "copied",
-        name: str = "disk",
-        enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
-        generation: str = "",
         twin: Twin | None = None,
+        **keywords: Unpack[TierKeywords],
     ) -> None:
         path = check_path(path)
         check_namespace(namespace)
         slot_bytes = round_up(namespace.block_bytes)
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
-        options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            max_queued_bytes,
-            enable_events=enable_events,
-            generation=generation,
-        )
+        options = TierOptions.of(keywords, name="disk", threads=8)
         twin = chosen_or(twin)
         check_space(path, namespace, num_slots)
         manager = make_manager(policy, num_slots, twin)
