@@ -16,12 +16,16 @@ from typing import Any
 
 import click
 
+from kvoffload import IMPLEMENTATION
 from kvoffload._extras import require
 from kvoffload.replay.processes import DifferentMachineError, Elsewhere, check_code, code_here
 from kvoffload.traces.lines import STDIN
 
 from ._decoding import Decoding
 from ._terminal import note, progress_bar
+
+FEW_BLOCKS, FEW_BLOCKS_IN_PYTHON = 20_000, 1_000
+"""Most blocks of a trace for which no process is started unless --jobs asks for some."""
 
 CONNECT_SECONDS = 10
 FIRST_NOTE_SECONDS = 5
@@ -55,11 +59,16 @@ class Effort:
 
 @contextlib.contextmanager
 def efforts(
-    jobs: int | None, address: str | None, decoding: Decoding, *, quiet: bool
+    jobs: int | None, address: str | None, decoding: Decoding, num_blocks: int, *, quiet: bool
 ) -> Iterator[Effort]:
-    """Provide what computes: `jobs` processes, by default one per core, or a Dask cluster."""
+    """Provide what computes: `jobs` processes, or a Dask cluster.
+
+    By default one per core, and one for a trace of few blocks, whose replays take less time than
+    another process does to start.
+    """
     with _on_machines(address, decoding, quiet=quiet) as elsewhere:
-        yield Effort(jobs or _usable_cores(), elsewhere, quiet)
+        few = FEW_BLOCKS if IMPLEMENTATION == "compiled" else FEW_BLOCKS_IN_PYTHON
+        yield Effort(jobs or (1 if num_blocks <= few else _usable_cores()), elsewhere, quiet)
 
 
 def _usable_cores() -> int:

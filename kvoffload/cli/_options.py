@@ -442,7 +442,7 @@ def step_tokens_option(
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Processes that share the work; one per usable CPU core by default.",
+    help="Processes that share the work; by default one per usable CPU core, one for few blocks.",
 )
 
 

@@ -351,7 +351,7 @@ def advise(
             "hints_text": hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
-        with efforts(jobs, dask, decoding, quiet=quiet) as effort:
+        with efforts(jobs, dask, decoding, recorded.trace.num_blocks, quiet=quiet) as effort:
             if None in capacities:
                 knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))

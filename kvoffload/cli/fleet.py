@@ -362,7 +362,7 @@ def fleet(
     _check(decoded, cells[0][0])
     note_limits(decoded, {one: given for one, given, _ in cells}, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    with efforts(jobs, dask, decoding, quiet=quiet) as effort:
+    with efforts(jobs, dask, decoding, decoded.num_blocks, quiet=quiet) as effort:
         results = _replayed(decoded, [one for one, _, _ in cells], effort)
     view = Fleets(
         source,

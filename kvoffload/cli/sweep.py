@@ -253,7 +253,7 @@ def sweep(
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is still printed
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
-    with efforts(jobs, dask, decoding, quiet=quiet) as effort:
+    with efforts(jobs, dask, decoding, decoded.num_blocks, quiet=quiet) as effort:
         found = _results(decoded, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
     view = Swept(source, decoded, known, rows, cache.text(known.count), order_object(survey), hints)

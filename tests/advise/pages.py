@@ -1,5 +1,6 @@
 """Reports for the tests: one made from a replay, and one whose every foreign string is hostile."""
 
+import functools
 from dataclasses import replace
 
 from kvoffload.advise import (
@@ -29,18 +30,18 @@ VARIANTS = ("lru", "hit-density?ghosts=1.25&guard=0", "hit-density?ghosts=1.75&g
 def subject(requests=300, memory=MEMORY, name="chats.jsonl", **more):
     engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048, engine=engine, **more)
+    found, alone, more = replays(requests, setup)
+    command = f"kvoffload advise {name}"
+    return Subject(name, found, None, "bfloat16", command, alone=alone, details=more)
+
+
+@functools.cache
+def replays(requests, setup):
+    """Return the advice behind a cache on the accelerator and without one, and its details."""
     recorded = RecordedTrace.of(Workload(requests, seed=3))
-    behind = replace(setup, device_memory=memory // 4)
-    found = advise(recorded, behind)
-    return Subject(
-        name,
-        found,
-        None,
-        "bfloat16",
-        f"kvoffload advise {name}",
-        alone=advise(recorded, setup),
-        details=details(recorded, found, Disk(10 * memory, ("lru", "hit-density"))),
-    )
+    found = advise(recorded, replace(setup, device_memory=setup.memory // 4))
+    disk = Disk(10 * setup.memory, ("lru", "hit-density"))
+    return found, advise(recorded, setup), details(recorded, found, disk)
 
 
 def page(**arguments):
@@ -53,12 +54,16 @@ def hostile_page():
 
 
 def fleet_subject(name="chats.jsonl", **more):
+    return FleetSubject(name, fleets(), None, "bfloat16", f"kvoffload advise {name}", **more)
+
+
+@functools.cache
+def fleets():
+    """Return the advice on four engines."""
     engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
     tiers = (None, FleetTier("shared", 10 * MEMORY))
     setup = Setup(MEMORY // 20, 512, 2048, engines=4, engine=engine, tiers=tiers)
-    recorded = RecordedTrace.of(Workload(300, seed=3), arrivals=True)
-    advice = advise_fleet(recorded, setup)
-    return FleetSubject(name, advice, None, "bfloat16", f"kvoffload advise {name}", **more)
+    return advise_fleet(RecordedTrace.of(Workload(300, seed=3), arrivals=True), setup)
 
 
 def fleet_page():

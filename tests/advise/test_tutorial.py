@@ -64,6 +64,7 @@ def shown_policies(shown):
 
 
 @needs_trace
+@pytest.mark.thorough
 def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     text = (ROOT / "docs/tutorial/from-trace-to-configuration.md").read_text(encoding="utf-8")

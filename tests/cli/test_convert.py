@@ -324,8 +324,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("command", ["info", "replay", "advise --kv-bytes-per-token=1KiB"])
-@pytest.mark.parametrize("stdin", [False, True])
+@pytest.mark.parametrize(
+    ("command", "stdin"),
+    [("info", True), ("replay", False), ("advise --kv-bytes-per-token=1KiB", False)],
+)
 def test_a_log_shows_progress_while_it_is_read(tmp_path, command, stdin):
     path = tmp_path / "chats.jsonl"
     rows = ({"ts": 999 - number, "prompt": f"{number} {'x' * 99}"} for number in range(999))

@@ -137,6 +137,7 @@ def test_sessions_with_hints(
     assert rules == {"hit-density"} or "guard=0" not in options
 
 
+@pytest.mark.thorough
 def test_many_sessions_with_hints(twins: Twins, seed: int) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 2000, "hit-density"))
     replay(pair, seed, 2500, 400, every=400)

@@ -75,7 +75,7 @@ def test_the_first_requests_of_real_traces(
     if not trace_path(trace_name).exists():
         pytest.skip(f"no {trace_name} in the folder that KVOFFLOAD_TRACES names")
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name))
-    stats = replay(pair, trace(trace_name, 250))
+    stats = replay(pair, trace(trace_name, 150))
     assert stats["evicted_blocks"] > 0
 
 

@@ -48,6 +48,7 @@ def test_the_page_has_the_table_that_its_command_prints() -> None:
     assert printed in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_each_ablation_takes_its_rule_out(tmp_path: Path) -> None:
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
     pytest.importorskip("tests._compiled", reason="needs compiled twins", exc_type=ImportError)

@@ -1,6 +1,7 @@
 """The direction of imports in the source tree."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_imports_run_one_way() -> None:
     assert [fault for path in LIBRARY for fault in faults(path)] == []
 
 
+@functools.cache
 def private_names(package: str) -> set[str]:
     """Return the private methods and attributes that the classes of a package define."""
     found = set()
@@ -162,14 +164,17 @@ def private_names(package: str) -> set[str]:
     return found
 
 
-def foreign_names(path: Path) -> Iterator[str]:
-    """Yield the private attributes of objects other than its own that a file uses."""
+@functools.cache
+def foreign_names(path: Path) -> frozenset[str]:
+    """Return the private attributes of objects other than its own that a file uses."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
             holder = node.value
             is_super = isinstance(holder, ast.Call) and ast.unparse(holder.func) == "super"
             if not is_super and ast.unparse(holder) not in ("self", "cls"):
-                yield node.attr
+                found.add(node.attr)
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("package", ["managers", "policies"])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DRAWN = """
 import random
@@ -38,6 +40,7 @@ def drawn(folder: Path, *options: str, before: str = "") -> str:
     return found.read_text()
 
 
+@pytest.mark.thorough
 def test_runs_draw_the_same_values(tmp_path: Path) -> None:
     first = drawn(tmp_path)
     assert drawn(tmp_path, before="import tests.parts, kvoffload.traces") == first

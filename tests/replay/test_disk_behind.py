@@ -64,8 +64,7 @@ def test_host_memory_hits_as_without_a_disk(policy: str, device: int) -> None:
     assert alone.host_hits > alone.tier_hits == alone.tier_stored == 0
 
 
-@pytest.mark.parametrize("device", [0, 100])
-@pytest.mark.parametrize("policy", ["lru", "hit-density", "arc"])
+@pytest.mark.parametrize(("policy", "device"), [("lru", 0), ("hit-density", 100), ("arc", 100)])
 def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: int) -> None:
     """Steps of 16 blocks: a prompt can push out its own head."""
     trace = decoded("lmcache_agents_64c")

@@ -483,6 +483,7 @@ BLOCK_TOKENS = {"lmcache_agents_64c": 16, "mooncake_conversation": 512, "weka_cc
 TOKEN_BYTES = 262_144
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CELLS)
 def test_published_cells_are_met(name) -> None:
     path = FOLDER / f"{name}.jsonl.gz"

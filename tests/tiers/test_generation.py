@@ -220,6 +220,7 @@ def of_place(place: Place) -> Opener:
     return lambda _, generation: place.opener(namespace=NAMESPACE, threads=1, generation=generation)
 
 
+@pytest.mark.attack
 def test_no_block_of_other_weights_is_served_in_memory(seed: int) -> None:
     """Stated: 10,000 sequences."""
     times, served = rounds(10_000), 0

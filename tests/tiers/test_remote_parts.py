@@ -25,7 +25,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.verdicts import HIT_S, MISS_S, Verdicts
-from tests.tiers.inside import doubt
+from tests.tiers.inside import ask_anew, doubt
 
 from .test_tiered_store import KEYS, Engine
 
@@ -272,6 +272,7 @@ def test_a_directory_that_grows_is_swept_before_the_period(
         run(tier, tier.put(keys, range(64)))
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
+            ask_anew(tier)
             done = run(tier, tier.query(keys))
             if not tier.stats()["unsettled_jobs"] and (done.status == Status.OK).sum() <= 32 + 2:
                 break

@@ -371,7 +371,7 @@ def serve_sessions(manager: Any, rows: list[Row], at: str) -> float:
 
 @pytest.mark.parametrize("at", ["begin", "finish"])
 @pytest.mark.parametrize("tells", ["ends", "returns", "all"])
-@pytest.mark.parametrize("policy", ["lru", "slru", "hit-density"])
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
 def test_a_miniature_of_every_block_hears_what_a_manager_hears(
     twin: ModuleType, policy: str, tells: str, at: str
 ) -> None:
@@ -401,6 +401,7 @@ def test_a_miniature_of_every_block_hears_what_a_manager_hears(
 @pytest.mark.parametrize("at", ["begin", "finish"])
 @pytest.mark.parametrize("tells", ["ends", "all"])
 @pytest.mark.parametrize("policy", ["lru", "hit-density"])
+@pytest.mark.thorough
 def test_points_cover_what_managers_hit_that_hear_the_same(
     twins: tuple[ModuleType, ModuleType], policy: str, tells: str, at: str
 ) -> None:
