@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from kvoffload.replay import Configuration, DecodedTrace  # noqa: E402 - beside this folder
 from kvoffload.replay.loop import Replays  # noqa: E402
-from kvoffload.traces import Trace, write_oracle_general  # noqa: E402
+from kvoffload.traces import Trace  # noqa: E402
+from kvoffload.traces.oracle_general import write_oracle_general  # noqa: E402
 
 POLICIES = {
     "lru": libcachesim.LRU,

@@ -84,13 +84,13 @@ MEMBERS = {
 UNSHOWN = {  # members that other parts of the library use
     "kvoffload.advise.Advice": "device_hits",
     "kvoffload.advise.Setup": "capped, replays_per_memory",
-    "kvoffload.replay.Arrivals": "has_sessions",
+    "kvoffload.replay.arrivals.Arrivals": "has_sessions",
     "kvoffload.replay.Configuration": "check_trace, costs, is_in_turn, spec",
     "kvoffload.replay.GroupChunks": "hit_name, hit_unit, is_bounded, kept_on_device, "
     "loaded_chunks, offers_by_step, retention_multiple, slot_name",
     "kvoffload.replay.Result": "of, unit",
-    "kvoffload.replay.RouterSpec": "router, sees",
-    "kvoffload.replay.Told": "at_begin, at_finish, now_s",
+    "kvoffload.replay.routers.RouterSpec": "router, sees",
+    "kvoffload.replay.hints.Told": "at_begin, at_finish, now_s",
     "kvoffload.replay.durations.DurationHistogram": "add",
     "kvoffload.tiers.DirectoryTier": "folder",
     "kvoffload.tiers.Region": "views_unchecked",

@@ -21,7 +21,8 @@ import numpy as np
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import FaultyTier
-from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredRequest, TieredStore
+from kvoffload.tiers import FileTier, Namespace, Region, TieredStore
+from kvoffload.tiers.tiered_store import Fetched, TieredRequest
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 16_384

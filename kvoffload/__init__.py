@@ -34,9 +34,7 @@ from .types import BlockIDsLoadStoreSpec as BlockIDsLoadStoreSpec
 from .types import BlockStatus as BlockStatus
 from .types import CPULoadStoreSpec as CPULoadStoreSpec
 from .types import GPULoadStoreSpec as GPULoadStoreSpec
-from .types import HintGain as HintGain
 from .types import Hints as Hints
-from .types import HintSource as HintSource
 from .types import LoadStoreSpec as LoadStoreSpec
 from .types import OffloadingEvent as OffloadingEvent
 from .types import PrepareStoreOutput as PrepareStoreOutput
@@ -63,8 +61,6 @@ if not _typing.TYPE_CHECKING:  # type checkers infer public names from the impor
         "CPUOffloadingManager",
         "CachePolicy",
         "GPULoadStoreSpec",
-        "HintGain",
-        "HintSource",
         "Hints",
         "LRUOffloadingManager",
         "LoadStoreSpec",

@@ -8,9 +8,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
-
-class MissingExtraError(ImportError):
-    """A feature needs an extra, or the extensions, that this installation lacks."""
+from kvoffload.errors import MissingExtraError
 
 
 def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:

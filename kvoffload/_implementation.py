@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from kvoffload._extras import MissingExtraError
+from kvoffload.errors import MissingExtraError
 
 __all__ = ["IMPLEMENTATION", "VARIABLE", "import_compiled", "require_compiled"]
 

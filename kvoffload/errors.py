@@ -11,6 +11,7 @@ __all__ = [
     "BlockNotFoundError",
     "BlockNotPinnedError",
     "BlockNotReadyError",
+    "MissingExtraError",
     "OffloadError",
     "PolicyError",
     "RefCountOverflowError",
@@ -57,6 +58,10 @@ class BackendError(OffloadError, RuntimeError):
 
 class PolicyError(OffloadError, RuntimeError):
     """A user's policy broke its contract, or a call would change a policy that a manager owns."""
+
+
+class MissingExtraError(ImportError):
+    """A feature needs an extra, or the extensions, that this installation lacks."""
 
 
 def describe(value: object) -> str:

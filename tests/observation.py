@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload import BlockStatus, HintGain, HintSource, OffloadError
+from kvoffload import BlockStatus, OffloadError
+from kvoffload.types import HintGain, HintSource
 
 PARTS = ("policy", "backend")
 """Attributes of a manager that are observed in turn."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import Configuration, Result, Tier, stack_distances
+from kvoffload.replay import Configuration, Result, Tier
 from kvoffload.replay.loop import Replays
+from kvoffload.replay.offline import stack_distances
 from kvoffload.replay.results import Log, percentiles
 
 from .advice import LEAST_SECONDS, Advice, RecordedTrace

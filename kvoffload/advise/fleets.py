@@ -12,18 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kvoffload.replay import (
-    Configuration,
-    GroupChunks,
-    Result,
-    Tier,
-    parse_router,
-    replay,
-    replay_all,
-)
+from kvoffload.replay import Configuration, GroupChunks, Result, Tier, replay, replay_all
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.processes import Elsewhere
-from kvoffload.replay.routers import ROUTERS
+from kvoffload.replay.routers import ROUTERS, parse_router
 
 from .advice import (
     LEAST_REQUESTS,

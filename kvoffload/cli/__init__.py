@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from kvoffload._extras import MissingExtraError, require
+    from kvoffload._extras import require
+    from kvoffload.errors import MissingExtraError
 
     try:
         require("click", "the command")

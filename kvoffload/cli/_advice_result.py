@@ -7,7 +7,8 @@ from dataclasses import asdict, fields, replace
 
 import click
 
-from kvoffload.advise import Advice, Cell
+from kvoffload.advise import Advice
+from kvoffload.advise.advice import Cell
 from kvoffload.advise.answer import Answer, Table, TableCell
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details

@@ -16,9 +16,9 @@ import click
 
 import kvoffload
 from kvoffload import IMPLEMENTATION, PolicyError, __version__
-from kvoffload._extras import MissingExtraError
 from kvoffload._interrupts import INTERRUPTED
 from kvoffload._printable import printable
+from kvoffload.errors import MissingExtraError
 
 from ._group import SUMMARIES, RootGroup, present_name
 

@@ -13,9 +13,10 @@ import click
 from kvoffload._sizes import parse_size
 from kvoffload.advise.setup import Prices
 from kvoffload.errors import describe
-from kvoffload.replay import Configuration, DecodedTrace, parse_router
+from kvoffload.replay import Configuration, DecodedTrace
 from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.configuration import MOST_ENGINES
+from kvoffload.replay.routers import parse_router
 
 from ._options import Capacity, read_capacity, read_policy, value_of, values_of
 from ._terminal import note

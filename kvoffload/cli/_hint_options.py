@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from kvoffload.advise.units import percent_text
-from kvoffload.replay import HintOptions, TraceHints
-from kvoffload.replay.hints import HINT_KINDS, NothingToldError
+from kvoffload.replay import HintOptions
+from kvoffload.replay.hints import HINT_KINDS, NothingToldError, TraceHints
 
 _NAMES = ("noise", "share", "liars", "seed")
 _NONE = "none"

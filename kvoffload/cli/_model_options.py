@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from kvoffload.advise import ModelShape, model_shape
-from kvoffload.advise.model_shape import DTYPE_BYTES
+from kvoffload.advise import model_shape
+from kvoffload.advise.model_shape import DTYPE_BYTES, ModelShape
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe

@@ -8,18 +8,10 @@ from typing import Any
 
 import click
 
-from kvoffload.advise import (
-    Accelerator,
-    Advice,
-    Disk,
-    RecordedTrace,
-    Setup,
-    accelerator_names,
-    details,
-    engine_of,
-)
+from kvoffload.advise import Advice, Disk, RecordedTrace, Setup, details, engine_of
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
+from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
 from kvoffload.advise.answer import Answer
 from kvoffload.advise.choice import POLICIES

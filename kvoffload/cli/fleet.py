@@ -13,15 +13,8 @@ from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.fleets import BUSY
 from kvoffload.advise.setup import LINK_BANDWIDTH, Prices
-from kvoffload.replay import (
-    Configuration,
-    DecodedTrace,
-    HintOptions,
-    NoSessionsError,
-    Result,
-    Tier,
-    replay_all,
-)
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, Tier, replay_all
+from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
 from ._decoding import Decoding, decode

@@ -6,7 +6,9 @@ from collections import Counter
 
 import click
 
-from kvoffload.advise import ModelShape, model_names, model_shape
+from kvoffload.advise import model_shape
+from kvoffload.advise.model_shape import ModelShape
+from kvoffload.advise.models import model_names
 
 from ._options import examples, json_option
 from ._output import check_outputs

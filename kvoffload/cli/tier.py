@@ -11,8 +11,7 @@ import click
 
 from kvoffload._printable import printable
 from kvoffload.advise.units import bytes_text, percent_text
-from kvoffload.errors import describe
-from kvoffload.traces import MissingExtraError
+from kvoffload.errors import MissingExtraError, describe
 
 from ._group import Group
 from ._options import examples, json_option, quiet_option

@@ -24,13 +24,12 @@ from .remote.redis import RedisTier
 from .remote.store import RemoteStore
 from .remote.tier import RemoteTier
 from .seal import stored_key
-from .tiered_store import Fetched, TieredRequest, TieredStore
+from .tiered_store import TieredStore
 
 __all__ = [
     "Block",
     "DirectoryTier",
     "Done",
-    "Fetched",
     "FileTier",
     "Health",
     "MemoryTier",
@@ -49,7 +48,6 @@ __all__ = [
     "TierInterruptedError",
     "TierOptions",
     "TierSpaceError",
-    "TieredRequest",
     "TieredStore",
     "open_tier",
     "read_options",

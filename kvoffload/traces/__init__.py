@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from kvoffload._extras import MissingExtraError
-
 from .errors import TraceError
 from .merged import MergedTrace
-from .oracle_general import write_oracle_general
 from .prompt_blocks import PromptOptions
 from .prompts import write_prompts
 from .reader import Trace
@@ -19,7 +16,6 @@ from .writer import write_requests, write_trace
 
 __all__ = [
     "MergedTrace",
-    "MissingExtraError",
     "PromptOptions",
     "Request",
     "SessionOptions",
@@ -28,7 +24,6 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "Workload",
-    "write_oracle_general",
     "write_prompts",
     "write_requests",
     "write_trace",

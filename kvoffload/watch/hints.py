@@ -27,10 +27,10 @@ class HeardHints:
         Requests that came back to blocks with a hint of when, since the start or the last reset.
         None if the policy does not rank by such hints.
     factor, requests_per_s : float or None
-        The greatest of the factors of `kvoffload.HintSource`, by which a hint multiplies the chance
-        that a block is used, and the number of requests per stated second at which it does. Hints
-        that mean nothing have a factor between 1 and 2, by chance, or more where sessions return
-        after few fixed times. None without evidence.
+        The greatest of the factors of `kvoffload.types.HintSource`, by which a hint multiplies the
+        chance that a block is used, and the number of requests per stated second at which it does.
+        Hints that mean nothing have a factor between 1 and 2, by chance, or more where sessions
+        return after few fixed times. None without evidence.
     """
 
     source: str | None

@@ -8,7 +8,8 @@ import pytest
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
 from kvoffload.advise.wording import findings
-from kvoffload.replay import Configuration, DecodedTrace, Tier, replay, stack_distances
+from kvoffload.replay import Configuration, DecodedTrace, Tier, replay
+from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
 
 pytestmark = pytest.mark.fast

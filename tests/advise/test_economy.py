@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from kvoffload.advise import Setup, accelerator, accelerator_names, advise, balance, engine_of
+from kvoffload.advise import Setup, accelerator, advise, balance, engine_of
+from kvoffload.advise.accelerators import accelerator_names
 from kvoffload.advise.economy import workers_for
 from kvoffload.advise.models import model_shape
 from kvoffload.advise.subject import Subject

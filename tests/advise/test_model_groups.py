@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.advise import ModelShape, model_names, model_shape
+from kvoffload.advise import model_shape
 from kvoffload.advise.model_groups import Layers, State
+from kvoffload.advise.model_shape import ModelShape
+from kvoffload.advise.models import model_names
 from tests.advise.model_configs import FAMILIES
 
 FULL, WINDOW, STATE = "full", "window", "state"

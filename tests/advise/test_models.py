@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from kvoffload.advise import model_names, model_shape
+from kvoffload.advise import model_shape
+from kvoffload.advise.models import model_names
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from kvoffload.advise.chart import chart
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.report import report_html, write_report
 from kvoffload.advise.units import percent_text
+from kvoffload.errors import MissingExtraError
 from kvoffload.policies import registry
-from kvoffload.traces import MissingExtraError
 
 from .pages import (
     HOSTILE,

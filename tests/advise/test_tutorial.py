@@ -18,14 +18,14 @@ from kvoffload.advise import (
     RecordedTrace,
     Setup,
     accelerator,
-    accelerator_names,
     advise,
     details,
     engine_of,
-    model_names,
     model_shape,
 )
+from kvoffload.advise.accelerators import accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
+from kvoffload.advise.models import model_names
 from kvoffload.advise.subject import Subject
 from kvoffload.cli._advice_result import print_answer
 from kvoffload.policies import registry

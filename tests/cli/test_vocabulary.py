@@ -314,7 +314,8 @@ def test_policies_lists_what_there_is(kvoffload):
 
 
 def test_models_lists_what_there_is(kvoffload):
-    from kvoffload.advise import model_names, model_shape
+    from kvoffload.advise import model_shape
+    from kvoffload.advise.models import model_names
 
     text = kvoffload("models").out
     listed = found(kvoffload("models", "--json"))["models"]

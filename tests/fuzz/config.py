@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kvoffload.advise import ModelShape, model_config, model_fields, model_shape, model_states
-from kvoffload.advise.model_shape import DTYPE_BYTES
+from kvoffload.advise import model_config, model_fields, model_shape, model_states
+from kvoffload.advise.model_shape import DTYPE_BYTES, ModelShape
 
 from .scratch import scratch
 

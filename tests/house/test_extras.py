@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import kvoffload
-from kvoffload._extras import MissingExtraError, require
+from kvoffload._extras import require
+from kvoffload.errors import MissingExtraError
 from kvoffload.traces.lines import zstd_module
 
 pytestmark = pytest.mark.thorough
@@ -100,7 +101,7 @@ def test_a_missing_extra_is_one_line_that_ends_with_what_installs_it_for_this_py
         assert (done.returncode, done.stderr) == (2, f"kvoffload: {hint}\n")
     else:
         last = done.stderr.splitlines()[-1]
-        assert last == f"kvoffload._extras.MissingExtraError: {hint}"
+        assert last == f"kvoffload.errors.MissingExtraError: {hint}"
     assert {path.name for path in tmp_path.iterdir()} == {"trace.jsonl", "trace.zst"}
 
 

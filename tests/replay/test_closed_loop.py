@@ -14,15 +14,14 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import BlockHash, CPUOffloadingManager, Hints, LRUCachePolicy
 from kvoffload.replay import (
-    Arrivals,
     Configuration,
     DecodedTrace,
     GroupChunks,
     HintOptions,
-    NoSessionsError,
     replay,
     replay_all,
 )
+from kvoffload.replay.arrivals import Arrivals, NoSessionsError
 from kvoffload.replay.events import (
     ARRIVAL,
     FINISH,

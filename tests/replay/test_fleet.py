@@ -19,13 +19,12 @@ from kvoffload.replay import (
     GroupChunks,
     GroupLayout,
     HintOptions,
-    NoSessionsError,
     Tier,
-    parse_router,
     replay,
 )
+from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.loop import Replays
-from kvoffload.replay.routers import ROUTERS
+from kvoffload.replay.routers import ROUTERS, parse_router
 from kvoffload.traces import Request, Trace
 
 from . import naive_fleet

@@ -20,10 +20,10 @@ from kvoffload.replay import (
     GroupChunks,
     HintOptions,
     Tier,
-    TraceHints,
     replay,
     replay_all,
 )
+from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.requests import digest_of
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Request

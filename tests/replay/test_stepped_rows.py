@@ -11,8 +11,9 @@ import pytest
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, TraceHints, replay
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay
 from kvoffload.replay.engines import RowEngine, new_engines
+from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.results import COUNTS
 from kvoffload.replay.rows import Rows

@@ -16,16 +16,8 @@ from kvoffload import (
 )
 from kvoffload.policies import registry
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
-from kvoffload.tiers import (
-    Fetched,
-    FileTier,
-    MemoryTier,
-    Namespace,
-    Region,
-    State,
-    TieredStore,
-    TierEvent,
-)
+from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, TieredStore, TierEvent
+from kvoffload.tiers.tiered_store import Fetched
 from tests.differential.workloads import conversations
 from tests.tiers.inside import expire, is_busy, limit_queue, threads_of
 

@@ -20,12 +20,11 @@ from kvoffload.traces import (
     TraceError,
     Workload,
     oracle_general,
-    write_oracle_general,
     write_trace,
 )
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.merged import trace_files
-from kvoffload.traces.oracle_general import RECORDS, is_named_oracle_general
+from kvoffload.traces.oracle_general import RECORDS, is_named_oracle_general, write_oracle_general
 
 pytestmark = pytest.mark.fast
 

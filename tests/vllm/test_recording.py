@@ -23,12 +23,14 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload import CPUBackend, LRUOffloadingManager
+from kvoffload.errors import MissingExtraError
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
-from kvoffload.replay import Configuration, HintOptions, TraceHints, replay
+from kvoffload.replay import Configuration, HintOptions, replay
+from kvoffload.replay.hints import TraceHints
 from kvoffload.testing.policies import check_invariants
-from kvoffload.traces import MissingExtraError, Trace
+from kvoffload.traces import Trace
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk

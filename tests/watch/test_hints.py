@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from kvoffload import Hints, HintSource
+from kvoffload import Hints
 from kvoffload._sampling import secrets_from
 from kvoffload.managers._watching import RELEASED
 from kvoffload.policies._duel_py import _FADE, _Gain
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import TraceRecorder
-from kvoffload.types import MOST_SOURCES
-from kvoffload.watch import HeardHints, Watch
-from kvoffload.watch.hints import heard
+from kvoffload.types import MOST_SOURCES, HintSource
+from kvoffload.watch import Watch
+from kvoffload.watch.hints import HeardHints, heard
 from kvoffload.watch.metrics import samples, source_label
 from tests.blocks import A, B, C, block_hashes
 from tests.differential.pairs import require_equal
