@@ -894,6 +894,13 @@ cdef class CompiledRequest:
             self.load_start, self.load_stop = first, end
         return spec
 
+    def _note_loaded(self, Py_ssize_t start, Py_ssize_t stop):
+        """Note that a part was pinned for the request since the last reset."""
+        self.note_resets()
+        if start < stop:
+            self.loading = self.open_loads() if self.load_stop else self.loading
+            self.load_start, self.load_stop = start, stop
+
     def complete_load(self, start, stop):
         cdef CompiledSteps steps = self.steps
         cdef Py_ssize_t first, end

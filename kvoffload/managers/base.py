@@ -180,6 +180,10 @@ class Request(ABC, Generic[Spec_co]):
         """Note that blocks are being stored for the request, the first at this position."""
         del first
 
+    def _note_loaded(self, start: int, stop: int) -> None:
+        """Note that a part was pinned for the request since the last reset."""
+        del start, stop
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -502,11 +506,15 @@ class CallingRequest(Request[Spec_co]):
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
         start, stop = self._bounds(start, stop)
-        self._note_resets()
         spec = self._manager.prepare_load(self._hashes[start:stop])
+        self._note_loaded(start, stop)
+        return spec
+
+    def _note_loaded(self, start: int, stop: int) -> None:
+        """Note that a part was pinned for the request since the last reset."""
+        self._note_resets()
         if start < stop:
             self._loading.append((start, stop))
-        return spec
 
     def complete_load(self, start: int, stop: int) -> None:
         """Release one pin of each block of a part, also after `finish`."""

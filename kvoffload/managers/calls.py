@@ -13,7 +13,7 @@ from kvoffload.types import BlockHash, Hints
 
 from .base import Request
 
-__all__ = ["begin", "end", "finish", "note_own", "touch_stored", "unshared"]
+__all__ = ["begin", "end", "finish", "note_loaded", "note_own", "touch_stored", "unshared"]
 
 
 def begin(manager: Any, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
@@ -47,6 +47,11 @@ def unshared(manager: Any, hashes: Iterable[bytes]) -> list[BlockHash]:
     """Return the resident blocks that only one session uses, as far as a manager knows."""
     found: list[BlockHash] = manager._unshared(hashes)
     return found
+
+
+def note_loaded(request: Request[Any], start: int, stop: int) -> None:
+    """Note that a part has been pinned for a request, which `Request.complete_load` releases."""
+    request._note_loaded(start, stop)
 
 
 def note_own(request: Request[Any], first: int) -> None:

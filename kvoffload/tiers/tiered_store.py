@@ -22,7 +22,6 @@ import math
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,6 +60,8 @@ __all__ = ["Fetched", "TieredRequest", "TieredStore"]
 
 log = logging.getLogger("kvoffload.tiers")
 
+NO_BLOCKS = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
@@ -89,7 +90,15 @@ class _Fetch:
     hashes: list[BlockHash]
     deadline: float
     hold: Hold[BlockHash]
+    request: Request[BlockIDsLoadStoreSpec] | None  # the one that it is for
+    start: int  # position of its first block in the request
     awaited: set[BlockHash] = field(default_factory=set)
+
+    def end(self, block_ids: npt.NDArray[np.int64]) -> Fetched:
+        """Return its end with these blocks, whose pins are the request's from now on."""
+        if self.request is not None:
+            calls.note_loaded(self.request, self.start, self.start + len(block_ids))
+        return Fetched(self.job, len(block_ids), block_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +134,8 @@ class TieredRequest:
     `stop`, ``0 <= start <= stop <= len(request)``, else ValueError.
 
     Any number of requests may be open, in any order, and several may have the same blocks. After
-    the store's `forget` a request stays open and finds nothing.
+    the store's `forget` a request stays open and finds nothing, and to end the loads and stores
+    that it began before has no effect.
 
     As a context manager, a request finishes at the end of the ``with`` block, also on an exception.
 
@@ -189,7 +199,7 @@ class TieredRequest:
         self._require_open("fetch")
         part, resident = self._part(start, stop), self._store._resident
         fetched = next((at for at, key in enumerate(part) if key not in resident), None)
-        job = self._store._fetch(part, deadline_s)
+        job = self._store._fetch(part, deadline_s, self._request, int(start))
         if fetched is not None:  # not stored by another request
             calls.note_own(self._request, int(start) + fetched)
         return job
@@ -391,7 +401,7 @@ class TieredStore:
         self._jobs: list[dict[int, _Job]] = [{} for _ in self.tiers]
         self._forgotten_jobs = 0  # forgotten jobs that still use blocks of the manager
         self._fetches: dict[int, _Fetch] = {}
-        self._ended: deque[Fetched] = deque()
+        self._ended: list[tuple[_Fetch, npt.NDArray[np.int64]]] = []  # not returned by `step`
         self._next_job = 0
         self._counters = dict.fromkeys(
             ("fetches", "fetched_blocks", "fetch_failed_blocks", "demoted_blocks",
@@ -543,7 +553,13 @@ class TieredStore:
         self._refuse()
         return self._fetch(as_batch(hashes), deadline_s)
 
-    def _fetch(self, batch: Sequence[BlockHash], deadline_s: float | None) -> int:
+    def _fetch(
+        self,
+        batch: Sequence[BlockHash],
+        deadline_s: float | None,
+        request: Request[BlockIDsLoadStoreSpec] | None = None,
+        start: int = 0,
+    ) -> int:
         seconds = check_deadline(deadline_s)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
         if seconds is None:
@@ -552,7 +568,8 @@ class TieredStore:
         self._next_job += 1
         pin, unpin = self.manager.prepare_load, self.manager.complete_load
         hold: Hold[BlockHash] = Hold(pin, unpin, self._room)
-        fetch = _Fetch(self._next_job, list(batch), time.monotonic() + seconds, hold)
+        until = time.monotonic() + seconds
+        fetch = _Fetch(self._next_job, list(batch), until, hold, request, start)
         self._counters["fetches"] += 1
         self._fetches[fetch.job] = fetch
         self._start_loads(fetch, wanted[: len(self._owner)])
@@ -672,8 +689,8 @@ class TieredStore:
             fetch.hold.let_go()
         except Exception:  # of a user's policy or backend
             log.exception("fetch %d: its blocks cannot be pinned", fetch.job)
-            count, ids = 0, np.empty(0, np.int64)
-        self._ended.append(Fetched(fetch.job, count, ids))
+            ids = NO_BLOCKS
+        self._ended.append((fetch, ids))
 
     # -- the engine's reads and writes -------------------------------------------------------
 
@@ -804,9 +821,8 @@ class TieredStore:
         """Process the results of the tiers and return the fetches that ended."""
         self._refuse()
         self._go_on()
-        ended = list(self._ended)
-        self._ended.clear()
-        return ended
+        ended, self._ended = self._ended, []
+        return [fetch.end(block_ids) for fetch, block_ids in ended]
 
     def _go_on(self) -> None:
         for index, tier in enumerate(self.tiers):
@@ -891,9 +907,10 @@ class TieredStore:
         Call it after new weights: see `Tier.forget`.
 
         Host memory comes first: whatever a tier does, host memory serves nothing once this call has
-        begun, and the fetches under way end with no block. The engine must hold no block: its pins
-        and pending stores are dropped. Blocks that tiers' jobs still use are handed out again when
-        these have ended; until then every store is refused, and every fetch returns no block.
+        begun, and the fetches whose end `step` has not returned end with no block. The engine must
+        hold no block: its pins and pending stores are dropped. Blocks that tiers' jobs still use
+        are handed out again when these have ended; until then every store is refused, and every
+        fetch returns no block.
 
         Parameters
         ----------
@@ -921,9 +938,9 @@ class TieredStore:
         return all(certain)
 
     def _abandon(self) -> None:
-        """End the fetches with no block, and ignore the results of jobs under way."""
-        for fetch in list(self._fetches.values()):
-            self._ended.append(Fetched(fetch.job, 0, np.empty(0, np.int64)))
+        """End all fetches that `step` has not returned with no block, and ignore jobs under way."""
+        fetches = [*(fetch for fetch, _ in self._ended), *self._fetches.values()]
+        self._ended = [(fetch, NO_BLOCKS) for fetch in fetches]
         self._fetches.clear()
         self._loads.clear()
         self._storing.clear()

@@ -1,9 +1,11 @@
 """Host memory with tiers behind it: every byte verified, whatever the tiers do."""
 
+import importlib
 import random
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from kvoffload.policies import registry
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, TieredStore, TierEvent
 from kvoffload.tiers.tiered_store import Fetched
+from tests.conftest import AVAILABLE
 from tests.differential.workloads import conversations
 from tests.tiers.inside import expire, is_busy, limit_queue, threads_of
 
@@ -92,9 +95,14 @@ class Engine:
         assert (stats["pinned"], stats["pending"]) == (0, 0)
 
 
-def make(tiers: list, write: str = "through", spare: int = 0, **options) -> Engine:
+TWINS = {name: importlib.import_module(f"tests._{name}").CPUOffloadingManager for name in AVAILABLE}
+
+
+def make(
+    tiers: list, write: str = "through", spare: int = 0, manager: Any = None, **options
+) -> Engine:
     region = Region.allocate(HOST + spare, BLOCK)
-    manager = CPUOffloadingManager(16, HOST, "lru")
+    manager = CPUOffloadingManager(16, HOST, "lru") if manager is None else manager
     return Engine(TieredStore(region, manager, tiers, write, **options))
 
 
@@ -456,6 +464,44 @@ class TestFetch:
         engine.compute(KEYS[:4])
         engine.quiet()
         engine.store.close()
+
+    def test_a_fetch_that_nobody_has_taken_ends_with_no_block(self) -> None:
+        """Its blocks were in host memory, pinned: those pins are gone, and others get the slots."""
+        engine = self.prepared(memory())
+        assert engine.store.lookup(KEYS[8:16])[0] == 8
+        with engine.store.begin(KEYS[8:16]) as request:
+            job = request.fetch()
+            assert engine.store.manager.stats()["pinned"] == 8
+            assert engine.store.forget("new")
+            (ended,) = engine.store.step()
+            assert (ended.job, ended.num_blocks, list(ended.block_ids)) == (job, 0, [])
+            engine.compute(KEYS[8:16])
+            engine.quiet()
+            engine.wait(request.fetch())
+            request.complete_load(0, 8)
+        engine.quiet()
+        engine.store.close()
+
+    @pytest.mark.parametrize("kind", TWINS)
+    def test_pins_from_before_release_nobodys_after_it(self, kind: str) -> None:
+        store = make([memory()], manager=TWINS[kind](16, HOST, "lru")).store
+        engine = Engine(store)
+        engine.compute(KEYS[:8])
+        engine.quiet()
+        before, other = store.begin(KEYS[:8]), store.begin(KEYS[:4])
+        assert engine.wait(before.fetch(2, 6)).num_blocks == 4
+        assert store.forget("new")
+        engine.compute(KEYS[:8])
+        engine.quiet()
+        assert engine.wait(other.fetch()).num_blocks == 4
+        before.complete_load(2, 6)
+        before.finish()
+        assert store.manager.stats()["pinned"] == 4
+        other.complete_load(0, 4)
+        with pytest.raises(BlockNotPinnedError):
+            other.complete_load(0, 4)
+        engine.quiet()
+        store.close()
 
     def test_a_tier_that_hangs_does_not_keep_host_memory_readable(self) -> None:
         tiers = [memory(), faulty(ack="stored")]
