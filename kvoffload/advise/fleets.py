@@ -236,7 +236,8 @@ class FleetAdvice:
     results : mapping of Configuration to Result
         The result of each.
     case : FleetCase
-        The one that is enough, whether or not the trace suffices.
+        The one that is enough, of those with a router that was named, whether or not the trace
+        suffices.
     offloading : FleetCase
         The one that is enough of those with host memory.
     reuse : float
@@ -276,14 +277,23 @@ class FleetAdvice:
 
     @property
     def best(self) -> FleetCase:
-        """The case that saves most; of equal ones the first."""
-        return max(self.cases, key=lambda case: saving(self.results[case.fleet]))
+        """The case that saves most with a router that was named; of equal ones the first."""
+        return max(
+            (case for case in self.cases if case.fleet.router in self.setup.routers),
+            key=lambda case: saving(self.results[case.fleet]),
+        )
 
     @property
     def may_need_more(self) -> bool:
-        """Whether the largest memory compared is needed, and does not hold all blocks."""
+        """Whether a larger memory than the largest compared may save more.
+
+        That is so if the largest is needed, or if none is enough although a cache without bounds
+        would hit more, and the largest does not hold all blocks.
+        """
         most = self.setup.memories()[-1]
-        return self.case.memory == most and self.setup.capacity(most) < self.facts.unique_blocks
+        hits = self.results[self.best.fleet].token_hit_ratio or 0.0
+        is_short = self.reuse - hits > ENOUGH if not self.case.offloads else self.case.memory == most
+        return is_short and self.setup.capacity(most) < self.facts.unique_blocks
 
     def like(
         self,
@@ -351,7 +361,10 @@ def advise_fleet(
         if progress is not None:
             progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
-    with_host = {fleet: result for fleet, result in results.items() if fleet.host}
+    named = {fleet: result for fleet, result in results.items() if fleet.router in setup.routers}
+    if all(fleet.host for fleet in named):  # these routers see a tier, which needs host memory
+        named |= {fleet: result for fleet, result in results.items() if not fleet.host}
+    with_host = {fleet: result for fleet, result in named.items() if fleet.host}
 
     def enough(some: Mapping[Configuration, Result]) -> FleetCase:
         choice = choose_fleet(some, setup.prices)
@@ -363,7 +376,7 @@ def advise_fleet(
         facts=recorded.facts(),
         cases=tuple(cases),
         results=results,
-        case=enough(results),
+        case=enough(named),
         offloading=enough(with_host),
         reuse=reuse,
         objections=tuple(_objections(trace.num_requests, reuse, setup)),

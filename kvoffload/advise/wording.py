@@ -291,6 +291,8 @@ def context(
 ) -> list[Finding]:
     """Return what changed since an earlier advice, where the knee is, and what breaks prefixes."""
     behind = ""
+    if engines > 1 and setup.device_memory:
+        behind = " behind one accelerator's own cache"
     if setup.device_is_assumed:
         behind = " without the accelerator's own cache, which was only assumed"
     return [

@@ -345,7 +345,7 @@ def advise(
         typical = 0 if device_memory else engine.device_memory
         with efforts(jobs, dask, decoding, recorded.trace.num_blocks, quiet=quiet) as effort:
             if None in capacities:
-                knee = context["knee"] = _knee(recorded, setup, engines or 1, effort)
+                knee = context["knee"] = _knee(recorded, setup, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
@@ -420,12 +420,13 @@ def _object(subject: Answer) -> dict[str, object]:
     raise TypeError(f"subject must be advice on one engine or on several, got {subject!r}")
 
 
-def _knee(recorded: RecordedTrace, setup: Setup, engines: int, effort: Effort) -> Knee:
-    """Find the memory of one cache of all engines, behind as large a cache on accelerators.
+def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
+    """Find the memory of one cache of all engines, behind the accelerators' cache of one.
 
-    A cache that is only assumed is left out: it may serve all reuse, and running requests share it.
+    Those of all engines together would serve what no router keeps in them: each has its own copy of
+    what several prompts share. A cache that is only assumed is left out: it may serve all reuse,
+    and running requests share it.
     """
-    setup = replace(setup, device_memory=engines * setup.device_memory)
     total = knee_replays(recorded, setup)
     with effort.on("finding the knee", total, "replays") as how:
         return find_knee(recorded, setup, **how)
@@ -443,8 +444,8 @@ def _fleet_advice(
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
 
-    If memory `grows`, larger sizes are tried as long as the largest is needed: the knee was found
-    for one cache of all engines, which has no block twice.
+    If memory `grows`, larger sizes are tried as long as they may bring more: the knee was found for
+    one cache of all engines, which has no block twice.
     """
     trace, engine = recorded.trace, setup.engine
     if trace.arrivals is not None and not trace.arrivals.recorded.any():

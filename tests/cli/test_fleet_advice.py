@@ -114,6 +114,14 @@ def test_the_knee_is_the_memory_that_is_advised_on(advise, kvoffload, trace):
     assert f"knee of the hits over memory{': ' if knee['is_shown'] else ', because'}" in words
 
 
+def test_the_knee_for_several_engines_is_behind_the_accelerators_cache_of_one(advise):
+    """Caches of all engines together would serve what no router keeps in them."""
+    asked = ("--capacity", "auto", "--device-memory", "16MiB", "--router", "round-robin", *RATES)
+    value, one = (advise(*asked, "--engines", number)["knee"] for number in ("8", "1"))
+    assert value == one
+    assert any(rung["hit_ratio"] > 0.1 for rung in value["curve"])
+
+
 @pytest.mark.parametrize("engines", [(), ("--engines", "2", "--router", "session")])
 def test_figures_of_the_knee_say_that_the_assumed_cache_is_left_out(kvoffload, trace, engines):
     asked = ("--model", "llama-3.1-8b", "--capacity", "auto", "--jobs", "1", "--quiet", *engines)
