@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _warn_of_python() -> None:
     if IMPLEMENTATION == "compiled" or os.environ.get(VARIABLE):
         return
-    line = f"kvoffload: running in Python, several times slower: {_why_not_compiled()}"
+    line = f"kvoffload: running in Python, tens of times slower: {_why_not_compiled()}"
     if sys.platform != "win32":  # where none is built
         line += f"; to build it, install a C compiler, then run: {_build_command()}"
     line += f"; {VARIABLE}=1 silences this line\n"

@@ -16,7 +16,7 @@ from typing import Any
 from kvoffload._printable import printable
 from kvoffload.errors import describe
 
-from .units import bytes_text, count_text, percent_text
+from .units import bytes_text, count_text, duration_text, percent_text
 
 __all__ = ["Change", "Comparison", "compared_advice", "read_advice"]
 
@@ -55,6 +55,8 @@ _VALUES = {
         _Value("model", (str, type(None)), _name),
         _Value("host memory asked for", (int,), bytes_text),
         _Value("accelerator's cache", (int,), bytes_text),
+        _Value("accelerators", (str, type(None)), _name),
+        _Value("disk", (int, type(None)), _if_known(bytes_text)),
         _Value("tokens per block", (int,), _count),
         _Value("bytes per block", (int,), bytes_text),
         _Value("requests", (int,), _count),
@@ -67,6 +69,7 @@ _VALUES = {
         _Value("hit ratio", (float, int, type(None)), percent_text),
         _Value("prefill saved", (float, int, type(None)), percent_text),
         _Value("tokens saved", (int, type(None)), _if_known(count_text)),
+        _Value("time gained", (float, int, type(None)), _if_known(duration_text)),
     )
 }
 _SHARES = ("reuse", "hit ratio", "prefill saved")
@@ -155,7 +158,8 @@ def compared_advice(
         kinds = ["several engines" if "engines" in one else "one engine" for one in (now, before)]
         raise ValueError(f"file must have advice on {kinds[0]}, got advice on {kinds[1]}")
     old, new = _values_of(before), _values_of(now)
-    changes = [Change(name, old[name], value) for name, value in new.items() if old[name] != value]
+    both = [name for name in new if name in old]
+    changes = [Change(name, old[name], new[name]) for name in both if old[name] != new[name]]
     return Comparison(os.fspath(path), str(before["version"]), tuple(changes))
 
 
@@ -183,13 +187,28 @@ def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
             found[label] = value
         return found
     policy = of.get("recommendation", str, type(None))
+    if "engine" in advice:
+        engine = of.get("engine", dict, type(None))
+        found["accelerators"] = None if engine is None else _accelerators(_Fields(engine))
+    if "details" in advice:
+        details = of.get("details", dict, type(None))
+        disk = None if details is None else _Fields(details).get("disk", dict, type(None))
+        found["disk"] = None if disk is None else _Fields(disk).get("size", int)
     found |= {"policy": policy, "hit ratio": None, "tokens saved": None}
     for place in map(_Fields, of.get("memories", list)):
         if policy is not None and place.get("memory", int) == of.get("memory", int):
             cell = _Fields(_Fields(place.get("policies", dict)).get(policy, dict))
             found["hit ratio"] = cell.get("hit_ratio", float, int)
             found["tokens saved"] = cell.get("saved_tokens", int)
+            if "net_seconds" in cell:
+                found["time gained"] = cell.get("net_seconds", float, int, type(None))
     return found
+
+
+def _accelerators(engine: _Fields) -> str | None:
+    """Return the number and the name of an engine's accelerators; None if its rates are given."""
+    name = engine.get("accelerator", str, type(None))
+    return None if name is None else f"{engine.get('workers', int):,} × {name}"
 
 
 class _Fields:
@@ -197,6 +216,10 @@ class _Fields:
 
     def __init__(self, value: Any) -> None:
         self._value = value if isinstance(value, Mapping) else {}
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a field is there, which earlier versions may not print."""
+        return name in self._value
 
     def get(self, name: str, *types: type) -> Any:
         """Return a field; it must be present, of a type, and no number beyond 63 bits."""

@@ -7,7 +7,10 @@ import json
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
-__all__ = ["python_text", "vllm_arguments", "vllm_text"]
+__all__ = ["DISK_PATH", "python_text", "vllm_arguments", "vllm_text"]
+
+DISK_PATH = "/nvme/kv"
+"""Folder of a disk, for the user to replace."""
 
 VLLM_BLOCK_TOKENS = 16  # a chunk of vLLM's connector is a multiple of its blocks, 16 tokens each
 
@@ -30,9 +33,12 @@ def python_text(policy: str, capacity: int, block_tokens: int) -> str:
     )
 
 
-def vllm_arguments(policy: str, memory: int, groups: GroupChunks) -> dict[str, object] | None:
+def vllm_arguments(
+    policy: str, memory: int, groups: GroupChunks, disk: tuple[int, str] | None = None
+) -> dict[str, object] | None:
     """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
+    `disk` are the bytes and the policy of a slab behind host memory, in the folder `DISK_PATH`.
     ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks; with
     groups, whose blocks may differ in size, ``blocks_per_chunk``, for which slots are counted.
     """
@@ -48,6 +54,17 @@ def vllm_arguments(policy: str, memory: int, groups: GroupChunks) -> dict[str, o
         extra["blocks_per_chunk"] = groups.blocks_per_chunk
     elif groups.block_tokens % VLLM_BLOCK_TOKENS == 0:
         extra["block_size"] = groups.block_tokens
+    if disk is not None and not is_own(disk[1]):
+        extra["spec_name"] = "KVOffloadTieringSpec"
+        extra["secondary_tiers"] = [
+            {
+                "type": "KVOffloadFileTier",
+                "module_path": "kvoffload.integrations.vllm",
+                "path": DISK_PATH,
+                "capacity_bytes": disk[0],
+                "policy": disk[1],
+            }
+        ]
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -55,7 +72,9 @@ def vllm_arguments(policy: str, memory: int, groups: GroupChunks) -> dict[str, o
     }
 
 
-def vllm_text(policy: str, memory: int, groups: GroupChunks) -> str | None:
+def vllm_text(
+    policy: str, memory: int, groups: GroupChunks, disk: tuple[int, str] | None = None
+) -> str | None:
     """Return the value of vLLM's ``--kv-transfer-config`` as JSON, if there is one."""
-    arguments = vllm_arguments(policy, memory, groups)
+    arguments = vllm_arguments(policy, memory, groups, disk)
     return None if arguments is None else json.dumps(arguments, indent=2)

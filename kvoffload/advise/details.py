@@ -25,6 +25,9 @@ SHARES = tuple(n / 10 for n in range(1, 10))
 
 SECONDS_PER_DAY = 86_400
 
+LITTLE = 0.005
+"""Gain in hit ratio below which it is called hardly any."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyDetails:
@@ -160,6 +163,14 @@ class Details:
     disk: Disk | None
     disk_cells: list[DiskCell]
     first_tokens: list[FirstTokens] = field(default_factory=list)
+
+    def disk_worth(self, memory: int, host_policy: str) -> tuple[int, str] | None:
+        """Return the bytes and the policy of the disk behind a host memory, if it adds hits."""
+        cells = [c for c in self.disk_cells if (c.memory, c.host_policy) == (memory, host_policy)]
+        best = max(cells, key=lambda cell: cell.counts.hit_ratio, default=None)
+        if self.disk is None or best is None or best.counts.hit_ratio - best.alone < LITTLE:
+            return None
+        return self.disk.size, best.policy
 
 
 def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -> Details:

@@ -292,7 +292,9 @@ class FleetAdvice:
         """
         most = self.setup.memories()[-1]
         hits = self.results[self.best.fleet].token_hit_ratio or 0.0
-        is_short = self.reuse - hits > ENOUGH if not self.case.offloads else self.case.memory == most
+        is_short = (
+            self.reuse - hits > ENOUGH if not self.case.offloads else self.case.memory == most
+        )
         return is_short and self.setup.capacity(most) < self.facts.unique_blocks
 
     def like(

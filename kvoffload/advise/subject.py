@@ -10,7 +10,7 @@ from kvoffload.replay.policies import is_own, summary
 
 from .advice import Advice
 from .answer import Answer, Column, Snippet, Table, best, column
-from .configuration import python_text, vllm_text
+from .configuration import DISK_PATH, python_text, vllm_text
 from .details import Details
 from .economy import Engine, balance
 from .remarks import group_remarks, prompt_text
@@ -201,7 +201,8 @@ class Subject(Answer):
         if advice.policy is None:
             return []
         capacity = advice.capacities[advice.memory_index]
-        vllm, flag = vllm_text(advice.policy, setup.memory, setup.chunks), self.vllm_flag()
+        vllm = vllm_text(advice.policy, setup.memory, setup.chunks, self.disk())
+        flag = self.vllm_flag()
         found = []
         if vllm is not None:
             found.append(Snippet("vLLM, --kv-transfer-config", "vllm", vllm))
@@ -209,6 +210,13 @@ class Subject(Answer):
             found.append(Snippet("vLLM, in addition", "vllm-argument", flag))
         python = python_text(advice.policy, capacity, setup.block_tokens)
         return [*found, Snippet("Python", "python", python)]
+
+    def disk(self) -> tuple[int, str] | None:
+        """Return the bytes and the policy of the disk, if it is a part of the recommendation."""
+        policy, details = self.advice.policy, self.details
+        if policy is None or details is None:
+            return None
+        return details.disk_worth(self.advice.setup.memory, policy)
 
     def vllm_flag(self) -> str | None:
         """Return the argument of ``vllm serve`` beside the configuration; None for its default."""
@@ -287,6 +295,10 @@ class Subject(Answer):
         found += [*self._counted_for_one_worker(), *group_remarks(setup.chunks)]
         if self.advice.policy is not None and not is_own(self.advice.policy):
             found.append(workers_text(setup.engine))
+        if self.disk() is not None:
+            found.append(
+                f"{DISK_PATH} stands for a folder on the disk; each engine needs one of its own."
+            )
         return found
 
     def _counted_for_one_worker(self) -> list[str]:

@@ -11,7 +11,7 @@ from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import LEAST_SECONDS, Advice, Cell
 from .choice import LEAST_NOISE, POLICIES, Choice
 from .comparison import Comparison
-from .details import SECONDS_PER_DAY, Details, DiskCell, FirstTokens
+from .details import LITTLE, SECONDS_PER_DAY, Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
 from .knee import Knee
 from .model_shape import ModelShape
@@ -41,9 +41,6 @@ FEW_STORES = 0.5
 
 MUCH_MORE = 1.1
 """Multiple of the chosen policy's gain in time from which another is mentioned."""
-
-LITTLE = 0.005
-"""Gain in hit ratio below which it is called hardly any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +216,10 @@ def _what_decides(found: Sequence[Advice]) -> str:
     else:
         each = (f"{name} with {', '.join(sizes)}" for name, sizes in verdicts.items())
         text = f"The recommendation depends on the size of that cache: {'; '.join(each)}"
+    whole = bytes_text(max(one.setup.device_memory for one in found))
     return (
-        f"{text}. Running requests share that memory. Give --device-memory the part that they "
-        "leave under load, which is 1 minus vllm:kv_cache_usage_perc."
+        f"{text}. Running requests share that memory. Give --device-memory what they leave under "
+        f"load: {whole} × (1 - vllm:kv_cache_usage_perc)."
     )
 
 

@@ -50,7 +50,7 @@ def as_object(subject: Subject) -> dict[str, object]:
             "python": python_text(
                 policy, advice.capacities[advice.memory_index], setup.block_tokens
             ),
-            "vllm": vllm_arguments(policy, setup.memory, setup.chunks),
+            "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
             **_vllm_flag(subject),
         },
         "headline": subject.headline(),

@@ -307,8 +307,8 @@ def reading_options(function: CommandFunction) -> CommandFunction:
             metavar="NAME",
             type=click.Choice(FORMAT_NAMES),
             help=f"Format of the trace: {', '.join(FORMAT_NAMES)}. Recognised if not given: "
-            "oracle-general by the file's name, the others by their first line. openai stands for "
-            "any log of prompts.",
+            "oracle-general and most tables by the file's name, the others by their first line. "
+            "openai stands for any log of prompts.",
         ),
         click.option(
             "--model-name",

@@ -303,6 +303,8 @@ class TableRows:
             while True:
                 self._texts.size = 0
                 row: list[str] = next(self._reader)
+                if self._texts.has_ended:  # the module asks for more only within quotes
+                    raise BadLineError("a row must end in the file, got a quoted field that is cut")
                 if row:
                     return row
         except csv.Error:
@@ -324,6 +326,7 @@ class _Texts:
         self._lines = lines
         self._max_row_bytes = max_row_bytes
         self.size = 0  # of the row so far, bytes
+        self.has_ended = False
         self._most = self._most_bytes()  # so far
 
     def __iter__(self) -> Iterator[str]:
@@ -335,6 +338,7 @@ class _Texts:
     def __next__(self) -> str:
         line = self._lines.whole_line()
         if not line:
+            self.has_ended = True
             raise StopIteration
         self.size += len(line)
         if self.size > self._most and self.size > (most := self._most_bytes()):

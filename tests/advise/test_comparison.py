@@ -56,6 +56,27 @@ def test_what_changed_is_named_with_both_values():
     assert str(compared_advice("old.json", OLD, OLD)).endswith("nothing has changed.")
 
 
+def test_another_accelerator_and_another_disk_are_changes():
+    def with_engine(accelerator: str, seconds: float, size: int | None) -> dict:
+        cell = CELL | {"net_seconds": seconds}
+        return OLD | {
+            "engine": {"accelerator": accelerator, "workers": 4},
+            "details": {"disk": None if size is None else {"size": size}},
+            "memories": [{"memory": 2**30, "policies": {"lru": cell}}],
+        }
+
+    old, new = with_engine("H100 SXM", 15.0, None), with_engine("H200", 30.0, 2**40)
+    assert str(compared_advice("old.json", old, new)).endswith(
+        "accelerators 4 × H200, was 4 × H100 SXM; disk 1 TiB, was -; time gained 30 s, was 15 s."
+    )
+    given = old | {"engine": {"accelerator": None, "workers": 1}, "details": None}
+    assert "accelerators none, was 4" in str(compared_advice("old.json", old, given))
+    # what an earlier version did not print is not compared
+    assert str(compared_advice("old.json", OLD, OLD | {"engine": None, "details": None})).endswith(
+        "nothing has changed."
+    )
+
+
 def test_no_recommendation_is_a_change_too():
     found = compared_advice("old.json", OLD, OLD | {"recommendation": None})
     assert "policy none, was lru; hit ratio -, was 50.0 %; tokens saved -, was 1,000" in str(found)

@@ -392,7 +392,8 @@ def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_p
     assert (
         "The recommendation depends on the size of that cache: hit-density with no cache, " in words
     )
-    assert "that they leave under load, which is 1 minus vllm:kv_cache_usage_perc." in words
+    left = r"what they leave under load: [\d.]+ GiB × \(1 - vllm:kv_cache_usage_perc\)"
+    assert re.search(left, words)
     assert "with less of it the recommendation differs." in words
     rows = json.loads(kvoffload("advise", path, *options, "--json").out)["by_device_memory"]
     assert [row["recommendation"] for row in rows] == [*["hit-density"] * 3, None]

@@ -253,3 +253,18 @@ def test_what_cannot_be_is_one_line(kvoffload, trace, arguments, message):
 def test_a_model_with_groups_has_no_fleet(kvoffload, trace):
     asked = ("--model", "gpt-oss-20b", "--capacity", "1GiB", "--engines", "2")
     assert "must have one group for a fleet" in kvoffload("advise", trace, *asked).error
+
+
+def test_a_disk_that_adds_hits_is_in_the_configuration(advise, kvoffload, trace):
+    asked = ("--capacity", "8", "--policy", "lru", *RATES)
+    configured = [
+        advise(*asked, *disk)["configuration"]["vllm"]["kv_connector_extra_config"]
+        for disk in (("--disk", "60"), ())
+    ]
+    assert [one["spec_name"] for one in configured] == ["KVOffloadTieringSpec", "KVOffloadSpec"]
+    (tier,) = configured[0]["secondary_tiers"]
+    assert (tier["type"], tier["path"]) == ("KVOffloadFileTier", "/nvme/kv")
+    assert (tier["capacity_bytes"], tier["policy"]) == (60 * 2**20, "hit-density")
+    text = kvoffload("advise", trace, *SIZE, *asked, "--disk", "60").out
+    assert '"secondary_tiers": [' in text
+    assert "/nvme/kv stands for a folder on the disk" in " ".join(text.split())

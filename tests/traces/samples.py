@@ -223,6 +223,10 @@ def langfuse(one):
     }
 
 
+def langfuse_page(one):
+    return {"data": [langfuse(one)], "meta": {"page": 1, "limit": 50, "totalItems": 1}}
+
+
 def langfuse_export(one):
     return {
         "id": "o",
@@ -316,7 +320,7 @@ LOGS = {
     "anthropic": (anthropic,),
     "responses": (responses,),
     "litellm": (litellm, spend_logs),
-    "langfuse": (langfuse, langfuse_export),
+    "langfuse": (langfuse, langfuse_export, langfuse_page),
     "helicone": (helicone,),
     "openrouter": (openrouter,),
     "otel": (otel, otlp),

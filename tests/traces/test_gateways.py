@@ -309,3 +309,22 @@ def test_counts_without_text_are_refused(tmp_path):
     ):
         with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
             list(Trace(write(tmp_path, text, "x.csv" if "," in text[:9] else "x.jsonl")))
+
+
+@pytest.mark.parametrize("kind", ["messages", "prompt"])
+def test_prompts_that_litellm_has_cut_are_counted(tmp_path, kind):
+    cut = "a" * 700 + "... (litellm_truncated skipped 9000 chars. A note) ..." + "b" * 1300
+    path = tmp_path / "log.jsonl"
+    rows = [
+        {kind: [{"role": "user", "content": text}] if kind == "messages" else text}
+        for text in (cut, "whole", cut)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trace = Trace(path)
+    assert len(list(trace)) == 3
+    assert any(
+        remark.startswith(
+            "2 rows with prompts that LiteLLM has cut, so tokens and hits are too few"
+        )
+        for remark in trace.remarks
+    )

@@ -51,6 +51,15 @@ def test_a_row_of_a_table_may_span_lines(tmp_path):
     assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_table_that_is_cut_within_quotes_has_a_bad_row(tmp_path, end):
+    path = table(tmp_path, ["when", "text"], [UNIX, "whole\n"], [UNIX, f"{SECRET}\nmore"])
+    path.write_bytes(path.read_bytes()[:-4] + end.encode())
+    with pytest.raises(TraceError, match=r"log.csv:\d: a row must end in the file, got a quoted"):
+        list(table_of(path))
+    assert len(list(table_of(path, skip_bad=True))) == 1
+
+
 def test_bad_rows_of_a_table_are_named_and_skipped(tmp_path):
     rows = [["x", UNIX], [SECRET], ["x", SECRET], ["y", UNIX + 1]]
     path = table(tmp_path, ["text", "when"], *rows)

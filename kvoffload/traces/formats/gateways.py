@@ -97,13 +97,26 @@ OTEL = Log(
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY",
 )
 
+
+def _observations(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the observations of a page of the API, or the one that a row is."""
+    page = given.get("data")
+    if not isinstance(page, list) or not page:
+        return [given]
+    return [one if isinstance(one, dict) else {} for one in page]
+
+
+def _is_observation(given: dict[str, Any]) -> bool:
+    """Return whether an object is an observation of Langfuse."""
+    has_trace = "traceId" in given or "trace_id" in given
+    return has_trace and str(given.get("type")) in OBSERVATIONS
+
+
 LANGFUSE = Log(
     "langfuse",
     "observations of Langfuse: GENERATION with input, of its API or exports",
-    is_one=lambda row: (
-        str(row.given.get("type")) in OBSERVATIONS
-        and ("traceId" in row.given or "trace_id" in row.given)
-    ),
+    is_one=lambda row: all(map(_is_observation, _observations(row.given)[:1])),
+    rows=_observations,
     why_none=_why_no_generation,
     fields=Fields(
         messages=("input.messages", "input"),

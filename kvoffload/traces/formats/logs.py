@@ -75,6 +75,8 @@ MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN = 20  # fields of a row that is not known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
+CUT = "... (litellm_truncated skipped "
+"""Text in place of what LiteLLM leaves out of long texts that it stores."""
 _FIELD = re.compile(r"[\w\-. ]{1,60}")
 _TOKENS = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -204,6 +206,7 @@ class LogParser(Parser):
         self._ids: dict[str, HexadecimalIds] = {}  # of them, for one model
         self._is_timed: bool | None = None  # as the first request shows
         self._has_text = False  # of which tokens are made
+        self._num_cut = 0  # requests whose prompts a gateway has cut
         self._read: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
         self._unread: Counter[str] = Counter()  # rows by field
         self._left_out: Counter[str] = Counter()  # rows by kind
@@ -313,8 +316,10 @@ class LogParser(Parser):
         self._has_text = True
         if blocks.has_template:
             text = blocks.render(messages, tools, seconds)
+            self._num_cut += CUT in text
             return blocks.of_text(text, model, special=False, marks=self._marks)
         text = "".join([f"{role}\n{content}\n" for role, content in texts])
+        self._num_cut += CUT in text
         return blocks.of_text(text, model, special=True, marks=self._marks)
 
     def _hashed(self, row: Row, hashes: Hashes, model: str) -> tuple[int, tuple[int, ...]]:
@@ -333,6 +338,7 @@ class LogParser(Parser):
             prompt = prompt[0]
         if isinstance(prompt, str):
             self._has_text = True
+            self._num_cut += CUT in prompt
             if self._breaks is not None:
                 ((_, prompt),) = self._breaks.seen([("prompt", prompt)])
             return self._blocks.of_text(prompt, model, special=True)
@@ -368,6 +374,11 @@ class LogParser(Parser):
         found = ["; ".join(said)]
         found += [f"{_rows(count)} left out: {why}" for why, count in self._left_out.items()]
         found += self._history.remarks
+        if self._num_cut:
+            found.append(
+                f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so tokens and hits are "
+                "too few: MAX_STRING_LENGTH_PROMPT_IN_DB sets the length of texts that it stores"
+            )
         return found + [
             f"{_rows(count)} {'have' if count > 1 else 'has'} text in `{name}` that is not read"
             + (f" (--fields system={name})" if name.rpartition(".")[2].startswith("system") else "")
