@@ -26,8 +26,10 @@ def replay_all(
 ) -> Iterator[Result]:
     """Replay a trace through configurations; yield each result when it is known, without a log.
 
-    Each configuration is replayed once, and the longest replays start first, in whatever order they
-    are given. The trace is decoded once into files that all processes map.
+    The order is not that of the configurations: each is replayed once, the longest replays first.
+    `Result.configuration` says whose a result is. The trace is decoded once into files that all
+    processes map. A script that starts processes does so below ``if __name__ == "__main__":``, as
+    with `multiprocessing`.
 
     Parameters
     ----------

@@ -254,7 +254,9 @@ class Result:
     def log(self) -> Log:
         """The figures of each request, a row each."""
         if self._log is None:
-            raise ValueError("log must be of a result of replay, not of a ceiling, part or engine")
+            raise ValueError(
+                "log must be of a result of replay, not of replay_all, a part, an engine or belady"
+            )
         return self._log
 
     @property

@@ -286,7 +286,8 @@ class Trace:
 
     def _new_parser(self, format: Format, rows: Rows) -> Parser:
         if isinstance(format, Log):
-            return LogParser(self._prompts, format, log_of if self._is_to_be_recognised else None)
+            is_named = self._prompts.fields is not None or not self._is_to_be_recognised
+            return LogParser(self._prompts, format, None if is_named else log_of)
         if format is MOONCAKE_DELTA:
             return MooncakeDeltaParser(self._id_tokens, lambda: rows.bytes_read)
         return format.new_parser()

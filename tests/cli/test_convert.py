@@ -287,8 +287,9 @@ def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
     row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": []}
     assert json.loads(done.out) == row
     read = f"note: read as csv: the prompt, tokens; {BYTES}; no request has a time, so all times"
+    empty = "note: no row has a value at `at`, which is named as time\n"
     short = "note: no prompt fills a block of 16 tokens\n"
-    assert done.err == f"{read} are 0\n{short}{SIZE}"
+    assert done.err == f"{read} are 0\n{empty}{short}{SIZE}"
 
 
 @pytest.mark.parametrize("stdin", [False, True])

@@ -110,6 +110,11 @@ def test_the_page_for_python_runs_and_is_short(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tutorial" / "in-python.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) <= 60
+    code += """
+for row in cells:
+    configuration = Configuration(policy=row["policy"], host=row["blocks"])
+    assert row["ratio"] == replay(trace, configuration).hit_ratio, row
+"""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

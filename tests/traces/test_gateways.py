@@ -328,3 +328,20 @@ def test_prompts_that_litellm_has_cut_are_counted(tmp_path, kind):
         )
         for remark in trace.remarks
     )
+
+
+def test_fields_that_are_named_and_missing_are_said(tmp_path):
+    """A row that a log would recognise is not read as that log instead."""
+    path = tmp_path / "log.jsonl"
+    row = {"request": {"messages": [{"role": "user", "content": "x" * 99}]}, "ts": 1_770_000_000}
+    path.write_text(json.dumps(row))
+    wrong = PromptOptions(fields={"messages": "request.mesages", "time": "ts"})
+    with pytest.raises(
+        TraceError, match=r"got an object with the fields request.messages, ts; --f"
+    ):
+        list(Trace(path, prompts=wrong))
+    trace = Trace(
+        path, prompts=PromptOptions(fields={"messages": "request.messages", "time": "at"})
+    )
+    assert len(list(trace)) == 1
+    assert "no row has a value at `at`, which is named as time" in trace.remarks

@@ -374,6 +374,11 @@ class LogParser(Parser):
         found = ["; ".join(said)]
         found += [f"{_rows(count)} left out: {why}" for why, count in self._left_out.items()]
         found += self._history.remarks
+        found += [
+            f"no row has a value at `{path}`, which is named as {role}"
+            for role, path in (self._options.fields or {}).items()
+            if not self._read[role]
+        ]
         if self._num_cut:
             found.append(
                 f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so tokens and hits are "
