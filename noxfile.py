@@ -429,7 +429,7 @@ def sanitizers(session: nox.Session) -> None:
     sanitized(session, "-m", "not thorough and not nightly", *files, factor=0.1)
 
 
-@check("sanitizers", "beside")
+@check("sanitizers")
 def instructions(session: nox.Session) -> None:
     """No hot path takes 3 % more instructions than at the parent commit, or ``KVO_BASE``.
 

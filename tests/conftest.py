@@ -159,7 +159,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """Print how to repeat a run that failed, in quiet runs too."""
+    """Print how to repeat a run that failed, in quiet runs too, and that tests were skipped."""
+    skipped = len(terminalreporter.stats.get("skipped", ()))
+    if skipped and "s" not in terminalreporter.reportchars:
+        terminalreporter.write_line(f"{skipped} skipped: -rs says why")
     if exitstatus:
         terminalreporter.write_line(how_to_repeat(terminalreporter.config))
 

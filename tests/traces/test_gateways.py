@@ -24,6 +24,7 @@ from .samples import (
     iso,
     items,
     openai,
+    otel,
     otlp,
     responses,
     whole,
@@ -345,3 +346,14 @@ def test_fields_that_are_named_and_missing_are_said(tmp_path):
     )
     assert len(list(trace)) == 1
     assert "no row has a value at `at`, which is named as time" in trace.remarks
+
+
+def test_rows_of_another_log_are_read_as_that_one_whichever_is_first(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "x" * 99}], "created": UNIX}
+    span = otel(CHATS[0])
+    for rows in ([span, chat, chat], [chat, span, chat]):
+        path = tmp_path / "log.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        trace = Trace(path)
+        assert len(list(trace)) == 3, trace.remarks
+        assert not any("left out" in remark for remark in trace.remarks)

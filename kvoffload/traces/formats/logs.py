@@ -247,6 +247,9 @@ class LogParser(Parser):
         fields = log.fields
         why = other_call(row) or log.why_none(row)
         if why:
+            other = self._other(row, log)
+            if other is not None:
+                return self._requests(row.given, other)
             self._left_out[why] += 1
             return ()
         hashes = None if log.hashes is None else log.hashes(row)
@@ -258,8 +261,8 @@ class LogParser(Parser):
             self._left_out["without the hashes of blocks"] += 1
             return ()
         if given is None and hashes is None:
-            other = None if self._log_of is None else self._log_of(row.given)
-            if other is not None and other is not log and log is self._log:
+            other = self._other(row, log)
+            if other is not None:
                 return self._requests(row.given, other)
             self._check_without(row, log)
             return ()
@@ -292,6 +295,13 @@ class LogParser(Parser):
         self._count_fields(row, fields, used, is_chat=is_chat)
         named = self._blocks.session(session) if session else None
         return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
+
+    def _other(self, row: Row, log: Log) -> Log | None:
+        """Return the log that wrote a row if it is not the one of the first row."""
+        if self._log_of is None or log is not self._log:
+            return None
+        other = self._log_of(row.given)
+        return None if other is log else other
 
     def _beside(self, row: Row, fields: Fields) -> tuple[str, str, list[Any] | None, list[Message]]:
         """Return the paths of tools and of a system prompt, the tools and its message."""
