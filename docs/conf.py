@@ -50,7 +50,8 @@ nitpick_ignore_regex = [
     ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
     ("py:class", r"kvoffload\.traces\.returns\.Returns"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
-    ("py:class", r"kvoffload\.tiers\.engine\.native\.Twin"),  # likewise
+    ("py:class", r"(kvoffload\.tiers\.engine\.native\.)?Twin"),  # likewise
+    ("py:class", r"TierKeywords|Unpack"),  # the keywords of `TierOptions`, which docstrings name
 ]
 
 html_theme = "furo"

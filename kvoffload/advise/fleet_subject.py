@@ -22,7 +22,14 @@ from .fleet_wording import (
 from .fleets import FleetAdvice, saving
 from .setup import FleetTier
 from .units import bytes_text, count_text, latency_text, percent_text
-from .wording import Finding, assumed_workers_text, context, rates_text, workers_text
+from .wording import (
+    Finding,
+    assumed_workers_text,
+    context,
+    fits_text,
+    rates_text,
+    workers_text,
+)
 
 __all__ = ["FleetSubject", "Heat"]
 
@@ -73,7 +80,8 @@ class FleetSubject(Answer):
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
-        return fleet_headline(self.advice)
+        text = fleet_headline(self.advice)
+        return text if self.offloads else text + fits_text(self.advice.setup, self.advice.facts)
 
     def findings(self) -> list[Finding]:
         """Return the findings."""

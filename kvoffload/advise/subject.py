@@ -21,6 +21,7 @@ from .wording import (
     assumed_workers_text,
     context,
     findings,
+    fits_text,
     headline,
     noise_text,
     rates_text,
@@ -70,6 +71,8 @@ class Subject(Answer):
                 f" This holds with {bytes_text(self.advice.setup.device_memory)} of prefix cache "
                 "on the accelerator; with less of it the recommendation differs."
             )
+        if not self.is_recommended:
+            text += fits_text(self.advice.setup, self.advice.facts)
         return text
 
     def findings(self) -> list[Finding]:

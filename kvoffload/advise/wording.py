@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvoffload.replay.results import ERROR_PARTS
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
-from .advice import LEAST_SECONDS, Advice, Cell
+from .advice import LEAST_SECONDS, Advice, Cell, Facts
 from .choice import LEAST_NOISE, POLICIES, Choice
 from .comparison import Comparison
 from .details import LITTLE, SECONDS_PER_DAY, Details, DiskCell, FirstTokens
@@ -26,6 +26,7 @@ __all__ = [
     "context",
     "detail_findings",
     "findings",
+    "fits_text",
     "gpu_text",
     "headline",
     "noise_text",
@@ -186,6 +187,17 @@ def assumed_workers_text(engine: Engine | None, model: ModelShape | None) -> lis
     return [
         f"{engine.name} per engine, to hold {model.name}; --tensor-parallel sets another number."
     ]
+
+
+def fits_text(setup: Setup, facts: Facts) -> str:
+    """Return that an assumed cache on the accelerator holds the whole trace; else nothing."""
+    nbytes = facts.unique_blocks * setup.block_bytes
+    if not setup.device_is_assumed or not setup.chunks.is_plain or nbytes > setup.device_memory:
+        return ""
+    return (
+        f" All blocks of this trace, {bytes_text(nbytes)}, fit into the cache assumed on each "
+        "accelerator; those of more traffic may not."
+    )
 
 
 def side_by_side(advice: Advice, alone: Advice, shares: Sequence[Advice] = ()) -> str:
