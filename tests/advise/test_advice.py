@@ -7,7 +7,8 @@ import os
 import pytest
 
 from kvoffload.advise import Setup, advise
-from kvoffload.advise.wording import findings, headline
+from kvoffload.advise.advice import Facts
+from kvoffload.advise.wording import findings, fits_text, headline
 from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
 from kvoffload.traces import Request, Workload
@@ -171,3 +172,11 @@ def test_a_request_without_blocks_is_no_trouble():
     assert found.policy is None
     assert found.cell("lru").stored_per_hit is None
     assert found.cell("lru").hit_ratio == 0
+
+
+def test_a_trace_that_the_assumed_cache_holds_is_said():
+    setup = Setup(2**30, 16, 64, 2**20, device_is_assumed=True)
+    facts = Facts(requests=300, seconds=0.0, input_tokens=0, blocks=5000, unique_blocks=1024)
+    assert "All blocks of this trace, 1 MiB, fit into the cache assumed" in fits_text(setup, facts)
+    assert fits_text(setup, dataclasses.replace(facts, unique_blocks=1025)) == ""
+    assert fits_text(dataclasses.replace(setup, device_is_assumed=False), facts) == ""
