@@ -97,15 +97,22 @@ price_option = click.option(
 )
 
 
-def note_limits(trace: DecodedTrace, fleets: Mapping[Configuration, str], *, quiet: bool) -> None:
+def note_limits(
+    trace: DecodedTrace,
+    fleets: Mapping[Configuration, str],
+    *,
+    is_given: bool = True,
+    quiet: bool,
+) -> None:
     """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 
-    `fleets` maps each to its host memory, in words.
+    `fleets` maps each to its host memory, in words. Unless that `is_given`, requests that are
+    longer are not named: the memory is not the user's.
     """
     sizes = (trace.starts[1:] - trace.starts[:-1]).tolist()
     least = min(fleet.host for fleet in fleets)
     longer = sum(size for size in sizes if size > least)
-    if longer:
+    if longer and is_given:
         note(
             f"{longer:,} of {trace.num_blocks:,} blocks belong to requests that are longer than a "
             f"host memory of {least:,} blocks, which refuses them",

@@ -473,8 +473,7 @@ def _fleet_advice(
     memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases) if case.offloads}
     for policy in question.policies:
         manager_of(policy, min(fleet.host for fleet in memories), "block")
-    if not grows:  # else it is not the user's memory that is too small
-        note_limits(trace, memories, quiet=effort.quiet)
+    note_limits(trace, memories, is_given=not grows, quiet=effort.quiet)
     advice = _replayed(recorded, question, effort)
     while grows and advice.may_need_more:
         question = replace(question, memory=MORE * question.memory)
