@@ -35,6 +35,7 @@ from kvoffload.tiers.engine.transfer import Staging
 from kvoffload.tiers.metrics import TierMetrics
 from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
+from kvoffload.tiers.tiered_store import TieredRequest
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.fast
 
 
 class TestSignatures:
-    PUBLIC = [getattr(tiers, name) for name in tiers.__all__]
+    PUBLIC = [*(getattr(tiers, name) for name in tiers.__all__), TieredRequest]
     CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
 
     def test_booleans_are_given_by_name(self) -> None:
