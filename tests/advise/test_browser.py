@@ -275,7 +275,7 @@ def test_a_copy_button_copies_what_stands_beside_it(show):
         "const done = arguments[arguments.length - 1]; navigator.clipboard.readText().then(done);"
     )
     settings = json.loads(pasted)
-    assert settings["kv_connector_extra_config"]["spec_name"] == "KVOffloadSpec"
+    assert settings["kv_connector_extra_config"]["spec_name"] == "KVOffloadTieringSpec"
 
 
 def luminance(color):
