@@ -14,7 +14,6 @@ import click
 
 from kvoffload import CPUOffloadingManager
 from kvoffload._extras import require
-from kvoffload._implementation import require_compiled
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import key_of
 from kvoffload.traces import Request, Survey
@@ -134,7 +133,6 @@ def demo(
     """
     check_prefix(prefix)
     check_outputs(traces)
-    require_compiled("a watch")
     require("prometheus_client", "kvoffload demo", "watch")
     from kvoffload.watch import Watch
 
