@@ -129,7 +129,7 @@ def _enough(advice: FleetAdvice) -> str:
         else ""
     )
     return (
-        f"The best of {len(advice.cases):,} fleets is {case_text(best)}: it saves "
+        f"The best of {len(advice.candidates):,} fleets is {case_text(best)}: it saves "
         f"{percent_text(saving(advice.results[best.fleet]))} of the {advice.setup.saved}. A fleet "
         f"within {points(ENOUGH)} of it{times} is enough; the one with the {cheapest} is taken."
     )

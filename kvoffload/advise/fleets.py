@@ -8,7 +8,7 @@ without offloading, which is enough where host memory saves hardly more.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -236,10 +236,9 @@ class FleetAdvice:
     results : mapping of Configuration to Result
         The result of each.
     case : FleetCase
-        The one that is enough, of those with a router that was named, whether or not the trace
-        suffices.
+        The one of `candidates` that is enough, whether or not the trace suffices.
     offloading : FleetCase
-        The one that is enough of those with host memory.
+        The one that is enough of those with host memory, likewise.
     reuse : float
         The share of the blocks that a cache without bounds would hit.
     objections : tuple of str
@@ -277,25 +276,19 @@ class FleetAdvice:
 
     @property
     def best(self) -> FleetCase:
-        """The case that saves most with a router that was named; of equal ones the first."""
-        return max(
-            (case for case in self.cases if case.fleet.router in self.setup.routers),
-            key=lambda case: saving(self.results[case.fleet]),
-        )
+        """The candidate that saves most; of equal ones the first."""
+        return max(self.candidates, key=lambda case: saving(self.results[case.fleet]))
+
+    @property
+    def candidates(self) -> list[FleetCase]:
+        """The cases that may be recommended; the others are compared with them."""
+        return _candidates(self.cases, self.setup)
 
     @property
     def may_need_more(self) -> bool:
-        """Whether a larger memory than the largest compared may save more.
-
-        That is so if the largest is needed, or if none is enough although a cache without bounds
-        would hit more, and the largest does not hold all blocks.
-        """
+        """Whether the largest memory compared is needed, and does not hold all blocks."""
         most = self.setup.memories()[-1]
-        hits = self.results[self.best.fleet].token_hit_ratio or 0.0
-        is_short = (
-            self.reuse - hits > ENOUGH if not self.case.offloads else self.case.memory == most
-        )
-        return is_short and self.setup.capacity(most) < self.facts.unique_blocks
+        return self.case.memory == most and self.setup.capacity(most) < self.facts.unique_blocks
 
     def like(
         self,
@@ -363,9 +356,7 @@ def advise_fleet(
         if progress is not None:
             progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
-    named = {fleet: result for fleet, result in results.items() if fleet.router in setup.routers}
-    if all(fleet.host for fleet in named):  # these routers see a tier, which needs host memory
-        named |= {fleet: result for fleet, result in results.items() if not fleet.host}
+    named = {case.fleet: results[case.fleet] for case in _candidates(cases, setup)}
     with_host = {fleet: result for fleet, result in named.items() if fleet.host}
 
     def enough(some: Mapping[Configuration, Result]) -> FleetCase:
@@ -383,6 +374,17 @@ def advise_fleet(
         reuse=reuse,
         objections=tuple(_objections(trace.num_requests, reuse, setup)),
     )
+
+
+def _candidates(cases: Sequence[FleetCase], setup: Setup) -> list[FleetCase]:
+    """Return the cases with a router that was named.
+
+    If all of these see a tier, which needs host memory, those without offloading are added.
+    """
+    named = [case for case in cases if case.fleet.router in setup.routers]
+    if all(case.offloads for case in named):
+        named += [case for case in cases if not case.offloads]
+    return named
 
 
 def _objections(requests: int, reuse: float, setup: Setup) -> list[str]:

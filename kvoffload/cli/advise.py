@@ -444,8 +444,8 @@ def _fleet_advice(
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
 
-    If memory `grows`, larger sizes are tried as long as they may bring more: the knee was found for
-    one cache of all engines, which has no block twice.
+    If memory `grows`, larger sizes are tried as long as the largest is needed: the knee was found
+    for one cache of all engines, which has no block twice.
     """
     trace, engine = recorded.trace, setup.engine
     if trace.arrivals is not None and not trace.arrivals.recorded.any():
