@@ -1,7 +1,6 @@
 /* Threads that move blocks between the caller's region and a store, without the interpreter.
  *
- * The contract, its terms and the reasons are in kvoffload/tiers/engine/contract.py; threads.py
- * is the same in Python, with the same names in the same order. Differences are noted in place.
+ * The contract, its terms and the reasons are in kvoffload/tiers/engine/contract.py.
  *
  * Structure
  *     One mutex guards the queues, the jobs and the buffers; it is never held during I/O or a copy.
@@ -9,9 +8,13 @@
  *     takes a run from its front. Idle threads sleep on one of two conditions, depending on whether
  *     they write. A thread that takes a run wakes another if a run is left: a small job wakes one
  *     thread.
+ *     The threads of files and memory run `kvo_serve`. Those of a store whose calls are made in
+ *     Python are Python's own: each asks `kvo_next` for work, and reports it to `kvo_done`.
  * Invariants
- *     As in Python: a block is taken once; the region is not touched for a job that has ended. A
- *     job's memory is freed when its last entry, which reports that it settled, has been read.
+ *     A block is taken once, by a thread (`next`) or, in a staged put, first by the keeper
+ *     (`copied`). No thread touches the region for a job that has ended: a thread that copies to or
+ *     from it is counted in `copying`, and the keeper ends no job that is being copied. A job's
+ *     memory is freed when its last entry, which reports that it settled, has been read.
  * Errors
  *     Functions that allocate return -1 or NULL, with nothing changed, if there is no memory.
  */
@@ -27,7 +30,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +53,7 @@ enum kvo_status {
     KVO_STATUS_UNAVAILABLE = 6,
     KVO_STATUS_FAILED = 7
 };
-enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1 };
+enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1, KVO_QUERY = 2, KVO_OPERATIONS };
 enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 
 #define KVO_RUN_BYTES ((int64_t)8 << 20) /* most that one call moves, unless a block is larger */
@@ -82,13 +85,17 @@ typedef struct {
     int64_t block_bytes;
 } kvo_region;
 
-/* Where blocks are kept: the slots of a file and a table of their seals, or blocks of a region. */
+/* Blocks of a region; the slots of a file and a table of their seals; calls in Python. */
+enum kvo_kind { KVO_MEMORY, KVO_FILE, KVO_CALLS };
+
+/* Where blocks are kept. */
 typedef struct {
-    int is_file;
+    int kind;
     int direct;            /* whether the kernel gets the region's memory or a copy */
     int data_fd, table_fd; /* of a file */
     int64_t block_bytes;
-    int64_t slot_bytes;     /* from slot to slot */
+    int64_t slot_bytes;                      /* from slot to slot; the size of a buffer */
+    int64_t blocks_per_call, keys_per_query; /* of calls */
     int64_t records_offset; /* of the seal of slot 0 in the table */
     uint8_t *written;       /* (slots,) of a file: whether the table may have a seal of the slot;
                              * of a region: whether the slot is being written */
@@ -225,11 +232,14 @@ typedef struct {
 
 struct kvo_pool;
 
-/* A thread, and memory for a run. */
+/* A thread, its work, and memory for a run. */
 typedef struct {
     struct kvo_pool *pool;
     pthread_t thread;
-    kvo_job *running; /* the job that it works on */
+    kvo_job *running;  /* the job that it works on */
+    kvo_block *run;    /* the blocks of it, adjacent in the job */
+    int64_t count;     /* of these blocks */
+    kvo_chore *chore;  /* instead of a run */
     struct iovec *views;
     uint8_t *seals;
     int writes;
@@ -242,7 +252,7 @@ typedef struct kvo_pool {
     pthread_cond_t work_read, work_write; /* for threads that only read, and for those that write */
     pthread_cond_t keep, idle;
     int idle_read, idle_write; /* threads that wait for each */
-    kvo_queue queues[2];       /* reads, writes */
+    kvo_queue queues[KVO_OPERATIONS];
     kvo_queue to_copy;
     kvo_chore *first_chore, *last_chore;
     int64_t chores_left;      /* those under way too */
@@ -255,7 +265,7 @@ typedef struct kvo_pool {
     int closing, ack_copied;
     int64_t wake_at; /* when the keeper wakes, ns */
     int signal_fd, signal_write_fd;
-    uint8_t *staging; /* buffers of `store.slot_bytes` each; NULL: direct */
+    uint8_t *staging; /* buffers of `store.slot_bytes` each, the caller's; NULL: direct */
     int64_t num_buffers, num_free, held_by_puts;
     int32_t *free_buffers;
 } kvo_pool;
@@ -408,6 +418,48 @@ static inline int kvo_write_all(int fd, const uint8_t *data, size_t nbytes, int6
         nbytes -= (size_t)moved;
     }
     return 0;
+}
+
+/* Whether a directory's entry is a file of that many bytes. */
+static inline int kvo_is_file(const struct stat *found, int64_t size) {
+    return S_ISREG(found->st_mode) && (int64_t)found->st_size == size;
+}
+
+/* Read the beginning of a file of `size` bytes, by its name in a folder below a folder.
+ *
+ * Neither a link nor a pipe is followed or waited for. Returns the status, OK for any bytes, or the
+ * negative of an error number; `*changed` is when the file was changed, in seconds. */
+static inline int kvo_read_file(int folder, const char *below, const char *name, uint8_t *buffer,
+                                size_t nbytes, int64_t size, int64_t *changed) {
+    struct iovec view = {buffer, nbytes};
+    struct stat found;
+    int at = openat(folder, below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), fd, status;
+    int64_t got;
+    if (at < 0)
+        return errno == ENOENT || errno == ESTALE || errno == ENOTDIR || errno == ELOOP
+                   ? KVO_STATUS_MISS
+                   : -errno;
+    fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        status = errno == ENOENT || errno == ESTALE || errno == ENOTDIR ? KVO_STATUS_MISS : -errno;
+        if (status < 0 && !fstatat(at, name, &found, AT_SYMLINK_NOFOLLOW) &&
+            !kvo_is_file(&found, size))
+            status = KVO_STATUS_CORRUPT; /* such as a link */
+        close(at);
+        return status;
+    }
+    close(at);
+    if (fstat(fd, &found) < 0) {
+        status = -errno;
+    } else if (!kvo_is_file(&found, size)) {
+        status = KVO_STATUS_CORRUPT;
+    } else {
+        *changed = (int64_t)found.st_mtime;
+        got = kvo_transfer(fd, KVO_READ, &view, 1, 0);
+        status = got < 0 ? -errno : got < (int64_t)nbytes ? KVO_STATUS_CORRUPT : KVO_STATUS_OK;
+    }
+    close(fd);
+    return status;
 }
 
 static inline uint8_t *kvo_buffer(const kvo_pool *pool, const kvo_block *block) {
@@ -590,6 +642,37 @@ static inline void kvo_memory_write(kvo_worker *worker, kvo_block *run, int64_t 
     }
 }
 
+/* Write the seals of a run behind the bytes of its blocks, for calls that store both. */
+static inline void kvo_seal_run(const kvo_worker *worker) {
+    const kvo_pool *pool = worker->pool;
+    size_t nbytes = (size_t)pool->store.block_bytes;
+    int64_t index;
+    for (index = 0; index < worker->count; index++) {
+        const kvo_block *block = worker->run + index;
+        uint8_t *value = kvo_buffer(pool, block);
+        kvo_seal_pack(value + nbytes, block->key, block->key_length, pool->store.block_bytes,
+                      kvo_xxh3_64(value, nbytes, block->seed), worker->running->generation);
+    }
+}
+
+/* Compare what calls have read with the seals behind it. */
+static inline void kvo_check_run(const kvo_worker *worker) {
+    const kvo_pool *pool = worker->pool;
+    size_t nbytes = (size_t)pool->store.block_bytes;
+    int64_t index;
+    for (index = 0; index < worker->count; index++) {
+        kvo_block *block = worker->run + index;
+        size_t length = block->key_length < KVO_KEY_BYTES ? block->key_length : KVO_KEY_BYTES;
+        const uint8_t *value = kvo_buffer(pool, block), *seal = value + nbytes;
+        if (block->status != KVO_STATUS_OK)
+            continue;
+        if (!kvo_seal_valid(seal, pool->store.block_bytes, worker->running->generation) ||
+            seal[3] != block->key_length || memcmp(seal + 8, block->key, length) != 0 ||
+            kvo_little64(seal + 48) != kvo_xxh3_64(value, nbytes, block->seed))
+            block->status = KVO_STATUS_CORRUPT;
+    }
+}
+
 /* -- jobs, under the lock ---------------------------------------------------------------------- */
 
 static inline int kvo_is_staged_put(const kvo_pool *pool, const kvo_job *job) {
@@ -633,7 +716,7 @@ static inline void kvo_tell(kvo_pool *pool, kvo_entry *entry) {
 
 /* Return whether every thread that could serve a job works on a late one. */
 static inline int kvo_stuck(const kvo_pool *pool, int op) {
-    int index, threads = op == KVO_READ ? pool->num_workers : pool->num_writers;
+    int index, threads = op == KVO_WRITE ? pool->num_writers : pool->num_workers;
     int64_t now = kvo_now();
     for (index = 0; index < threads; index++) {
         const kvo_job *job = pool->workers[index].running;
@@ -719,9 +802,9 @@ static inline void kvo_give_up(kvo_pool *pool, kvo_job *job) {
         kvo_end(pool, job, KVO_STATUS_UNAVAILABLE);
 }
 
-/* Wake a thread for one kind of work; reads may also wake a thread that writes. */
+/* Wake a thread for one kind of work; all but writes may also wake a thread that writes. */
 static inline void kvo_wake(kvo_pool *pool, int op) {
-    if (op == KVO_READ && pool->idle_read)
+    if (op != KVO_WRITE && pool->idle_read)
         pthread_cond_signal(&pool->work_read);
     else if (pool->idle_write)
         pthread_cond_signal(&pool->work_write);
@@ -730,10 +813,25 @@ static inline void kvo_wake(kvo_pool *pool, int op) {
 /* The most blocks of a job that move in one call: each thread gets two runs of a large job, so that
  * the sums of one are computed while the bytes of the other move. */
 static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
-    int64_t each = pool->store.slot_bytes, most = job->size * each / (2 * pool->num_workers);
+    const kvo_store *store = &pool->store;
+    int64_t each = store->slot_bytes, most = job->size * each / (2 * pool->num_workers);
+    if (job->op == KVO_QUERY)
+        return store->keys_per_query;
     most = most < KVO_SHORT_RUN ? KVO_SHORT_RUN : most > KVO_RUN_BYTES ? KVO_RUN_BYTES : most;
     most = most / each > KVO_RUN_BLOCKS ? KVO_RUN_BLOCKS : most / each;
+    if (store->kind == KVO_CALLS) { /* no thread is idle while another has several blocks */
+        int64_t each_thread = (job->size + pool->num_workers - 1) / pool->num_workers;
+        most = most < store->blocks_per_call ? most : store->blocks_per_call;
+        most = most < each_thread ? most : each_thread;
+    }
     return most > 1 ? most : 1;
+}
+
+/* Whether a block moves in one call with the one before. */
+static inline int kvo_is_adjacent(const kvo_pool *pool, const kvo_block *run, int64_t index) {
+    return pool->store.kind == KVO_CALLS ||
+           (run[index].slot == run[index - 1].slot + 1 &&
+            (index + 1) * pool->region.num_parts <= KVO_MAX_VIEWS);
 }
 
 /* Whether a run could be taken. */
@@ -745,12 +843,14 @@ static inline int kvo_has_run(const kvo_pool *pool, int op) {
         return 0;
     if (pool->staging && op == KVO_WRITE)
         return job->next < job->copied;
-    return !pool->staging || pool->num_free > 0;
+    return op == KVO_QUERY || !pool->staging || pool->num_free > 0;
 }
 
-/* Take a run from the front of a queue; the number of its blocks, from `*run` on. */
-static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_block **run) {
+/* Take a run from the front of a queue; 0 if there is none. */
+static inline int kvo_take(kvo_worker *worker, int op) {
+    kvo_pool *pool = worker->pool;
     kvo_job *job = pool->queues[op].first;
+    kvo_block *run;
     int64_t stop, count = 1, index, most;
     if (!kvo_has_run(pool, op))
         return 0;
@@ -758,22 +858,33 @@ static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_bloc
     stop = kvo_is_staged_put(pool, job) ? job->copied : job->count;
     if (pool->staging && op == KVO_READ && stop - job->next > pool->num_free)
         stop = job->next + pool->num_free;
-    *run = job->blocks + job->next;
-    while (job->next + count < stop && count < most &&
-           (*run)[count].slot == (*run)[count - 1].slot + 1 &&
-           (count + 1) * pool->region.num_parts <= KVO_MAX_VIEWS)
+    run = job->blocks + job->next;
+    while (job->next + count < stop && count < most && kvo_is_adjacent(pool, run, count))
         count++;
     if (pool->staging && op == KVO_READ)
         for (index = 0; index < count; index++)
-            (*run)[index].buffer = pool->free_buffers[--pool->num_free];
+            run[index].buffer = pool->free_buffers[--pool->num_free];
     job->next += count;
     job->in_flight += count;
     if (job->next == job->count)
         kvo_queue_remove(&pool->queues[op], job);
-    *taken = job;
+    worker->running = job;
+    worker->run = run;
+    worker->count = count;
     if (kvo_has_run(pool, op))
         kvo_wake(pool, op);
-    return count;
+    return 1;
+}
+
+static inline int kvo_take_chore(kvo_worker *worker) {
+    kvo_pool *pool = worker->pool;
+    worker->chore = pool->first_chore;
+    if (!worker->chore)
+        return 0;
+    pool->first_chore = worker->chore->next;
+    if (!pool->first_chore)
+        pool->last_chore = NULL;
+    return 1;
 }
 
 /* -- threads ----------------------------------------------------------------------------------- */
@@ -781,7 +892,7 @@ static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_bloc
 /* Move some blocks of a run; 0, or an error number. */
 static inline int kvo_move_blocks(kvo_worker *worker, const kvo_job *job, kvo_block *run,
                                   int64_t count) {
-    if (worker->pool->store.is_file)
+    if (worker->pool->store.kind == KVO_FILE)
         return job->op == KVO_READ ? kvo_file_read(worker, run, count)
                                    : kvo_file_write(worker, job, run, count);
     if (job->op == KVO_READ)
@@ -838,28 +949,72 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
     return 1;
 }
 
-/* Move a run and account for it. */
-static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, int64_t count) {
+/* Wait for a run or a chore, reads and queries first; 0 if the pool closes and the thread must end.
+ */
+static inline int kvo_next(kvo_worker *worker) {
     kvo_pool *pool = worker->pool;
-    int64_t index;
-    int delivered = 1, error = kvo_move_blocks(worker, job, run, count);
+    int found;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        worker->chore = NULL;
+        found = kvo_take(worker, KVO_QUERY) || kvo_take(worker, KVO_READ) ||
+                (worker->writes && (kvo_take_chore(worker) || kvo_take(worker, KVO_WRITE)));
+        if (found || pool->closing)
+            break;
+        if (worker->writes) {
+            pool->idle_write++;
+            pthread_cond_wait(&pool->work_write, &pool->lock);
+            pool->idle_write--;
+        } else {
+            pool->idle_read++;
+            pthread_cond_wait(&pool->work_read, &pool->lock);
+            pool->idle_read--;
+        }
+    }
+    if (!found) {
+        pool->threads_left--;
+        pthread_cond_broadcast(&pool->idle);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (found && !worker->chore && pool->store.kind == KVO_CALLS && worker->running->op == KVO_WRITE)
+        kvo_seal_run(worker);
+    return found;
+}
+
+/* Move a run. */
+static inline void kvo_move(kvo_worker *worker) {
+    kvo_job *job = worker->running;
+    kvo_block *run = worker->run;
+    int64_t count = worker->count, index;
+    int error = kvo_move_blocks(worker, job, run, count);
     for (index = 0; error && index < count; index++) { /* a bad block does not affect the others */
         int alone = count == 1 ? error : kvo_move_blocks(worker, job, run + index, 1);
         if (alone)
             run[index].status = (int8_t)kvo_status_of(alone);
     }
+}
+
+/* Account for a run whose blocks have their statuses. */
+static inline void kvo_run_done(kvo_worker *worker) {
+    kvo_pool *pool = worker->pool;
+    kvo_job *job = worker->running;
+    kvo_block *run = worker->run;
+    int64_t count = worker->count, index;
+    int delivered = 1;
+    if (pool->store.kind == KVO_CALLS && job->op == KVO_READ)
+        kvo_check_run(worker);
     if (pool->staging && job->op == KVO_READ)
         delivered = kvo_deliver(worker, job, run, count);
     pthread_mutex_lock(&pool->lock);
     for (index = 0; index < count; index++) {
         int lost = run[index].status == KVO_STATUS_OK && !delivered;
-        int void_put = job->taken_back && job->op == KVO_WRITE && !pool->store.is_file;
+        int void_put = job->taken_back && job->op == KVO_WRITE && pool->store.kind == KVO_MEMORY;
         job->found[run[index].index] = (int8_t)(lost       ? KVO_STATUS_TIMEOUT
                                                 : void_put ? KVO_STATUS_UNAVAILABLE
                                                            : run[index].status);
     }
     job->in_flight -= count;
-    if (pool->staging) {
+    if (pool->staging && job->op != KVO_QUERY) {
         kvo_give_back(pool, run, count, job->op == KVO_WRITE);
         if (kvo_has_run(pool, KVO_READ))
             kvo_wake(pool, KVO_READ);
@@ -870,64 +1025,39 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
     pthread_mutex_unlock(&pool->lock);
 }
 
-static inline void kvo_do_chore(kvo_pool *pool, kvo_chore *chore) {
-    int error = kvo_write_all(pool->store.table_fd, chore->data, chore->nbytes, chore->offset);
-    chore->status = (int8_t)(error ? kvo_status_of(error) : KVO_STATUS_OK);
+/* Account for a chore that has its status. */
+static inline void kvo_chore_done(kvo_worker *worker) {
+    kvo_pool *pool = worker->pool;
     pthread_mutex_lock(&pool->lock);
     pool->chores_left--;
-    kvo_tell(pool, &chore->entry);
+    kvo_tell(pool, &worker->chore->entry);
     pthread_cond_broadcast(&pool->idle);
     if (kvo_has_run(pool, KVO_WRITE))
         kvo_wake(pool, KVO_WRITE);
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Serve jobs and chores, reads first, until the pool closes. */
+static inline void kvo_done(kvo_worker *worker) {
+    if (worker->chore)
+        kvo_chore_done(worker);
+    else
+        kvo_run_done(worker);
+}
+
+/* Serve runs and chores of files and memory until the pool closes. */
 static void *kvo_serve(void *argument) {
     kvo_worker *worker = argument;
-    kvo_pool *pool = worker->pool;
-    kvo_job *job = NULL;
-    kvo_block *run = NULL;
-    kvo_chore *chore;
-    int64_t count;
-    pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        chore = NULL;
-        count = kvo_take(pool, KVO_READ, &job, &run);
-        if (!count && worker->writes) {
-            chore = pool->first_chore;
-            if (chore) {
-                pool->first_chore = chore->next;
-                if (!pool->first_chore)
-                    pool->last_chore = NULL;
-            } else {
-                count = kvo_take(pool, KVO_WRITE, &job, &run);
-            }
-        }
-        if (count) {
-            worker->running = job;
-            pthread_mutex_unlock(&pool->lock);
-            kvo_move(worker, job, run, count);
-            pthread_mutex_lock(&pool->lock);
-        } else if (chore) {
-            pthread_mutex_unlock(&pool->lock);
-            kvo_do_chore(pool, chore);
-            pthread_mutex_lock(&pool->lock);
-        } else if (pool->closing) {
-            break;
-        } else if (worker->writes) {
-            pool->idle_write++;
-            pthread_cond_wait(&pool->work_write, &pool->lock);
-            pool->idle_write--;
+    while (kvo_next(worker)) {
+        kvo_chore *chore = worker->chore;
+        if (chore) {
+            int table_fd = worker->pool->store.table_fd;
+            int error = kvo_write_all(table_fd, chore->data, chore->nbytes, chore->offset);
+            chore->status = (int8_t)(error ? kvo_status_of(error) : KVO_STATUS_OK);
         } else {
-            pool->idle_read++;
-            pthread_cond_wait(&pool->work_read, &pool->lock);
-            pool->idle_read--;
+            kvo_move(worker);
         }
+        kvo_done(worker);
     }
-    pool->threads_left--;
-    pthread_cond_broadcast(&pool->idle);
-    pthread_mutex_unlock(&pool->lock);
     return NULL;
 }
 
@@ -1222,10 +1352,6 @@ static inline void kvo_pool_stats(kvo_pool *pool, int64_t *late_jobs, int64_t *s
 
 /* -- a pool's life ----------------------------------------------------------------------------- */
 
-static inline int64_t kvo_staging_nbytes(const kvo_pool *pool) {
-    return pool->num_buffers * pool->store.slot_bytes;
-}
-
 /* Free the memory of a pool without threads. */
 static inline void kvo_pool_free(kvo_pool *pool) {
     int index;
@@ -1240,8 +1366,6 @@ static inline void kvo_pool_free(kvo_pool *pool) {
     }
     free(pool->workers);
     free(pool->free_buffers);
-    if (pool->staging)
-        munmap(pool->staging, (size_t)kvo_staging_nbytes(pool));
     free(pool->region.parts);
     free(pool->store.memory.parts);
     kvo_signal_close(pool);
@@ -1307,12 +1431,19 @@ static inline int kvo_pool_ended(kvo_pool *pool, int64_t until) {
     return ended;
 }
 
-/* Join the threads, which have ended. */
+/* Join the threads that the pool has started, which have ended. */
 static inline void kvo_pool_join(kvo_pool *pool) {
-    int index;
-    for (index = 0; index < pool->num_workers; index++)
+    int index, count = pool->store.kind == KVO_CALLS ? 0 : pool->num_workers;
+    for (index = 0; index < count; index++)
         pthread_join(pool->workers[index].thread, NULL);
     pthread_join(pool->keeper, NULL);
+}
+
+/* Count threads that could not be started. */
+static inline void kvo_pool_lacks(kvo_pool *pool, int count) {
+    pthread_mutex_lock(&pool->lock);
+    pool->threads_left -= count;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 /* End the threads; what has not started by then is UNAVAILABLE. 1 if all ended. */
@@ -1325,14 +1456,15 @@ static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
     return 1;
 }
 
-/* Make a pool and start its threads. `region` and `store` are copied; the memory, the files, `sums`
- * and `written` that they name stay the caller's. NULL if there is no memory or no thread. */
+/* Make a pool and start its keeper and, unless calls are made in Python, its threads. `region` and
+ * `store` are copied; the memory, the `num_buffers` buffers at `staging`, the files, `sums` and
+ * `written` that they name stay the caller's. NULL if there is no memory or no thread. */
 static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *store, int threads,
-                                     int64_t staging_bytes, int ack_copied) {
+                                     uint8_t *staging, int64_t num_buffers, int ack_copied) {
     kvo_pool *pool = calloc(1, sizeof(kvo_pool));
-    int64_t parts = region->num_parts + (store->is_file ? 0 : store->memory.num_parts);
+    int64_t parts = region->num_parts + (store->kind == KVO_MEMORY ? store->memory.num_parts : 0);
     int64_t run_blocks = KVO_RUN_BYTES / store->slot_bytes, views, buffer;
-    int index, started = 0, all;
+    int index, started = 0, all, own = store->kind == KVO_CALLS ? 0 : threads;
     pthread_attr_t attributes;
     sigset_t every, before;
     if (!pool)
@@ -1355,7 +1487,7 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     if (!pool->region.parts || !pool->workers || kvo_signal_open(pool) < 0)
         goto failed;
     memcpy(pool->region.parts, region->parts, (size_t)region->num_parts * sizeof(kvo_part));
-    if (!store->is_file) {
+    if (store->kind == KVO_MEMORY) {
         size_t nbytes = (size_t)store->memory.num_parts * sizeof(kvo_part);
         pool->store.memory.parts = malloc(nbytes);
         if (!pool->store.memory.parts)
@@ -1363,16 +1495,11 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
         memcpy(pool->store.memory.parts, store->memory.parts, nbytes);
     }
     if (!store->direct) {
-        void *address;
-        pool->num_buffers = staging_bytes / store->slot_bytes;
-        if (pool->num_buffers < 2)
-            pool->num_buffers = 2;
-        address = mmap(NULL, (size_t)kvo_staging_nbytes(pool), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANON, -1, 0);
-        pool->free_buffers = malloc((size_t)pool->num_buffers * sizeof(int32_t));
-        if (address == MAP_FAILED || !pool->free_buffers)
+        pool->staging = staging;
+        pool->num_buffers = num_buffers;
+        pool->free_buffers = malloc((size_t)num_buffers * sizeof(int32_t));
+        if (!pool->free_buffers)
             goto failed;
-        pool->staging = address;
         for (buffer = 0; buffer < pool->num_buffers; buffer++)
             pool->free_buffers[pool->num_free++] = (int32_t)(pool->num_buffers - 1 - buffer);
     }
@@ -1386,8 +1513,9 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
         worker->pool = pool;
         worker->writes = index < pool->num_writers;
         worker->views = malloc((size_t)views * sizeof(struct iovec));
-        worker->seals = store->is_file ? malloc((size_t)run_blocks * KVO_SEAL_BYTES) : NULL;
-        if (!worker->views || (store->is_file && !worker->seals))
+        if (store->kind == KVO_FILE)
+            worker->seals = malloc((size_t)run_blocks * KVO_SEAL_BYTES);
+        if (!worker->views || (store->kind == KVO_FILE && !worker->seals))
             goto failed;
     }
     pthread_attr_init(&attributes);
@@ -1395,13 +1523,12 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     sigfillset(&every); /* signals are for the interpreter's threads */
     pthread_sigmask(SIG_SETMASK, &every, &before);
     pthread_mutex_lock(&pool->lock);
-    for (; started < threads; started++)
+    for (; started < own; started++)
         if (pthread_create(&pool->workers[started].thread, &attributes, kvo_serve,
                            pool->workers + started))
             break;
-    all =
-        started == threads && pthread_create(&pool->keeper, &attributes, kvo_keep_watch, pool) == 0;
-    pool->threads_left = started + all;
+    all = started == own && pthread_create(&pool->keeper, &attributes, kvo_keep_watch, pool) == 0;
+    pool->threads_left = all ? threads + 1 : started;
     pool->closing = !all;
     pthread_mutex_unlock(&pool->lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

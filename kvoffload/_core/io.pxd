@@ -7,6 +7,12 @@ cdef extern from "io.h" nogil:
         KVO_SEAL_BYTES
         KVO_KEY_BYTES
         KVO_DIGESTED_BYTES
+        KVO_STATUS_OK
+        KVO_STATUS_FAILED
+        KVO_QUERY
+        KVO_MEMORY
+        KVO_FILE
+        KVO_CALLS
 
     ctypedef struct kvo_part:
         int64_t offset, stride, nbytes
@@ -18,11 +24,12 @@ cdef extern from "io.h" nogil:
         int64_t block_bytes
 
     ctypedef struct kvo_store:
-        int is_file
+        int kind
         int direct
         int data_fd, table_fd
         int64_t block_bytes
         int64_t slot_bytes
+        int64_t blocks_per_call, keys_per_query
         int64_t records_offset
         uint8_t* written
         uint64_t* sums
@@ -41,6 +48,21 @@ cdef extern from "io.h" nogil:
 
     ctypedef struct kvo_job:
         kvo_block* blocks
+        int64_t deadline
+        uint64_t generation
+        int op
+
+    ctypedef struct kvo_chore:
+        int64_t offset
+        size_t nbytes
+        int8_t status
+        uint8_t* data
+
+    ctypedef struct kvo_worker:
+        kvo_job* running
+        kvo_block* run
+        int64_t count
+        kvo_chore* chore
 
     ctypedef struct kvo_entry:
         kvo_entry* next
@@ -51,15 +73,23 @@ cdef extern from "io.h" nogil:
 
     ctypedef struct kvo_pool:
         int signal_fd
+        kvo_worker* workers
 
     uint64_t kvo_xxh3_64(const uint8_t* data, size_t length, uint64_t seed)
     uint64_t kvo_little64(const uint8_t* data)
     uint64_t kvo_seed(const kvo_store* store, const uint8_t* key, size_t length)
     bint kvo_seal_valid(const uint8_t* seal, int64_t nbytes, uint64_t generation)
-    kvo_pool* kvo_pool_new(
-        const kvo_region* region, const kvo_store* store, int threads, int64_t staging_bytes,
-        int ack_copied
+    int kvo_read_file(
+        int folder, const char* below, const char* name, uint8_t* buffer, size_t nbytes,
+        int64_t size, int64_t* changed
     )
+    kvo_pool* kvo_pool_new(
+        const kvo_region* region, const kvo_store* store, int threads, uint8_t* staging,
+        int64_t num_buffers, int ack_copied
+    )
+    bint kvo_next(kvo_worker* worker)
+    void kvo_done(kvo_worker* worker)
+    void kvo_pool_lacks(kvo_pool* pool, int count)
     int64_t kvo_now()
     bint kvo_pool_rest(kvo_pool* pool, int64_t until)
     int64_t kvo_pool_stop(kvo_pool* pool, int64_t until)

@@ -1,14 +1,16 @@
-"""Native threads that move blocks between a region and files or memory; XXH3-64.
+"""The pool of threads that move blocks between a region and files, memory or calls; XXH3-64.
 
-The contract is in ``kvoffload.tiers.engine.contract``, with the Python twin beside it. All work off
-the caller's thread is in ``io.h``, which never takes the interpreter's lock. This file converts
-Python's arguments to its structures and its events to tuples.
+The contract is in ``kvoffload.tiers.engine.contract``. All work off the caller's thread is in
+``io.h``, which never takes the interpreter's lock, besides the calls of a `CallStore`. This file
+converts Python's arguments to its structures and its events to tuples.
 
 The interpreter's lock is released only to wait, to end, and for long sums: beside a busy thread it
 takes 5 ms to get it back, and the pool's own lock is never held for more than a few microseconds.
 """
 
 from collections import deque
+from threading import Thread
+from time import monotonic
 
 import numpy as np
 
@@ -21,10 +23,13 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from posix.unistd cimport getpid
 
-__all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
+__all__ = [
+    "CallStore", "FileStore", "MemoryStore", "Pool", "read_files", "valid_records", "xxh3_64"
+]
 
 cdef enum:
     NOGIL_FROM = 65536  # bytes from which a sum is computed without the interpreter's lock
+    MAX_FILES = 64
     SIGNALS_NS = 50000000  # between two checks for signals in a wait
 
 
@@ -43,6 +48,38 @@ def xxh3_64(data, seed=0):
     finally:
         PyBuffer_Release(&view)
     return result
+
+
+def read_files(int folder, list places, list buffers, int64_t size):
+    """Fill buffers from files of `size` bytes, in one call without the interpreter's lock.
+
+    A place is the name of a folder below an open one, and that of a file in it, as bytes. Links are
+    not followed, and nothing is waited for but the file system. Return for each file its status, or
+    the negative of an error number, and when it was changed, in seconds.
+    """
+    cdef const char* folders[MAX_FILES]
+    cdef const char* names[MAX_FILES]
+    cdef uint8_t* memory[MAX_FILES]
+    cdef int statuses[MAX_FILES]
+    cdef int64_t changed[MAX_FILES]
+    cdef Py_ssize_t count = len(places)
+    cdef Py_ssize_t index
+    cdef size_t nbytes = 0
+    cdef uint8_t[::1] buffer
+    if count > MAX_FILES:
+        raise ValueError(f"places must be at most {MAX_FILES}, got {count}")
+    for index in range(count):
+        below, name = places[index]
+        folders[index], names[index] = below, name
+        buffer = buffers[index]
+        memory[index], nbytes = &buffer[0], <size_t>buffer.shape[0]
+        changed[index] = 0
+    with nogil:
+        for index in range(count):
+            statuses[index] = kvo_read_file(
+                folder, folders[index], names[index], memory[index], nbytes, size, &changed[index]
+            )
+    return [(statuses[index], changed[index]) for index in range(count)]
 
 
 cdef int fill_region(kvo_region* target, object region) except -1:
@@ -87,6 +124,7 @@ cdef class MemoryStore:
         self.writing = np.zeros(len(sums), np.uint8)
         fill_region(&self.store.memory, region)
         fill_fingerprint(&self.store, fingerprint)
+        self.store.kind = KVO_MEMORY
         self.store.direct = 1
         self.store.block_bytes = self.store.slot_bytes = region.block_bytes
         self.store.sums = &self.sums[0]
@@ -125,7 +163,7 @@ cdef class FileStore:
         self.sums = sums
         self.written = written
         fill_fingerprint(&self.store, fingerprint)
-        self.store.is_file = 1
+        self.store.kind = KVO_FILE
         self.store.direct = bool(direct)
         self.store.data_fd = data_fd
         self.store.table_fd = table_fd
@@ -136,40 +174,150 @@ cdef class FileStore:
         self.store.written = &self.written[0]
 
 
-cdef class Pool:
-    """Threads that move blocks between a region and files or memory; see ``tiers.engine.contract``.
+cdef class CallStore:
+    """Calls of an object, a ``tiers.engine.contract.Store``, which threads of Python make.
 
-    `threads`, >= 1, does not count the keeper. A staged pool has `staging_bytes` of buffers, and
-    `ack_copied` says whether a put ends when it is copied.
+    What it keeps of a block are its `block_bytes` and its seal behind them, in a buffer of
+    `slot_bytes`. A call gets at most `blocks_per_call` blocks, or `keys_per_query` keys.
+    """
+
+    cdef kvo_store store
+    cdef object target
+
+    def __cinit__(
+        self, target, *, block_bytes, slot_bytes, fingerprint, blocks_per_call, keys_per_query
+    ):
+        self.target = target
+        fill_fingerprint(&self.store, fingerprint)
+        self.store.kind = KVO_CALLS
+        self.store.block_bytes = block_bytes
+        self.store.slot_bytes = slot_bytes
+        self.store.blocks_per_call = blocks_per_call
+        self.store.keys_per_query = keys_per_query
+
+
+cdef class Pool:
+    """Threads that move blocks between a region and a store; see ``tiers.engine.contract``.
+
+    `threads`, >= 1, does not count the keeper. A staged pool has buffers, the blocks of the region
+    `staging`, and `ack_copied` says whether a put ends when it is copied.
     """
 
     cdef kvo_pool* pool
     cdef kvo_store store
     cdef object kept  # objects that the threads use
     cdef object news  # the queue that `poll` returns
+    cdef object target  # of a `CallStore`
+    cdef object buffers  # its buffers, as memory
+    cdef list threads  # those of Python
     cdef bint ended
     cdef int pid
 
-    def __cinit__(self, region, store, threads, staging_bytes=0, *, ack_copied=True):
+    def __cinit__(self, region, store, threads, staging=None, *, ack_copied=True):
         cdef kvo_region described
         cdef int num_threads = threads
-        cdef int64_t staging = staging_bytes
+        cdef uint8_t* memory = NULL
+        cdef int64_t num_buffers = 0
         cdef bint copied = ack_copied
         if isinstance(store, FileStore):
             self.store = (<FileStore>store).store
         elif isinstance(store, MemoryStore):
             self.store = (<MemoryStore>store).store
+        elif isinstance(store, CallStore):
+            self.store = (<CallStore>store).store
+            self.target = (<CallStore>store).target
         else:
-            raise TypeError(f"store must be a FileStore or MemoryStore, got {store!r}")
-        self.kept = (region, store)
+            raise TypeError(f"store must be a FileStore, MemoryStore or CallStore, got {store!r}")
+        if not self.store.direct:
+            memory = <uint8_t*><size_t>staging.address
+            num_buffers = staging.num_blocks
+            self.buffers = memoryview(staging.array)
+        self.kept = (region, store, staging)
         self.news = deque()
+        self.threads = []
         self.pid = getpid()
         fill_region(&described, region)
         with nogil:
-            self.pool = kvo_pool_new(&described, &self.store, num_threads, staging, copied)
+            self.pool = kvo_pool_new(
+                &described, &self.store, num_threads, memory, num_buffers, copied
+            )
         free(described.parts)
         if self.pool == NULL:
             raise MemoryError("no memory, or no thread, for a pool")
+
+    def __init__(self, region, store, threads, staging=None, *, ack_copied=True):
+        if self.store.kind != KVO_CALLS:
+            return
+        self.threads = [
+            Thread(target=self._serve, args=(index,), daemon=True) for index in range(threads)
+        ]
+        started = 0
+        try:
+            for thread in self.threads:
+                thread.start()
+                started += 1
+        except BaseException as error:
+            kvo_pool_lacks(self.pool, threads - started)
+            del self.threads[started:]
+            self.close(0.0)
+            if isinstance(error, RuntimeError):  # no thread can be started
+                raise MemoryError("no memory, or no thread, for a pool") from error
+            raise
+
+    def _serve(self, int index):
+        """Make calls until the pool closes."""
+        cdef kvo_worker* worker = self.pool.workers + index
+        cdef bint works = False
+        while True:
+            with nogil:
+                if works:
+                    kvo_done(worker)
+                works = kvo_next(worker)
+            if not works:
+                return
+            if worker.chore != NULL:
+                self._do_chore(worker.chore)
+            else:
+                self._call(worker)
+
+    cdef int _do_chore(self, kvo_chore* chore) except -1:
+        chore.status = KVO_STATUS_FAILED
+        try:
+            data = (<char*>chore.data)[:chore.nbytes]
+            chore.status = self.target.chore(chore.offset, data)
+        except BaseException:  # a thread that ends would hold up every write
+            pass
+        return 0
+
+    cdef int _call(self, kvo_worker* worker) except -1:
+        """Have Python move a run; blocks to which it gives no status have failed."""
+        cdef kvo_block* block
+        cdef Py_ssize_t index, start
+        cdef Py_ssize_t nbytes = self.store.block_bytes + KVO_SEAL_BYTES
+        cdef kvo_job* job = worker.running
+        cdef int status
+        for index in range(worker.count):
+            worker.run[index].status = KVO_STATUS_FAILED
+        try:
+            keys, slots, values = [], [], []
+            for index in range(worker.count):
+                block = worker.run + index
+                keys.append((<char*>block.key)[:block.key_length])
+                slots.append(block.slot)
+                if job.op != KVO_QUERY:
+                    start = block.buffer * self.store.slot_bytes
+                    values.append(self.buffers[start:start + nbytes])
+            deadline = monotonic() + (job.deadline - kvo_now()) * 1e-9
+            found = self.target.call(
+                job.op, keys, slots, values, deadline=deadline, generation=job.generation
+            )
+            for index in range(worker.count):
+                status = found[index]
+                if KVO_STATUS_OK <= status < KVO_STATUS_FAILED:
+                    worker.run[index].status = status
+        except BaseException:  # a thread that ends would keep its job for ever
+            pass
+        return 0
 
     def __dealloc__(self):
         # Use no module's names: at the interpreter's exit they may be gone.
@@ -289,6 +437,8 @@ cdef class Pool:
             is_over = is_over or kvo_now() >= until
             PyErr_CheckSignals()
         if self.ended:
+            for thread in self.threads:
+                thread.join()
             kvo_signal_close(self.pool)
         else:
             Py_INCREF(self.kept)  # a thread that returns later uses it

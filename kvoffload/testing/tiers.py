@@ -29,17 +29,16 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Done, State, Status, Tier
-from kvoffload.tiers.engine import threads
-from kvoffload.tiers.engine.contract import Block, Pool, Store
+from kvoffload.tiers.engine.contract import WRITE, Block, Pool, Store
 from kvoffload.tiers.engine.jobs import Jobs
-from kvoffload.tiers.engine.native import Twin, chosen
-from kvoffload.tiers.engine.stores import MemoryStore
 from kvoffload.tiers.engine.tier import ComposedTier
-from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
-from kvoffload.tiers.local.memory import SecondRegion
+from kvoffload.tiers.engine.transfer import staging_buffers, status_of
+from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
 from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierKeywords, TierOptions
 from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,59 +53,59 @@ PATIENCE_S = 300.0
 
 
 class _FaultyStore(Store):
-    """A second region that misbehaves on demand."""
+    """Blocks with their seals, by slot, behind calls that misbehave on demand."""
 
-    direct = False
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.store = store
-        self.block_bytes = self.slot_bytes = store.block_bytes
+    def __init__(self) -> None:
+        self.values: dict[int, bytes] = {}
         self.delay_s = 0.0
         self.failures: Counter[str] = Counter()
         self.errno = errno.EIO
         self.running = threading.Event()
         self.running.set()
 
-    def read(self, run: Sequence[Block], generation: int) -> None:
-        self._misbehave("get")
-        self.store.read(run, generation)
+    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:  # noqa: ARG002
+        (block,) = run
+        block.status = self._trouble("put" if op == WRITE else "get")
+        if block.status == Status.OK and op == WRITE:
+            self.values[block.slot] = bytes(block.views[0])
+        elif block.status == Status.OK:
+            block.views[0][:] = self.values[block.slot]
 
-    def write(self, run: Sequence[Block], generation: int) -> None:
-        self._misbehave("put")
-        self.store.write(run, generation)
+    def chore(self, kind: int, data: bytes) -> Status:  # noqa: ARG002
+        return Status.OK
 
-    def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:  # noqa: ARG002
-        return 1
-
-    def _misbehave(self, op: str) -> None:
+    def _trouble(self, op: str) -> Status:
         self.running.wait()
         if self.delay_s:
             time.sleep(self.delay_s)
-        if self.failures[op] > 0:
-            self.failures[op] -= 1
-            raise OSError(self.errno, os.strerror(self.errno))
+        if self.failures[op] <= 0:
+            return Status.OK
+        self.failures[op] -= 1
+        return status_of(OSError(self.errno, os.strerror(self.errno)))
 
 
-class _FaultyMedium(SecondRegion):
-    """A second region behind a store that misbehaves; while it hangs, it confirms no `forget`."""
+class _FaultyMedium(LocalMedium):
+    """The threads of a store that misbehaves; while it hangs, it confirms no `forget`."""
 
-    direct = False
-
-    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs, twin: Twin) -> None:
-        super().__init__(memory, namespace, jobs, twin)
-        sums = np.zeros(memory.num_blocks, np.uint64)
-        self.store = _FaultyStore(MemoryStore(memory, namespace.fingerprint, sums))
+    def __init__(self, namespace: Namespace, jobs: Jobs) -> None:
+        self.namespace = namespace
+        self._jobs = jobs
+        self.store = _FaultyStore()
 
     def open_pool(self, region: Region) -> Pool:
         """Start the threads."""
-        options = self._jobs.options
-        return threads.Pool(
-            region,
+        options, namespace = self._jobs.options, self.namespace
+        buffers = staging_buffers(options.staging_bytes, namespace.block_bytes + SEAL_BYTES)
+        calls = io.CallStore(
             self.store,
-            options.threads,
-            options.staging_bytes,
-            ack_copied=options.ack_copied,
+            block_bytes=namespace.block_bytes,
+            slot_bytes=buffers.block_bytes,
+            fingerprint=namespace.fingerprint,
+            blocks_per_call=1,
+            keys_per_query=1,
         )
+        pool: Pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
+        return pool
 
     def confirm(self) -> bool:
         """Return whether the medium does not hang."""
@@ -143,14 +142,11 @@ class FaultyTier(ComposedTier):
         num_slots = check_num_slots(check_int("capacity_bytes", capacity_bytes, 0), block_bytes)
         options = TierOptions.of(keywords, name="faulty", threads=4)
         jobs = Jobs(options, block_bytes)
-        twin = chosen()
-        manager = make_manager(policy, num_slots, twin)
-        self._trouble = _FaultyMedium(
-            Region.allocate(num_slots, block_bytes), namespace, jobs, twin
-        )
-        self._store = self._trouble.store
-        self._slots = Index(jobs, self._trouble, manager, num_slots)
-        super().__init__(jobs, self._slots, self._trouble, num_slots * block_bytes)
+        manager = make_manager(policy, num_slots)
+        medium = _FaultyMedium(namespace, jobs)
+        self._store = medium.store
+        self._slots = Index(jobs, medium, manager, num_slots)
+        super().__init__(jobs, self._slots, medium, num_slots * block_bytes)
 
     def delay(self, seconds: float) -> None:
         """Delay every call by `seconds` >= 0 from now on; ValueError for others."""
@@ -183,10 +179,9 @@ class FaultyTier(ComposedTier):
     def flip(self, key: bytes, bit: int = 0) -> None:
         """Flip one bit of a block that is stored."""
         (slot,) = self._slots.slots_of([key])
-        memory = self._trouble.memory
-        data = bytearray(memory.read(slot))
-        data[bit // 8] ^= 1 << bit % 8
-        memory.write(slot, bytes(data))
+        value = bytearray(self._store.values[slot])
+        value[bit // 8] ^= 1 << bit % 8
+        self._store.values[slot] = bytes(value)
 
 
 # -- the suite -----------------------------------------------------------------------------------

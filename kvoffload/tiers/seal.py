@@ -13,45 +13,35 @@ offset bytes meaning, little-endian
 ====== ===== ==============================================================================
 
 The seed makes the sum of the same bytes different under every other key and in every other
-namespace: bytes in the wrong slot, or written by another model, do not match. Seals
-of another generation are not valid. The sums protect against accidents, not against forgery.
+namespace: bytes in the wrong slot, or written by another model, do not match. Seals of another
+generation are not valid. The sums protect against accidents, not against forgery. The threads make
+and compare seals (``kvoffload/_core/io.h``).
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from kvoffload import IMPLEMENTATION
-from kvoffload._extras import require
 from kvoffload.errors import describe
 
-__all__ = ["SEAL_BYTES", "Seal", "seed_of", "stored_key", "stored_keys", "xxh3_64"]
+from .native import io
+
+__all__ = ["SEAL_BYTES", "seed_of", "stored_key", "stored_keys", "xxh3_64"]
 
 SEAL_BYTES = 64
-MAGIC = b"KV"
-VERSION = 1
 MAX_KEY_BYTES = 40
 DIGEST_BYTES = 32
 # Its length distinguishes a digest from keys that are stored unchanged.
 DIGESTED_BYTES = MAX_KEY_BYTES + 1
 _PADDING = bytes(DIGESTED_BYTES - DIGEST_BYTES)
-_LAYOUT = struct.Struct("<2sBBI40sQ")
-_SUM = struct.Struct("<Q")
 
 
-if TYPE_CHECKING:
-
-    def xxh3_64(data: Any, seed: int = 0) -> int:
-        """Return the XXH3-64 of a buffer; release the interpreter's lock for a large one."""
-        ...
-
-elif IMPLEMENTATION == "python":
-    xxh3_64 = require("xxhash", "kvoffload.tiers without the extensions", "tiers").xxh3_64_intdigest
-else:
-    from kvoffload._core.io import xxh3_64
+def xxh3_64(data: Any, seed: int = 0) -> int:
+    """Return the XXH3-64 of a buffer; release the interpreter's lock for a large one."""
+    found: int = io.xxh3_64(data, seed)
+    return found
 
 
 def stored_key(key: bytes) -> bytes:
@@ -94,39 +84,3 @@ _BYTES_ONLY = frozenset({bytes})
 def seed_of(fingerprint: bytes, stored: bytes) -> int:
     """Return the seed of the sum of a block: XXH3-64 of the fingerprint and the stored key."""
     return xxh3_64(fingerprint + stored)
-
-
-class Seal(NamedTuple):
-    """The fields of a seal."""
-
-    key: bytes  # the stored key; see `stored_key`
-    nbytes: int  # length of the block
-    sum: int  # XXH3-64 of its bytes, seeded by `seed_of`
-
-    @classmethod
-    def of(cls, fingerprint: bytes, stored: bytes, block: Any) -> Seal:
-        """Return the seal of a block's bytes under a stored key."""
-        view = memoryview(block).cast("B")
-        return cls(stored, len(view), xxh3_64(view, seed_of(fingerprint, stored)))
-
-    def pack(self, generation: int) -> bytes:
-        """Return the 64 bytes."""
-        fields = _LAYOUT.pack(
-            MAGIC, VERSION, len(self.key), self.nbytes, self.key[:MAX_KEY_BYTES], self.sum
-        )
-        return fields + _SUM.pack(xxh3_64(fields, generation))
-
-    @classmethod
-    def unpack(cls, data: bytes | memoryview, generation: int) -> Seal | None:
-        """Read 64 bytes; None if they are not a seal of this generation."""
-        if len(data) != SEAL_BYTES or data[:2] != MAGIC:
-            return None
-        fields = data[: _LAYOUT.size]
-        if _SUM.unpack(data[_LAYOUT.size :])[0] != xxh3_64(fields, generation):
-            return None
-        _, version, key_length, nbytes, key, block_sum = _LAYOUT.unpack(fields)
-        if version != VERSION or not 1 <= key_length <= DIGESTED_BYTES:
-            return None
-        if key_length == DIGESTED_BYTES:
-            key += b"\0"
-        return cls(key[:key_length], nbytes, block_sum)

@@ -1,16 +1,15 @@
 """Bytes as damage to the files of a slab, which is then looked at, verified and opened warm.
 
 There is one genuine slab, and two more to take pieces from: itself before everything was forgotten,
-and one of another namespace that has other bytes under the same keys. The first three bytes choose
-the twin, whether blocks are staged, and the number of slots that it is opened with. Then each step
-of the damage is a byte that picks its kind, and what that kind needs: a file, a position, bytes. A
-sum is made right again where a step says so, so that what lies behind it is reached too; the sum of
-a block's own bytes never is, since nothing but that tells what is right.
+and one of another namespace that has other bytes under the same keys. The first byte says nothing,
+the next two whether blocks are staged, and the number of slots. Then each step of the damage is a
+byte that picks its kind, and what that kind needs: a file, a position, bytes. A sum is made right
+again where a step says so, so that what lies behind it is reached too; the sum of a block's own
+bytes never is, since nothing but that tells what is right.
 """
 
 from __future__ import annotations
 
-import importlib
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,9 @@ from typing import Any
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import FileTier, Namespace, Region, Status, TierError
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import find_slabs, verify_slab
 from kvoffload.tiers.local.slab.layout import BLOCKS, NAMESPACE, TABLE, Header, record_offset
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
-from tests.conftest import AVAILABLE
-from tests.tiers.conftest import twin_of
 
 from .scratch import scratch
 
@@ -55,11 +51,6 @@ Files = dict[str, bytearray]
 def data_of(key: bytes, namespace: Namespace = OURS) -> bytes:
     """Return the only bytes that a namespace ever has under a key."""
     return block_bytes_of(namespace.model.encode() + key, BLOCK_BYTES)
-
-
-def twins() -> list[Twin]:
-    """Return the implementations that there are."""
-    return [twin_of(importlib.import_module(f"tests._{name}")) for name in AVAILABLE]
 
 
 class Opened:
@@ -283,22 +274,7 @@ def look(folder: Path) -> None:
         raise AssertionError(f"{verdict} of {found.num_blocks} blocks")
 
 
-def compare_seals(twins: Sequence[Twin], table: bytes) -> None:
-    """Raise unless all twins find the same seals in a table."""
-    header = Header.unpack(table[: record_offset(0)])
-    if header is None:
-        return
-    python, *others = (
-        twin.valid_records(table[record_offset(0) :], header.block_bytes, header.generation.number)
-        for twin in twins
-    )
-    for other in others:
-        for one, another in zip(python, other, strict=True):
-            if list(one) != list(another) if hasattr(one, "__len__") else one != another:
-                raise AssertionError(f"the twins differ: {python} {other}")
-
-
-def run_slab(twins: Sequence[Twin], data: bytes) -> int:
+def run_slab(data: bytes) -> int:
     """Damage a slab as the bytes say, open it and compare; return how many blocks it served.
 
     Raises
@@ -310,7 +286,8 @@ def run_slab(twins: Sequence[Twin], data: bytes) -> int:
         If the slab cannot be opened, whatever its files hold.
     """
     damage = Damage(data)
-    options = {"twin": twins[damage.byte() % len(twins)], "staged": bool(damage.byte() & 1)}
+    damage.byte()
+    options = {"staged": bool(damage.byte() & 1)}
     num_slots = 1 + (damage.byte() + NUM_SLOTS - 1) % MAX_SLOTS
     steps = damage.steps()
     with scratch() as path:
@@ -319,7 +296,6 @@ def run_slab(twins: Sequence[Twin], data: bytes) -> int:
         for name, content in damage.files.items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o600)  # others may not write, whatever the user's umask says
-        compare_seals(twins, bytes(damage.files.get(TABLE, b"")))
         with little_memory():
             look(folder)
         with opened(Path(path), OURS, num_slots, **options) as slab:

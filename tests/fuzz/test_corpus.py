@@ -44,10 +44,9 @@ def test_merges_of_the_corpus(path: Path) -> None:
 
 @pytest.mark.parametrize("path", inputs("slab"), ids=lambda path: path.name)
 def test_slabs_of_the_corpus(path: Path) -> None:
-    from tests.fuzz.slab import run_slab, twins
+    from tests.fuzz.slab import run_slab
 
-    for twin in twins():
-        run_slab([twin], path.read_bytes())
+    run_slab(path.read_bytes())
 
 
 @pytest.mark.parametrize("path", inputs("config"), ids=lambda path: path.name)
@@ -133,9 +132,9 @@ def test_any_bytes_are_a_merge_or_an_error(data: bytes) -> None:
 
 @given(st.binary(min_size=20, max_size=120))
 def test_any_bytes_are_damage_that_is_never_served(data: bytes) -> None:
-    from tests.fuzz.slab import run_slab, twins
+    from tests.fuzz.slab import run_slab
 
-    run_slab(twins(), data)
+    run_slab(data)
 
 
 @given(st.binary(max_size=400))

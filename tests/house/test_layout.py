@@ -58,7 +58,7 @@ BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 TIERS_LAYERS = [
     {
         *("base", "deletion", "folder", "generation", "metrics", "namespace", "options", "region"),
-        "seal",
+        *("native", "seal"),
     },
     {"engine"},
     {"local", "remote"},
@@ -210,13 +210,6 @@ def test_imports_of_tiers_run_one_way() -> None:
     files = [path for path in LIBRARY if "tiers" in path.relative_to(PACKAGE).parts[:1]]
     assert len(files) > 30
     assert [fault for path in files for fault in faults_in_tiers(path)] == []
-
-
-def test_the_threads_of_tiers_know_no_store() -> None:
-    """They take any store by the contract."""
-    found = set(imports(PACKAGE / "tiers" / "engine" / "threads.py"))
-    assert "tiers.engine.contract.Store" in found
-    assert {name for name in found if name.startswith("tiers.engine.stores")} == set()
 
 
 def test_cython_imports_are_seen() -> None:

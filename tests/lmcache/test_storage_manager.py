@@ -21,10 +21,7 @@ pytest.importorskip("torch")
 from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
 
 from kvoffload.integrations.lmcache import adapter as module
-from kvoffload.tiers import FileTier
-from kvoffload.tiers.engine import stores
-from kvoffload.tiers.engine.native import Twin
-from tests._python import CPUOffloadingManager
+from kvoffload.testing.tiers import FaultyTier
 
 from .memory import (
     MIB,
@@ -118,29 +115,17 @@ def test_the_server_starts_with_it(tmp_path):
 
 @pytest.fixture
 def gate(tmp_path, monkeypatch):
-    """Give an event that all calls of a slab's wait for, which adapters open here."""
+    """Give an event that all calls of a tier's wait for, which adapters open here."""
     gate = threading.Event()
     gate.set()
-    transfer = stores.transfer
-
-    def waits(*arguments):
-        assert gate.wait(300)
-        return transfer(*arguments)
 
     def opened(url, namespace, generation):
         assert "staged=yes" in url
         assert "ack=stored" in url
-        return FileTier(
-            tmp_path,
-            8 * MIB,
-            namespace=namespace,
-            staged=True,
-            ack="stored",
-            enable_events=True,
-            twin=Twin.python(CPUOffloadingManager),
-        )
+        tier = FaultyTier(8 * MIB, namespace=namespace, ack="stored", enable_events=True)
+        tier._store.running = gate
+        return tier
 
-    monkeypatch.setattr(stores, "transfer", waits)
     monkeypatch.setattr(module, "open_tier", opened)
     yield gate
     gate.set()

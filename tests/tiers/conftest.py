@@ -1,16 +1,17 @@
-"""Fixtures of the tests of tiers: both implementations, namespaces, tiers in folders of their
-own."""
+"""Fixtures of the tests of tiers, which need the extensions: else only their message is tested."""
 
-import importlib
 import os
 from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
-from kvoffload.tiers import Namespace
-from kvoffload.tiers.engine.native import Twin
+from kvoffload import IMPLEMENTATION
+
+if IMPLEMENTATION == "compiled":
+    from kvoffload.testing.tiers import PATIENCE_S
+    from kvoffload.tiers import Namespace
+else:
+    collect_ignore_glob = ["test_[!p]*.py", "test_p[!u]*.py"]
 
 WAITS = (
     "engine.tier.QUERY_DEADLINE_S",
@@ -28,7 +29,7 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     Servers hang in tests, and calls wait for them.
     """
-    if not request.node.get_closest_marker("servers"):
+    if IMPLEMENTATION == "compiled" and not request.node.get_closest_marker("servers"):
         for name in WAITS:
             monkeypatch.setattr(f"kvoffload.tiers.{name}", PATIENCE_S)
 
@@ -39,25 +40,6 @@ def _private() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
-
-
-@pytest.fixture(scope="session")
-def tier_twin(twin: ModuleType) -> Twin:
-    """Return one of the two implementations; a test that asks for it runs on both."""
-    return twin_of(twin)
-
-
-def twin_of(twin: ModuleType) -> Twin:
-    """Return the parts of tiers that belong to ``tests._python`` or ``tests._compiled``."""
-    if twin.__name__.endswith("_python"):
-        return Twin.python(twin.CPUOffloadingManager)
-    return Twin.compiled(twin.CPUOffloadingManager)
-
-
-@pytest.fixture(scope="session")
-def python_twin() -> Twin:
-    """Return the implementation in Python alone."""
-    return Twin.python(importlib.import_module("tests._python").CPUOffloadingManager)
 
 
 @pytest.fixture

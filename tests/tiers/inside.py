@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Condition
 from typing import Any
 
 from kvoffload.tiers import FileTier, Tier
@@ -56,27 +55,6 @@ def files_of(tier: FileTier) -> Any:
 def threads_of(tier: ComposedTier) -> Any:
     """Return the tier's threads."""
     return tier._jobs.pool
-
-
-def num_taken(tier: ComposedTier) -> int:
-    """Return the number of jobs that a thread works on, of the Python twin."""
-    return sum(job.in_flight > 0 for job in threads_of(tier)._jobs.values())
-
-
-def expire(tier: ComposedTier, *jobs: int) -> None:
-    """Have the deadlines of jobs pass, of the Python twin."""
-    pool = threads_of(tier)
-    with pool._lock:
-        for job in jobs:
-            pool._jobs[job].deadline = 0.0
-        pool._wake_at = 0.0
-        pool._keep.notify_all()
-
-
-def idle_of(tier: ComposedTier) -> Condition:
-    """Return the condition on which callers wait for the tier's threads, of the Python twin."""
-    idle: Condition = threads_of(tier)._idle
-    return idle
 
 
 def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:

@@ -2,10 +2,10 @@
  * closing.
  *
  *     gcc -fsanitize=thread -I kvoffload/_core tests/tiers/pool_stress.c -lpthread -o stress
- *     ./stress MODE SECONDS SEED      MODE: direct, copied, stored, memory
+ *     ./stress MODE SECONDS SEED      MODE: direct, copied, stored, memory, calls
  *
  * The system calls are replaced at compile time by slow ones that fail now and then. Checked: every
- * job ends once and settles once; what is OK has the bytes of its key; a block of the region does
+ * job ends once, is late once at most and settles once; what is OK has the bytes of its key; a block of the region does
  * not change after its job has ended.
  */
 #define _GNU_SOURCE
@@ -21,7 +21,8 @@ static ssize_t slow_pwritev(int fd, const struct iovec *views, int count, off_t 
 #undef preadv
 #undef pwritev
 
-enum { SLOTS = 48, BLOCK = 8192, JOBS = 64, LARGEST = 12 };
+enum { SLOTS = 48, BLOCK = 8192, JOBS = 64, LARGEST = 12, THREADS = 6, BUFFERS = 6 };
+enum { VALUE = BLOCK + KVO_SEAL_BYTES, BUFFER = BLOCK + 4096 };
 
 static _Thread_local uint64_t chance_state;
 static int failing; /* one call in so many */
@@ -67,17 +68,18 @@ static ssize_t slow_pwritev(int fd, const struct iovec *views, int count, off_t 
 
 typedef struct {
     int64_t job_id;
-    int active, ended, op, count;
+    int active, ended, late, op, count;
     int64_t slots[LARGEST], ids[LARGEST];
 } job_note;
 
 static job_note notes[JOBS];
-static uint8_t *region_memory, *store_memory;
+static uint8_t *region_memory, *store_memory, *staging;
 static int slot_state[SLOTS]; /* 0: nothing; 1: the bytes of its key; 2: a put is under way */
 static int slot_users[SLOTS];
 static int block_busy[SLOTS];
 static uint8_t canary[SLOTS]; /* what a block was filled with when it was given back */
 static int64_t ends, settles, oks;
+static uint8_t values[SLOTS][VALUE]; /* of calls */
 
 static void fill(int64_t id, int64_t slot) {
     memset(region_memory + id * BLOCK, (int)(slot * 3 + 1), BLOCK);
@@ -117,6 +119,8 @@ static void take_news(kvo_pool *pool) {
             continue;
         }
         CHECK(note->active && note->job_id == entry->job_id);
+        if (entry->flags & KVO_LATE)
+            CHECK(!note->ended && !note->late++);
         if (entry->flags & KVO_ENDED) {
             CHECK(!note->ended && entry->count == note->count);
             for (index = 0; index < note->count; index++) {
@@ -137,7 +141,7 @@ static void take_news(kvo_pool *pool) {
                 slot_users[slot]--;
                 if (note->op == KVO_WRITE)
                     slot_state[slot] = entry->statuses[index] == KVO_STATUS_OK;
-                else
+                else if (note->op == KVO_READ)
                     CHECK(entry->statuses[index] != KVO_STATUS_CORRUPT);
             }
             note->active = 0;
@@ -157,7 +161,7 @@ static void submit(kvo_pool *pool, int64_t job_id, int op, int64_t timeout_ns) {
     note->count = 0;
     for (slot = start; slot < start + SLOTS && note->count < wanted; slot++) {
         int64_t at = slot % SLOTS;
-        if (op == KVO_READ ? slot_state[at] != 1 : slot_users[at] || slot_state[at] == 2)
+        if (op == KVO_WRITE ? slot_users[at] || slot_state[at] == 2 : slot_state[at] != 1)
             continue;
         while (id < SLOTS && block_busy[id])
             id++;
@@ -190,9 +194,33 @@ static void submit(kvo_pool *pool, int64_t job_id, int op, int64_t timeout_ns) {
     }
     note->job_id = job_id;
     note->active = 1;
-    note->ended = 0;
+    note->ended = note->late = 0;
     note->op = op;
     kvo_submit(pool, job);
+}
+
+/* What threads of Python do. */
+static void *call(void *argument) {
+    kvo_worker *worker = argument;
+    const kvo_pool *pool = worker->pool;
+    int64_t index;
+    while (kvo_next(worker)) {
+        if (worker->chore)
+            worker->chore->status = KVO_STATUS_OK;
+        for (index = 0; !worker->chore && index < worker->count; index++) {
+            kvo_block *block = worker->run + index;
+            CHECK(worker->count <= (worker->running->op == KVO_QUERY ? 5 : 3));
+            block->status = trouble() ? KVO_STATUS_FAILED : KVO_STATUS_OK;
+            if (worker->running->op == KVO_QUERY || block->status != KVO_STATUS_OK)
+                continue;
+            if (worker->running->op == KVO_READ)
+                memcpy(kvo_buffer(pool, block), values[block->slot], VALUE);
+            else
+                memcpy(values[block->slot], kvo_buffer(pool, block), VALUE);
+        }
+        kvo_done(worker);
+    }
+    return NULL;
 }
 
 int main(int argc, char **argv) {
@@ -211,22 +239,29 @@ int main(int argc, char **argv) {
     region_memory = memory;
     CHECK(posix_memalign(&memory, 4096, SLOTS * BLOCK) == 0);
     store_memory = memory;
+    CHECK(posix_memalign(&memory, 4096, BUFFERS * BUFFER) == 0);
+    staging = memory;
     memset(region_memory, 0, SLOTS * BLOCK);
     memset(&store, 0, sizeof store);
     region.base = region_memory;
     region.parts = &part;
     region.num_parts = 1;
     region.block_bytes = BLOCK;
-    store.is_file = strcmp(mode, "memory") != 0;
-    store.direct = strcmp(mode, "direct") == 0 || !store.is_file;
-    store.block_bytes = store.slot_bytes = BLOCK;
+    store.kind = strcmp(mode, "memory") == 0  ? KVO_MEMORY
+                 : strcmp(mode, "calls") == 0 ? KVO_CALLS
+                                              : KVO_FILE;
+    store.direct = strcmp(mode, "direct") == 0 || store.kind == KVO_MEMORY;
+    store.block_bytes = BLOCK;
+    store.slot_bytes = store.kind == KVO_CALLS ? BUFFER : BLOCK;
+    store.blocks_per_call = 3;
+    store.keys_per_query = 5;
     store.records_offset = 4096;
     store.sums = sums;
     store.written = written;
     store.memory = region;
     store.memory.base = store_memory;
     store.fingerprint_bytes = 16;
-    if (store.is_file) {
+    if (store.kind == KVO_FILE) {
         store.data_fd = mkstemp(data_name);
         store.table_fd = mkstemp(table_name);
         CHECK(store.data_fd >= 0 && store.table_fd >= 0);
@@ -236,18 +271,25 @@ int main(int argc, char **argv) {
     }
     until = kvo_now() + (int64_t)(seconds * 1e9);
     while (kvo_now() < until) {
-        kvo_pool *pool = kvo_pool_new(&region, &store, 1 + (int)(round % 6), 6 * BLOCK,
-                                      strcmp(mode, "copied") == 0);
+        int threads = 1 + (int)(round % THREADS);
+        kvo_pool *pool = kvo_pool_new(&region, &store, threads, staging, BUFFERS,
+                                      strcmp(mode, "copied") == 0 || round % 2);
+        pthread_t callers[THREADS];
         int64_t steps = 50 + (int64_t)(chance() % 400), step;
-        int clean;
+        int clean, index;
         CHECK(pool);
-        failing = round % 3 == 2 && store.is_file ? 20 : 0;
+        for (index = 0; store.kind == KVO_CALLS && index < threads; index++)
+            CHECK(!pthread_create(&callers[index], NULL, call, pool->workers + index));
+        failing = round % 3 == 2 && store.kind != KVO_MEMORY ? 20 : 0;
         for (step = 0; step < steps; step++) {
             uint64_t drawn = chance() % 100;
             int64_t timeout_ns = drawn < 30 ? (int64_t)(chance() % 2000000) : 60000000000;
             if (drawn % 3)
-                submit(pool, job_id++, chance() % 2 ? KVO_READ : KVO_WRITE, timeout_ns);
-            else if (store.is_file && drawn < 10)
+                submit(pool, job_id++, store.kind == KVO_CALLS && drawn < 40 ? KVO_QUERY
+                                       : chance() % 2                        ? KVO_READ
+                                                                             : KVO_WRITE,
+                       timeout_ns);
+            else if (store.kind != KVO_MEMORY && drawn < 10)
                 CHECK(!kvo_submit_chore(pool, 0, 4096 * (int64_t)(chance() % 4 + 2), (uint8_t *)"x",
                                         1));
             else
@@ -267,6 +309,8 @@ int main(int argc, char **argv) {
         clean = kvo_pool_close(pool, chance() % 2 ? 60000000000 : (int64_t)(chance() % 1000000));
         while (!clean) /* a slow call: it returns in time */
             clean = kvo_pool_close(pool, 1000000000);
+        for (index = 0; store.kind == KVO_CALLS && index < threads; index++)
+            pthread_join(callers[index], NULL);
         take_news(pool);
         check_canaries();
         for (step = 0; step < JOBS; step++)
@@ -279,5 +323,6 @@ int main(int argc, char **argv) {
     CHECK(ends == settles && (ends > 0));
     free(region_memory);
     free(store_memory);
+    free(staging);
     return 0;
 }

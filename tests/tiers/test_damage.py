@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, verify_slab
 from kvoffload.tiers.local.slab.files import read_table
 from kvoffload.tiers.local.slab.layout import HEADER_BYTES, Header, record_offset
-from kvoffload.tiers.seal import SEAL_BYTES, Seal
-from tests.conftest import AVAILABLE
+from kvoffload.tiers.native import io
+from kvoffload.tiers.seal import SEAL_BYTES
 from tests.tiers.inside import slots_of
+from tests.tiers.seals import Seal
 
 from .attack import BLOCK_BYTES, NAMESPACE, Universe, open_slab, report, rounds
 
@@ -33,10 +33,10 @@ NUM_SLOTS = 64
 class Slab:
     """A slab full of blocks, closed, whose files can be damaged and made whole again."""
 
-    def __init__(self, path: Path, twin: Twin) -> None:
-        self.path, self.twin = path / "slab", twin
+    def __init__(self, path: Path) -> None:
+        self.path = path / "slab"
         self.universe = Universe(NUM_SLOTS)
-        tier, region = open_slab(self.path, NUM_SLOTS, twin=twin)
+        tier, region = open_slab(self.path, NUM_SLOTS)
         self.folder = tier.folder
         for start in (0, 32):
             assert not self.universe.put(tier, region, self.universe.keys[start : start + 32]).any()
@@ -81,7 +81,7 @@ class Slab:
 
     def served(self) -> dict[bytes, Status]:
         """Open the slab, compare what it serves, and close it."""
-        tier, region = open_slab(self.path, NUM_SLOTS, twin=self.twin)
+        tier, region = open_slab(self.path, NUM_SLOTS)
         tier.health(reset=True)
         found = {}
         for key in self.universe.keys:  # one by one: many corrupt blocks stop reads
@@ -94,8 +94,8 @@ class Slab:
 
 
 @pytest.fixture
-def slab(tmp_path: Path, tier_twin: Twin) -> Slab:
-    return Slab(tmp_path, tier_twin)
+def slab(tmp_path: Path) -> Slab:
+    return Slab(tmp_path)
 
 
 def test_random_bits(slab: Slab, seed: int) -> None:
@@ -183,7 +183,6 @@ def test_blocks_of_another_model(slab: Slab, tmp_path: Path) -> None:
             NUM_SLOTS * BLOCK_BYTES,
             namespace=other,
             generation=generation,
-            twin=slab.twin,
         )
         region = Region.allocate(32, BLOCK_BYTES)
         tier.attach(region)
@@ -213,7 +212,7 @@ def test_a_block_that_is_not_its_keys_is_corrupt(slab: Slab) -> None:
         Seal.of(bytes(16), keys[0], data),
     ):
         slab.change(slab.table, record_offset(slot), forged.pack(header.generation.number))
-        tier, region = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+        tier, region = open_slab(slab.path, NUM_SLOTS)
         found = slab.universe.check(tier, region, keys)
         assert found[keys[0]] != Status.OK
         assert found[keys[1]] in {Status.OK, Status.CORRUPT}  # two slots claim it
@@ -222,10 +221,10 @@ def test_a_block_that_is_not_its_keys_is_corrupt(slab: Slab) -> None:
         slab.mend()
 
 
-def test_damage_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+def test_damage_while_the_tier_is_open(tmp_path: Path, seed: int) -> None:
     """Bytes that change under an open tier are caught when they are read."""
     universe = Universe(48)
-    tier, region = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin, enable_events=True)
+    tier, region = open_slab(tmp_path, NUM_SLOTS, enable_events=True)
     universe.put(tier, region, universe.keys[:32])
     universe.put(tier, region, universe.keys[32:])
     list(tier.take_events())
@@ -250,9 +249,9 @@ def test_damage_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin, seed: in
     tier.close()
 
 
-def test_too_many_corrupt_blocks_stop_reads(tmp_path: Path, tier_twin: Twin) -> None:
+def test_too_many_corrupt_blocks_stop_reads(tmp_path: Path) -> None:
     universe = Universe(40)
-    tier, region = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin)
+    tier, region = open_slab(tmp_path, NUM_SLOTS)
     universe.put(tier, region, universe.keys[:30])
     with (tier.folder / "blocks.dat").open("r+b") as file:
         file.write(bytes(12 * BLOCK_BYTES))
@@ -284,9 +283,9 @@ def test_files_that_were_cut(slab: Slab) -> None:
         slab.mend()
 
 
-def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path) -> None:
     universe = Universe(32)
-    tier, region = open_slab(tmp_path, 32, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 32)
     universe.put(tier, region, universe.keys)
     os.truncate(tier.folder / "blocks.dat", 20 * BLOCK_BYTES + 100)
     os.truncate(tier.folder / "slots.tbl", 0)
@@ -307,7 +306,7 @@ def test_another_namespace_leaves_everything_as_it_is(slab: Slab) -> None:
             continue
         changed = {field.name: other.get(field.name, "other")}
         namespace = dataclasses.replace(NAMESPACE, **changed)
-        tier = FileTier(slab.path, 2**20, namespace=namespace, twin=slab.twin)
+        tier = FileTier(slab.path, 2**20, namespace=namespace)
         assert (tier.lookup(slab.universe.keys) == State.MISS).all(), field.name
         assert tier.folder != slab.folder
         tier.close()
@@ -325,16 +324,16 @@ def test_the_json_beside_the_data_is_compared(slab: Slab) -> None:
         slab.mend()
 
 
-def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, seed: int) -> None:
     """A power cut can leave any sector of any file old or new. Stated: 1,000 mixtures."""
     universe = Universe(2 * NUM_SLOTS)
-    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS)
     for start in range(0, 64, 32):
         universe.put(tier, region, universe.keys[start : start + 32])
     tier.close()
     names = ("blocks.dat", "slots.tbl")
     old = {name: np.fromfile(tier.folder / name, np.uint8).reshape(-1, 512) for name in names}
-    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS)
     for start in range(64, 128, 16):  # each evicts, and writes other bytes into the slots
         universe.put(tier, region, universe.keys[start : start + 16])
     tier.close()
@@ -348,7 +347,7 @@ def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, tier_twin: Twin, se
             is_new = np.repeat(rng.random(-(-len(old[name]) // unit)) < share, unit)
             is_new = is_new[: len(old[name]), None]
             np.where(is_new, new[name], old[name]).tofile(tier.folder / name)
-        tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+        tier, region = open_slab(tmp_path / "slab", NUM_SLOTS)
         found = {}
         for start in range(0, 128, 8):
             found.update(universe.check(tier, region, universe.keys[start : start + 8]))
@@ -445,7 +444,7 @@ def test_a_stamp_that_no_use_can_have(slab: Slab, stamp: int) -> None:
     offset = Header.unpack(slab.table.read_bytes()).stamps_offset
     slab.change(slab.table, offset + 8 * slab.slot_of[last], stamp.to_bytes(8, "little"))
     assert set(slab.served().values()) == {Status.OK}
-    tier, _ = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+    tier, _ = open_slab(slab.path, NUM_SLOTS)
     tier.touch([first])
     tier.close()
     stamps = np.frombuffer(slab.table.read_bytes()[offset:], "<i8")[:NUM_SLOTS]
@@ -484,25 +483,12 @@ def test_fuzzed_headers_and_records(data: st.DataObject) -> None:
         end = (slot + 1) * SEAL_BYTES
         records.extend(bytes(max(0, end - len(records))))
         records[end - SEAL_BYTES : end] = good
-    results = []
-    for twin in TWINS:
-        slots, keys, sums, others = twin.valid_records(bytes(records), 100, 3)
-        results.append((slots.tolist(), keys, sums.tolist(), others))
-        assert slots.tolist() == sorted(places)
-        assert keys == [b"key"] * len(places)
-    assert results[0] == results[-1]
-
-
-def _twins() -> list[Twin]:
-    from kvoffload import CPUOffloadingManager
-
-    twins = [Twin.python(CPUOffloadingManager)]
-    if "compiled" in AVAILABLE:
-        twins.append(Twin.compiled(CPUOffloadingManager))
-    return twins
-
-
-TWINS = _twins()
+    slots, keys, sums, others = io.valid_records(bytes(records), 100, 3)
+    assert slots.tolist() == sorted(places)
+    assert keys == [b"key"] * len(places)
+    assert sums.tolist() == [7] * len(places)
+    whole = [records[at : at + SEAL_BYTES] for at in range(0, len(records) - 63, SEAL_BYTES)]
+    assert others == sum(any(record) for record in whole) - len(places)
 
 
 def test_fuzzed_files(slab: Slab, seed: int) -> None:
@@ -518,7 +504,7 @@ def test_fuzzed_files(slab: Slab, seed: int) -> None:
                 slab.change(path, chance.randrange(size), fill)
             if chance.random() < 0.1:
                 os.truncate(path, chance.randrange(path.stat().st_size + 100_000))
-        tier, region = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+        tier, region = open_slab(slab.path, NUM_SLOTS)
         for start in range(0, NUM_SLOTS, 4):
             found = slab.universe.check(tier, region, slab.universe.keys[start : start + 4])
             survived += sum(status == Status.OK for status in found.values())

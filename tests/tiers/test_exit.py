@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from kvoffload.tiers import FileTier, Namespace
-from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
@@ -34,13 +33,10 @@ SCRIPT = f"""
 """
 
 
-@pytest.mark.parametrize("implementation", AVAILABLE)
 @pytest.mark.parametrize("kind", ["slab", "hung"])
-def test_an_exit_without_close(kind: str, implementation: str, tmp_path: Path) -> None:
-    choice = "1" if implementation == "python" else "0"
-    environment = {"KVOFFLOAD_PURE_PYTHON": choice}
+def test_an_exit_without_close(kind: str, tmp_path: Path) -> None:
     # Errors at the interpreter's end are printed and change no exit status; hangs end at a limit.
-    assert run_script(SCRIPT, kind, str(tmp_path), environment=environment) == ""
+    assert run_script(SCRIPT, kind, str(tmp_path)) == ""
     if kind == "slab":
         capacity = BLOCKS * BLOCK_BYTES
         with FileTier(tmp_path, capacity, namespace=Namespace("exit", BLOCK_BYTES)) as tier:
@@ -70,9 +66,7 @@ DAEMONS = """
 """
 
 
-@pytest.mark.parametrize("implementation", AVAILABLE)
-def test_an_exit_while_daemon_threads_call(implementation: str) -> None:
+def test_an_exit_while_daemon_threads_call() -> None:
     """Up to CPython 3.13 their stacks are unwound, which no C++ frame of a library may forbid."""
-    choice = "1" if implementation == "python" else "0"
     for _ in range(2):
-        assert run_script(DAEMONS, environment={"KVOFFLOAD_PURE_PYTHON": choice}) == ""
+        assert run_script(DAEMONS) == ""

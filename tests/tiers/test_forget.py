@@ -13,7 +13,6 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierInUseError
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import find_slabs
 from kvoffload.tiers.local.slab.layout import Header
 
@@ -48,19 +47,19 @@ def header_of(folder: Path) -> Header:
     return header
 
 
-def filled(path: Path, universe: Universe, twin: Twin) -> tuple[FileTier, Region]:
+def filled(path: Path, universe: Universe) -> tuple[FileTier, Region]:
     """Return a slab with the first eight blocks, and its region."""
-    tier, region = open_slab(path, NUM_SLOTS, twin=twin)
+    tier, region = open_slab(path, NUM_SLOTS)
     assert not universe.put(tier, region, universe.keys[:8]).any()
     return tier, region
 
 
-def found_after(path: Path, universe: Universe, twin: Twin) -> list[int]:
+def found_after(path: Path, universe: Universe) -> list[int]:
     """Open a slab again; return the numbers of the blocks that it serves."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            tier, region = open_slab(path, NUM_SLOTS, twin=twin)
+            tier, region = open_slab(path, NUM_SLOTS)
             break
         except TierInUseError:  # who was killed holds the lock until the disk lets go
             assert time.monotonic() < until
@@ -93,13 +92,13 @@ def no_writes() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("end", ["kill", "close", "heal"])
-def test_a_header_that_fails(tmp_path: Path, tier_twin: Twin, end: str) -> None:
+def test_a_header_that_fails(tmp_path: Path, end: str) -> None:
     """The table is removed instead: nothing is found again under the old name either."""
     universe = Universe(16)
 
     def work() -> None:
         logging.raiseExceptions = False  # what pytest captures is a file too
-        tier, region = filled(tmp_path, universe, tier_twin)
+        tier, region = filled(tmp_path, universe)
         with no_writes():
             assert tier.forget("new") is False
             assert (tier.lookup(universe.keys) == State.MISS).all()
@@ -116,13 +115,13 @@ def test_a_header_that_fails(tmp_path: Path, tier_twin: Twin, end: str) -> None:
     assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if end == "kill" else 0)
     (folder,) = tmp_path.iterdir()
     assert not (folder / "slots.tbl").exists()
-    assert found_after(tmp_path, universe, tier_twin) == []
+    assert found_after(tmp_path, universe) == []
 
 
 def test_a_header_that_fails_with_a_table_that_stays_is_named(
-    tmp_path: Path, tier_twin: Twin, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier, _ = filled(tmp_path, Universe(NUM_SLOTS), tier_twin)
+    tier, _ = filled(tmp_path, Universe(NUM_SLOTS))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(5, "no")
@@ -137,12 +136,12 @@ def test_a_header_that_fails_with_a_table_that_stays_is_named(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["pwrite", "fsync"])
-def test_killed_at_every_step(tmp_path: Path, tier_twin: Twin, step: str, when: str) -> None:
+def test_killed_at_every_step(tmp_path: Path, step: str, when: str) -> None:
     """Before the first step nothing has happened; from then on nothing comes back."""
     universe = Universe(NUM_SLOTS)
 
     def work() -> None:
-        tier, _ = filled(tmp_path, universe, tier_twin)
+        tier, _ = filled(tmp_path, universe)
         call = getattr(os, step)
 
         def killed(*arguments, **options):
@@ -158,28 +157,26 @@ def test_killed_at_every_step(tmp_path: Path, tier_twin: Twin, step: str, when: 
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
     expected = list(range(8)) if (step, when) == ("pwrite", "before") else []
-    assert found_after(tmp_path, universe, tier_twin) == expected
+    assert found_after(tmp_path, universe) == expected
 
 
-def test_a_slab_is_warm_for_its_own_generation_and_empty_for_another(
-    tmp_path: Path, tier_twin: Twin
-) -> None:
+def test_a_slab_is_warm_for_its_own_generation_and_empty_for_another(tmp_path: Path) -> None:
     universe = Universe(NUM_SLOTS)
-    tier, region = filled(tmp_path, universe, tier_twin)
+    tier, region = filled(tmp_path, universe)
     assert tier.forget("step 5") is True
     assert header_of(tier.folder).generation.name == "step 5"
     assert not universe.put(tier, region, universe.keys[8:12]).any()
     tier.close()
     (looked,) = find_slabs(tmp_path)
     assert (looked.num_blocks, looked.num_stale) == (4, 4)
-    tier, region = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin, generation="step 5")
+    tier, region = open_slab(tmp_path, NUM_SLOTS, generation="step 5")
     found = universe.check(tier, region)
     assert [i for i, key in enumerate(universe.keys) if found[key] == Status.OK] == [8, 9, 10, 11]
     assert tier.forget("step 5") is True, "it is its own"
     assert tier.num_restored == 4
     assert tier.lookup(universe.keys[8:12]).tolist() == [State.HIT] * 4
     tier.close()
-    assert found_after(tmp_path, universe, tier_twin) == []
+    assert found_after(tmp_path, universe) == []
 
 
 # -- a disk that hangs -----------------------------------------------------------------------------
@@ -202,11 +199,11 @@ def disk(tmp_path: Path):
         yield folder
 
 
-def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None:
+def test_forgotten_while_the_disk_is_frozen(disk: Path) -> None:
     """Threads that all hang, or none yet, are no hindrance; of several headers the newest stays."""
     universe = Universe(NUM_SLOTS)
-    tier, region = filled(disk / "kv", universe, tier_twin)
-    bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE, twin=tier_twin)
+    tier, region = filled(disk / "kv", universe)
+    bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE)
     for block_id, key in enumerate(universe.keys):
         region.write(block_id, universe.data[key])
     with frozen(disk):
@@ -226,18 +223,18 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None
     assert not universe.put(tier, region, universe.keys[8:]).any()
     assert tier.close()
     assert bare.close()
-    tier, region = open_slab(disk / "kv", NUM_SLOTS, twin=tier_twin, generation="step 2")
+    tier, region = open_slab(disk / "kv", NUM_SLOTS, generation="step 2")
     found = universe.check(tier, region)
     assert [found[key] for key in universe.keys] == [Status.MISS] * 8 + [Status.OK] * 8
     tier.close()
 
 
-def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path, tier_twin: Twin) -> None:
+def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path) -> None:
     need("mkfs.ext4", "fuse2fs")
     make_image(tmp_path / "disk.img", 16)
     universe = Universe(NUM_SLOTS)
     with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
-        tier, _ = filled(folder / "kv", universe, tier_twin)
+        tier, _ = filled(folder / "kv", universe)
         stop(server)
         try:
             assert tier.forget("new") is False
@@ -245,4 +242,4 @@ def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path, tier_twin: T
             os.kill(server, signal.SIGCONT)
         wait_confirmed(tier, "new")
         assert tier.close()
-        assert found_after(folder / "kv", universe, tier_twin) == []
+        assert found_after(folder / "kv", universe) == []

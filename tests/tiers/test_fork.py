@@ -11,7 +11,6 @@ import pytest
 from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.engine.tier import ComposedTier
 from tests.tiers.inside import is_busy
 
@@ -36,13 +35,11 @@ def ends_well(work: Callable[[], None]) -> None:
 
 
 @pytest.fixture(params=["memory", "slab", "staged slab"])
-def tier(
-    request: pytest.FixtureRequest, tier_twin: Twin, namespace: Namespace, tmp_path: Path
-) -> ComposedTier:
+def tier(request: pytest.FixtureRequest, namespace: Namespace, tmp_path: Path) -> ComposedTier:
     if request.param == "memory":
-        return MemoryTier(64 * BLOCK, namespace=namespace, twin=tier_twin)
+        return MemoryTier(64 * BLOCK, namespace=namespace)
     staged = request.param == "staged slab"
-    return FileTier(tmp_path, 64 * BLOCK, namespace=namespace, staged=staged, twin=tier_twin)
+    return FileTier(tmp_path, 64 * BLOCK, namespace=namespace, staged=staged)
 
 
 def test_a_child_of_a_busy_process_neither_waits_nor_writes(

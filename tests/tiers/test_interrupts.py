@@ -36,8 +36,6 @@ from kvoffload.tiers import (
     Tier,
     TierInterruptedError,
 )
-from kvoffload.tiers.engine.native import Twin
-from kvoffload.tiers.engine.threads import Pool
 from tests.conftest import read_budget
 from tests.tiers.inside import is_busy
 
@@ -46,7 +44,7 @@ from .attack import report
 pytestmark = pytest.mark.thorough
 
 PACKAGE = str(Path(kvoffload.__file__).parent)
-# The Python twin of the index promises nothing where an exception from outside meets it.
+# Python between a caller and the compiled index promises nothing where an exception meets it.
 INDEX = tuple(f"{PACKAGE}/{folder}/" for folder in ("backends", "managers", "policies"))
 BLOCK = 4096
 NUM_BLOCKS = 24
@@ -195,26 +193,21 @@ Opener = Callable[[], Tier]
 
 
 @pytest.fixture(params=["memory", "slab", "staged slab", "faulty", "directory"])
-def opener(
-    request: pytest.FixtureRequest, tier_twin: Twin, namespace: Namespace, tmp_path: Path
-) -> Opener:
+def opener(request: pytest.FixtureRequest, namespace: Namespace, tmp_path: Path) -> Opener:
     """Return what opens the tier, and opens it again: slabs and directories keep their blocks."""
     folder = tmp_path / "tier"
-    if request.param in ("faulty", "directory"):
-        if tier_twin != Twin.python(tier_twin.manager):
-            pytest.skip("it has one implementation")
-        if request.param == "faulty":
-            return lambda: FaultyTier(NUM_BLOCKS * BLOCK, namespace=namespace)
+    if request.param == "faulty":
+        return lambda: FaultyTier(NUM_BLOCKS * BLOCK, namespace=namespace)
+    if request.param == "directory":
         return lambda: DirectoryTier(folder, 64 * BLOCK, threads=2, namespace=namespace)
     if request.param == "memory":
-        return lambda: MemoryTier(NUM_BLOCKS * BLOCK, namespace=namespace, twin=tier_twin)
+        return lambda: MemoryTier(NUM_BLOCKS * BLOCK, namespace=namespace)
     return lambda: FileTier(
         folder,
         NUM_BLOCKS * BLOCK,
         namespace=namespace,
         threads=2,
         staged=request.param == "staged slab",
-        twin=tier_twin,
     )
 
 
@@ -327,17 +320,6 @@ def test_an_interrupted_tier_refuses_all_calls_until_it_is_opened_again(
             caller.submit("put", KEYS[22:26])
     assert caller.tier.health().interrupted
     go_on(caller, opener)
-
-
-def test_a_lock_that_an_interrupted_call_has_kept_lets_the_tier_close(opener: Opener) -> None:
-    """An exception between the taking of a lock and its block, as a free-threaded Python has it."""
-    caller = prepared(opener, Region.allocate(48, BLOCK))
-    pool = caller.tier._jobs.pool
-    if not isinstance(pool, Pool):
-        pytest.skip("its threads have no locks of Python")
-    pool._lock.acquire()
-    pool._signal.lock.acquire()
-    assert caller.tier.close(PATIENCE_S)
 
 
 class AlarmError(Exception):

@@ -13,7 +13,6 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, State, Status, TierInUseError
-from kvoffload.tiers.engine.native import Twin
 
 from .attack import NAMESPACE, Universe, kill, open_slab, report, rounds, start
 
@@ -81,12 +80,12 @@ def churn(  # noqa: C901
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["direct", "staged"])
-def test_killed_under_churn(tier_twin: Twin, staged: bool, tmp_path: Path, seed: int) -> None:
+def test_killed_under_churn(staged: bool, tmp_path: Path, seed: int) -> None:
     """Stated: 200 kills, half of them direct; each round goes on with what the last one left."""
     universe = Universe(NUM_KEYS)
     known = np.frombuffer(mmap.mmap(-1, NUM_KEYS + 1), np.uint8)
     chance = random.Random(seed)
-    options = {"twin": tier_twin, "staged": staged}
+    options = {"staged": staged}
     kills, compared, lost, corrupt = rounds(100), 0, 0, 0
     for number in range(kills):
         known[:] = 0
@@ -110,14 +109,14 @@ def test_killed_under_churn(tier_twin: Twin, staged: bool, tmp_path: Path, seed:
     )
 
 
-def test_two_processes(tmp_path: Path, tier_twin: Twin) -> None:
+def test_two_processes(tmp_path: Path) -> None:
     """The second is refused and told who; no lock outlives its holder. Stated: 40 rounds."""
     turns = rounds(40)
     for _ in range(turns):
         ready, tell = os.pipe()
 
         def hold(tell: int = tell) -> None:
-            tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+            tier, _ = open_slab(tmp_path, 8)
             os.write(tell, b"!")
             while tier.health().ok:
                 time.sleep(1)
@@ -125,24 +124,24 @@ def test_two_processes(tmp_path: Path, tier_twin: Twin) -> None:
         child = start(hold)
         assert os.read(ready, 1) == b"!"
         with pytest.raises(TierInUseError, match=f"in use by process {child}") as caught:
-            FileTier(tmp_path, 2**20, namespace=NAMESPACE, twin=tier_twin)
+            FileTier(tmp_path, 2**20, namespace=NAMESPACE)
         assert caught.value.pid == child
         kill(child)
-        tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+        tier, _ = open_slab(tmp_path, 8)
         with pytest.raises(TierInUseError, match=f"in use by process {os.getpid()}"):
-            FileTier(tmp_path, 2**20, namespace=NAMESPACE, twin=tier_twin)
+            FileTier(tmp_path, 2**20, namespace=NAMESPACE)
         tier.close()
         os.close(ready)
         os.close(tell)
     report(f"{turns} times a second process was refused, and let in when the first was killed")
 
 
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A process that forks and is killed leaves its child alive, and the slab free."""
     ready, tell = os.pipe()
 
     def hold() -> None:
-        _tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+        _tier, _ = open_slab(tmp_path, 8)
         grandchild = start(lambda: time.sleep(60))
         os.write(tell, b"%d" % grandchild)
         time.sleep(60)
@@ -154,7 +153,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, tier_twin: Twin) 
     until = time.monotonic() + PATIENCE_S
     while True:  # until it has run for the first time, and let go
         try:
-            tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+            tier, _ = open_slab(tmp_path, 8)
             break
         except TierInUseError:
             assert time.monotonic() < until
@@ -165,7 +164,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, tier_twin: Twin) 
     os.close(tell)
 
 
-def test_what_was_forgotten_stays_so(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+def test_what_was_forgotten_stays_so(tmp_path: Path, seed: int) -> None:
     """Killed right after `forget`: no earlier block is served. Stated: 60 rounds."""
     universe = Universe(64)
     turns = rounds(60)
@@ -174,7 +173,7 @@ def test_what_was_forgotten_stays_so(tmp_path: Path, tier_twin: Twin, seed: int)
 
         def work(number: int = number) -> None:
             chance = random.Random(seed + number)
-            tier, region = open_slab(tmp_path, 64, twin=tier_twin)
+            tier, region = open_slab(tmp_path, 64)
             universe.put(tier, region, universe.keys[:32])
             jobs = []
             if chance.random() < 0.5:  # some are under way when everything is forgotten
@@ -189,7 +188,7 @@ def test_what_was_forgotten_stays_so(tmp_path: Path, tier_twin: Twin, seed: int)
         assert os.read(ready, 1) == b"1"
         time.sleep(random.Random(seed - number).choice([0, 0.001, 0.01]))
         kill(child)
-        tier, region = open_slab(tmp_path, 64, twin=tier_twin)
+        tier, region = open_slab(tmp_path, 64)
         assert tier.num_restored == 0
         assert (tier.lookup(universe.keys) == State.MISS).all()
         assert set(universe.check(tier, region).values()) == {Status.MISS}

@@ -8,7 +8,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvoffload.testing.tiers import FaultyTier, tier_machine
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Tier
-from kvoffload.tiers.engine.native import Twin
 
 BLOCK = 4096
 ROOMY, TIGHT = 64 * BLOCK, 10 * BLOCK
@@ -21,15 +20,13 @@ def check(open_tier: Callable[[], Tier]) -> None:
 @pytest.mark.parametrize(
     ("capacity", "policy"), [(ROOMY, "lru"), (TIGHT, "lru"), (TIGHT, "hit-density")]
 )
-def test_memory(namespace: Namespace, tier_twin: Twin, capacity: int, policy: str) -> None:
-    check(lambda: MemoryTier(capacity, policy, namespace=namespace, twin=tier_twin))
+def test_memory(namespace: Namespace, capacity: int, policy: str) -> None:
+    check(lambda: MemoryTier(capacity, policy, namespace=namespace))
 
 
 @pytest.mark.parametrize("capacity", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("mode", ["direct", "copied", "stored"])
-def test_slab(
-    tmp_path: Path, namespace: Namespace, tier_twin: Twin, capacity: int, mode: str
-) -> None:
+def test_slab(tmp_path: Path, namespace: Namespace, capacity: int, mode: str) -> None:
     options = {} if mode == "direct" else {"staged": True, "ack": mode, "staging_bytes": 8 * BLOCK}
     made = 0
 
@@ -37,7 +34,7 @@ def test_slab(
         nonlocal made
         made += 1
         folder = tmp_path / str(made)
-        return FileTier(folder, capacity, namespace=namespace, twin=tier_twin, threads=3, **options)
+        return FileTier(folder, capacity, namespace=namespace, threads=3, **options)
 
     check(open_tier)
 

@@ -1,7 +1,6 @@
 """File systems that are cut off, full, failing or frozen; real ones, mounted from files."""
 
 import contextlib
-import errno
 import os
 import random
 import shutil
@@ -18,9 +17,7 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
-from kvoffload.tiers.engine.native import Twin
-from tests.conftest import AVAILABLE
-from tests.tiers.inside import files_of, slots_of
+from tests.tiers.inside import slots_of
 
 from .attack import (
     BLOCK_BYTES,
@@ -64,7 +61,7 @@ def _fill(path: Path, universe: Universe, options: dict, seed: int) -> None:
         tier.poll()
 
 
-def test_power_cuts(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+def test_power_cuts(tmp_path: Path, seed: int) -> None:
     """Copy the image of a file system that is being written to, and mount the copy. Stated: 50.
 
     The copy is made while the kernel goes on writing, so that it is not the state of one moment but
@@ -77,7 +74,7 @@ def test_power_cuts(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
     image, copy = tmp_path / "disk.img", tmp_path / "copy.img"
     make_image(image, 40)
     cuts, compared, corrupt = rounds(50), 0, 0
-    options = {"twin": tier_twin}
+    options: dict[str, bool] = {}
     with mounted(image, tmp_path / "disk") as folder:
         tier, region = open_slab(folder / "kv", 400, **options)  # a cut may come before any store
         universe.put(tier, region, universe.keys[: region.num_blocks])
@@ -109,7 +106,7 @@ def test_power_cuts(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
 # -- space -----------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_too_small(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     """The error comes at once, and nothing is left; a smaller slab then fits, and stays."""
     need("mkfs.ext4")
     make_image(tmp_path / "disk.img", 32)
@@ -118,16 +115,16 @@ def test_a_disk_that_is_too_small(tmp_path: Path, tier_twin: Twin) -> None:
         before = sorted(folder.rglob("*")), os.statvfs(folder).f_bfree
         for capacity in (2**30, 10 * 2**40):
             with pytest.raises(TierSpaceError, match="No space left on device"):
-                FileTier(folder / "new" / "kv", capacity, namespace=NAMESPACE, twin=tier_twin)
+                FileTier(folder / "new" / "kv", capacity, namespace=NAMESPACE)
             assert (sorted(folder.rglob("*")), os.statvfs(folder).f_bfree) == before
-        tier, region = open_slab(folder / "kv", 600, twin=tier_twin)
+        tier, region = open_slab(folder / "kv", 600)
         for first in range(0, 200, 25):
             assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
         tier.close()
         # A larger capacity that does not fit leaves the slab as it was.
         with pytest.raises(TierSpaceError):
-            open_slab(folder / "kv", 6000, twin=tier_twin)
-        tier, region = open_slab(folder / "kv", 600, twin=tier_twin)
+            open_slab(folder / "kv", 6000)
+        tier, region = open_slab(folder / "kv", 600)
         assert set(universe.check(tier, region).values()) == {Status.OK}
         assert (tier.folder / "blocks.dat").stat().st_size == 600 * BLOCK_BYTES
         # What fills up the rest does no harm: the space of the slab is its own.
@@ -142,15 +139,15 @@ def test_a_disk_that_is_too_small(tmp_path: Path, tier_twin: Twin) -> None:
         tier.close()
 
 
-def test_another_capacity_keeps_what_fits(tmp_path: Path, tier_twin: Twin) -> None:
+def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
     universe = Universe(100)
-    tier, region = open_slab(tmp_path, 100, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 100)
     for first in range(0, 100, 25):
         universe.put(tier, region, universe.keys[first : first + 25])
     slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
     for num_slots in (150, 40, 40, 300):
-        tier, region = open_slab(tmp_path, num_slots, twin=tier_twin)
+        tier, region = open_slab(tmp_path, num_slots)
         slots = {key: slot for key, slot in slots.items() if slot < num_slots}
         found = universe.check(tier, region)
         assert {key for key, status in found.items() if status == Status.OK} == set(slots)
@@ -160,7 +157,7 @@ def test_another_capacity_keeps_what_fits(tmp_path: Path, tier_twin: Twin) -> No
         assert size == num_slots * BLOCK_BYTES
         tier.close()
     extra = Universe(200)
-    tier, region = open_slab(tmp_path, 300, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 300)
     for first in range(0, 200, 25):
         assert not extra.put(tier, region, extra.keys[first : first + 25]).any()
     assert set(extra.check(tier, region).values()) == {Status.OK}
@@ -170,7 +167,7 @@ def test_another_capacity_keeps_what_fits(tmp_path: Path, tier_twin: Twin) -> No
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_a_disk_without_room_below(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_disk_without_room_below(tmp_path: Path) -> None:
     """Space that the file system has given fails in the medium below it: FULL or FAILED.
 
     A sparse image on a memory file system that has no room for it, as thin volumes are.
@@ -182,7 +179,7 @@ def test_a_disk_without_room_below(tmp_path: Path, tier_twin: Twin) -> None:
     try:
         make_image(outer / "disk.img", 64)
         with mounted(outer / "disk.img", tmp_path / "disk") as folder:
-            tier, region = open_slab(folder / "kv", 1000, twin=tier_twin)
+            tier, region = open_slab(folder / "kv", 1000)
             stop_clock(tier)
             universe, other = Universe(16), Universe(1000)
             assert not universe.put(tier, region, universe.keys).any()
@@ -207,14 +204,14 @@ def test_a_disk_without_room_below(tmp_path: Path, tier_twin: Twin) -> None:
         _run("umount", "-l", outer)
 
 
-def test_a_disk_that_cannot_be_read(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
     """The medium reports errors: FAILED, the blocks are dropped, the breaker opens."""
     need("mkfs.ext4")
     image = tmp_path / "disk.img"
     make_image(image, 64)
     universe = Universe(200)
     with mounted(image, tmp_path / "disk") as folder:
-        tier, region = open_slab(folder / "kv", 1000, twin=tier_twin, enable_events=True)
+        tier, region = open_slab(folder / "kv", 1000, enable_events=True)
         stop_clock(tier)
         for first in range(0, 200, 25):
             assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
@@ -340,7 +337,6 @@ INJECTED = textwrap.dedent(
 )
 
 
-@pytest.mark.skipif("compiled" not in AVAILABLE, reason="the compiled twins are not built")
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_injected_errors(tmp_path: Path, mode: str) -> None:
     """Every error that a disk may report, from the system calls of the native threads."""
@@ -378,43 +374,6 @@ def _called_by_threads() -> list[str]:
     ]
 
 
-def test_injected_errors_in_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_twin: Twin
-) -> None:
-    """The same of the Python twin, whose calls can be replaced."""
-    universe = Universe(32)
-    tier, region = open_slab(tmp_path, 32, twin=python_twin)
-    assert not universe.put(tier, region, universe.keys[:8]).any()
-    bad: dict[str, int] = {}
-
-    def wrap(name: str):
-        call = getattr(os, name)
-
-        def wrapped(fd: int, views: list, offset: int) -> int:
-            if name in bad and fd == files_of(tier).data_fd:
-                raise OSError(bad[name], os.strerror(bad[name]))
-            return call(fd, views, offset)
-
-        return wrapped
-
-    for name in ("preadv", "pwritev"):
-        monkeypatch.setattr(os, name, wrap(name))
-    for number, expected in ((errno.ENOSPC, Status.FULL), (errno.EIO, Status.FAILED)):
-        bad["pwritev"] = number
-        for turn in range(5):
-            keys = universe.keys[8 + 4 * turn : 12 + 4 * turn]
-            assert set(universe.put(tier, region, keys).tolist()) == {expected}
-        assert tier.health().writes == "open"
-        tier.health(reset=True)
-    del bad["pwritev"]
-    bad["preadv"] = errno.EIO
-    assert set(universe.check(tier, region, universe.keys[:4]).values()) == {Status.FAILED}
-    del bad["preadv"]
-    assert not universe.put(tier, region, universe.keys).any()
-    assert set(universe.check(tier, region).values()) == {Status.OK}
-    tier.close()
-
-
 # -- hangs -----------------------------------------------------------------------------------------
 
 
@@ -441,7 +400,7 @@ def _ends(tier: FileTier, job: int, deadline_s: float) -> tuple[np.ndarray, floa
     return done.status, excess
 
 
-def test_a_frozen_file_system(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_frozen_file_system(tmp_path: Path) -> None:
     """``fsfreeze``: writes hang. Staged, no call waits for them, and no memory is held.
 
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
@@ -452,9 +411,7 @@ def test_a_frozen_file_system(tmp_path: Path, tier_twin: Twin) -> None:
     universe = Universe(300)
     deadline_s = 0.15
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
-        tier, region = open_slab(
-            folder / "kv", 300, twin=tier_twin, staged=True, ack="stored", threads=4
-        )
+        tier, region = open_slab(folder / "kv", 300, staged=True, ack="stored", threads=4)
         for first in range(0, 100, 25):
             assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
         stop_clock(tier)
@@ -499,13 +456,13 @@ def test_a_frozen_file_system(tmp_path: Path, tier_twin: Twin) -> None:
     )
 
 
-def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
     """Direct, a late job ends when the kernel lets go; until then the breaker is open."""
     need("mkfs.ext4", "fsfreeze")
     make_image(tmp_path / "disk.img", 32)
     universe = Universe(100)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
-        tier, region = open_slab(folder / "kv", 100, twin=tier_twin, threads=4)
+        tier, region = open_slab(folder / "kv", 100, threads=4)
         assert tier.direct
         stop_clock(tier)
         assert not universe.put(tier, region, universe.keys[:32]).any()
@@ -538,7 +495,7 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path, tier_twin: Twin)
 
 
 @pytest.mark.parametrize("ack", ["copied", "stored"])
-def test_a_stopped_file_server(tmp_path: Path, tier_twin: Twin, ack: str) -> None:
+def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
     """SIGSTOP to the process that serves the file system: reads and writes hang.
 
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
@@ -549,9 +506,7 @@ def test_a_stopped_file_server(tmp_path: Path, tier_twin: Twin, ack: str) -> Non
     universe = Universe(300)
     deadline_s, excess, timed = 0.15, 0.0, Timed()
     with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
-        tier, region = open_slab(
-            folder / "kv", 300, twin=tier_twin, staged=True, ack=ack, threads=4
-        )
+        tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
         for first in range(0, 100, 25):
             assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
         stop_clock(tier)
@@ -627,26 +582,21 @@ for key in universe.keys[8:]:  # new ones: what is there already is not written
     tier.poll()
 assert tier.close(0.2) is False
 """
-        for choice in {"", "1"} if "compiled" in AVAILABLE else {"1"}:
-            with subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", script],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(Path(__file__).parents[2]),
-                    "KVOFFLOAD_PURE_PYTHON": choice,
-                },
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as process:
-                try:
-                    until = time.monotonic() + PATIENCE_S
-                    while not (has_ended := _has_ended(process)) and time.monotonic() < until:
-                        time.sleep(0.01)
-                finally:
-                    os.kill(server, signal.SIGCONT)
-                _, errors = process.communicate(timeout=PATIENCE_S)
-            assert has_ended, errors
-            assert process.returncode == 0, errors
+        with subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", script],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                until = time.monotonic() + PATIENCE_S
+                while not (has_ended := _has_ended(process)) and time.monotonic() < until:
+                    time.sleep(0.01)
+            finally:
+                os.kill(server, signal.SIGCONT)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        assert has_ended, errors
+        assert process.returncode == 0, errors
 
 
 def _has_ended(process: subprocess.Popen) -> bool:
@@ -658,9 +608,9 @@ def _has_ended(process: subprocess.Popen) -> bool:
 
 
 def test_regions_that_are_not_aligned_are_staged(
-    tmp_path: Path, tier_twin: Twin, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier = FileTier(tmp_path, 20 * BLOCK_BYTES, namespace=NAMESPACE, twin=tier_twin)
+    tier = FileTier(tmp_path, 20 * BLOCK_BYTES, namespace=NAMESPACE)
     tier.attach(Region(memoryview(bytearray(4 * BLOCK_BYTES + 64))[3:], BLOCK_BYTES))
     assert not tier.direct
     assert "not aligned" in caplog.text

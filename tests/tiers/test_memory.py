@@ -1,22 +1,20 @@
-"""The memory tier passes the suite of all tiers, in both implementations; and what it has
-besides."""
+"""The memory tier passes the suite of all tiers; and what it has besides."""
 
 import pytest
 
 from kvoffload.testing.tiers import FaultyTier, TierConformance, run
 from kvoffload.tiers import MemoryTier, Namespace, Region, State, Tier
-from kvoffload.tiers.engine.native import Twin
 
 pytestmark = pytest.mark.fast
 
 
 class TestMemoryTier(TierConformance):
     @pytest.fixture(autouse=True)
-    def _twin(self, tier_twin: Twin, namespace: Namespace) -> None:
-        self.twin, self.namespace = tier_twin, namespace
+    def _namespace(self, namespace: Namespace) -> None:
+        self.namespace = namespace
 
     def open_tier(self, num_blocks: int) -> Tier:
-        return MemoryTier(num_blocks * 4096, namespace=self.namespace, twin=self.twin)
+        return MemoryTier(num_blocks * 4096, namespace=self.namespace)
 
 
 class TestFaultyTierThatBehaves(TierConformance):
@@ -41,11 +39,9 @@ class TestSmallStaging(TierConformance):
         return FaultyTier(num_blocks * 4096, namespace=self.namespace, staging_bytes=0)
 
 
-def test_dropped_blocks_keep_their_slots_while_others_take_the_rest(
-    tier_twin: Twin, namespace: Namespace
-) -> None:
+def test_dropped_blocks_keep_their_slots_while_others_take_the_rest(namespace: Namespace) -> None:
     """A put of a dropped key and of new ones for which the index has to evict."""
-    with MemoryTier(8 * 4096, namespace=namespace, twin=tier_twin) as tier:
+    with MemoryTier(8 * 4096, namespace=namespace) as tier:
         region = Region.allocate(16, 4096)
         tier.attach(region)
         keys = [b"key-%d" % number for number in range(15)]

@@ -50,7 +50,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-@pytest.mark.parametrize("mode", ["direct", "copied", "stored", "memory"])
+@pytest.mark.parametrize("mode", ["direct", "copied", "stored", "memory", "calls"])
 def test_random_jobs_under_a_sanitizer(program: Path, mode: str, seed: int) -> None:
     """Slow and failing calls, deadlines, closing. Stated: 6 s each."""
     seconds = min(6.0, 0.3 * read_budget())

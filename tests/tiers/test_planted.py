@@ -14,12 +14,11 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Namespace, TierError, TierInUseError
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
 from kvoffload.tiers.local.slab.layout import Header, record_offset
-from kvoffload.tiers.seal import Seal
 from tests.tiers.inside import slots_of
+from tests.tiers.seals import Seal
 
 from .attack import (
     BLOCK_BYTES,
@@ -247,12 +246,12 @@ def test_verifying_keeps_an_engine_out_and_says_so(slab: Path, monkeypatch) -> N
     assert refused
 
 
-def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
     need("mkfs.ext4")
     make_image(tmp_path / "disk.img", 16)
     universe = Universe(8)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
-        tier, region = open_slab(disk / "kv", 8, twin=tier_twin)
+        tier, region = open_slab(disk / "kv", 8)
         universe.put(tier, region, universe.keys)
         tier.close()
         _run("mount", "-o", "remount,ro", disk)
@@ -263,13 +262,13 @@ def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path, tier_twin
             opens(disk / "kv")
 
 
-def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
     """By one slot only, where even the new table has no room."""
     need("mkfs.ext4")
     make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
-        tier, region = open_slab(disk / "kv", 300, twin=tier_twin)
+        tier, region = open_slab(disk / "kv", 300)
         for first in range(0, 300, 30):
             universe.put(tier, region, universe.keys[first : first + 30])
         slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
@@ -281,7 +280,7 @@ def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path, tier_twin: Twin) -> None:
                         filler.write(bytes(size))
                         filler.flush()
             for num_slots in (299, 100):
-                tier, region = open_slab(disk / "kv", num_slots, twin=tier_twin)
+                tier, region = open_slab(disk / "kv", num_slots)
                 found = universe.check(tier, region)
                 kept = {key for key, slot in slots.items() if slot < num_slots}
                 assert {key for key, status in found.items() if status == 0} == kept

@@ -195,7 +195,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
             ask(verb, items, *rest, **more)
 
         client.ask = counting
-        run_of_blocks = [Block(key, 0, 0, place) for place, key in enumerate(keys)]
+        run_of_blocks = [Block(key, 0, []) for key in keys]
         store.find(run_of_blocks, 0)
         client.ask = ask
         assert [block.status for block in run_of_blocks] == (

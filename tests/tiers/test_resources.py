@@ -21,10 +21,8 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, Status, Tier
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
-from tests import _python
 from tests.tiers.attack import start
 from tests.tiers.inside import doubt, is_busy, medium_of
 
@@ -37,8 +35,7 @@ def in_directory(path: Path, namespace: Namespace) -> DirectoryTier:
 
 
 def in_slab(path: Path, namespace: Namespace) -> FileTier:
-    twin = Twin.python(_python.CPUOffloadingManager)
-    return FileTier(path, 64 * BLOCK, threads=2, namespace=namespace, twin=twin)
+    return FileTier(path, 64 * BLOCK, threads=2, namespace=namespace)
 
 
 OPENERS = [in_directory, in_slab]
@@ -60,16 +57,15 @@ def descriptors() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
-@pytest.mark.parametrize("opener", OPENERS)
 def test_an_attach_that_fails_leaves_no_thread_and_no_descriptor(
-    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, opener: Opener
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of its threads cannot be started; the next call succeeds."""
     started = threading.Thread.start
     region = Region.allocate(8, BLOCK)
-    with opener(tmp_path, namespace) as tier:
+    with in_directory(tmp_path, namespace) as tier:
         before = threading.active_count(), descriptors()
-        for count in range(4 if opener is in_directory else 3):
+        for count in range(3):
             left = [count]
 
             def start_some(thread: threading.Thread, left: list[int] = left) -> None:
@@ -89,21 +85,18 @@ def test_an_attach_that_fails_leaves_no_thread_and_no_descriptor(
         assert not run(tier, tier.put(KEYS, range(8))).status.any()
 
 
-def test_an_attach_of_the_compiled_pool_that_fails_leaves_nothing(tmp_path: Path, twins) -> None:
+def test_an_attach_without_memory_leaves_nothing(tmp_path: Path) -> None:
     """In a process that may have no more memory, and so no more stacks of threads."""
     program = """
 import os, resource, sys
 from kvoffload.tiers import FileTier, Namespace, Region
-from kvoffload.tiers.engine.native import Twin
-from tests import _compiled
 
 def held():
     status = open("/proc/self/status").read()
     return int(status.partition("Threads:")[2].split()[0]), len(os.listdir("/proc/self/fd"))
 
-twin = Twin.compiled(_compiled.CPUOffloadingManager)
 namespace = Namespace("m", 4096)
-tier = FileTier(sys.argv[1], 2**20, threads=1024, namespace=namespace, twin=twin)
+tier = FileTier(sys.argv[1], 2**20, threads=1024, namespace=namespace)
 region = Region.allocate(8, 4096)
 before = held()
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -200,7 +193,7 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
         def fail(*_: object) -> None:
             raise ZeroDivisionError
 
-        for name in ("find", "read", "write", "chore"):
+        for name in ("move", "chore"):
             monkeypatch.setattr(tier._shared, name, fail)
         before = threading.active_count()
         for _ in range(4):
@@ -258,7 +251,7 @@ def test_without_a_region_no_disk_is_waited_for(
 
 @pytest.mark.parametrize("name", ["slots.tbl.new", "namespace.json.new"])
 def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
-    tmp_path: Path, namespace: Namespace, tier_twin: Twin, name: str
+    tmp_path: Path, namespace: Namespace, name: str
 ) -> None:
     """The next one deletes it, with a capacity that needs no new table, too."""
     region = Region.allocate(8, BLOCK)
@@ -266,7 +259,7 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
         region.write(block_id, block_bytes_of(key, BLOCK))
 
     def opened(num_blocks: int) -> FileTier:
-        return FileTier(tmp_path, num_blocks * BLOCK, namespace=namespace, twin=tier_twin)
+        return FileTier(tmp_path, num_blocks * BLOCK, namespace=namespace)
 
     with opened(64) as tier:
         tier.attach(region)

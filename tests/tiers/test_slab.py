@@ -1,4 +1,4 @@
-"""The slab tier passes the suite of all tiers, in both implementations, direct and staged."""
+"""The slab tier passes the suite of all tiers, direct and staged."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 
 from kvoffload.testing.tiers import TierConformance
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
-from kvoffload.tiers.engine.native import Twin
 
 MODES = {
     "direct": {},
@@ -19,10 +18,8 @@ MODES = {
 
 class TestFileTier(TierConformance):
     @pytest.fixture(autouse=True, params=MODES)
-    def _setup(
-        self, request: pytest.FixtureRequest, tier_twin: Twin, tmp_path: Path, namespace: Namespace
-    ) -> None:
-        self.twin, self.path, self.namespace = tier_twin, tmp_path, namespace
+    def _setup(self, request: pytest.FixtureRequest, tmp_path: Path, namespace: Namespace) -> None:
+        self.path, self.namespace = tmp_path, namespace
         self.options = MODES[request.param]
         self.blocks = 0
 
@@ -37,16 +34,13 @@ class TestFileTier(TierConformance):
             self.last,
             self.blocks * 4096,
             namespace=self.namespace,
-            twin=self.twin,
             **self.options,
         )
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=list(MODES))
 @pytest.mark.parametrize("block_bytes", [8192, 5000])
-def test_windows_that_overlap(
-    block_bytes: int, options: dict, tmp_path: Path, tier_twin: Twin
-) -> None:
+def test_windows_that_overlap(block_bytes: int, options: dict, tmp_path: Path) -> None:
     """Blocks of one job may overlap where it only reads them; others stay apart."""
     memory = Region.allocate(16, 4096)
     memory.array[:] = np.random.default_rng(1).integers(0, 256, memory.nbytes, np.uint8)
@@ -54,7 +48,7 @@ def test_windows_that_overlap(
     before = [region.read(block) for block in range(6)]
     namespace = Namespace("windows", block_bytes)
     options = {**options, "ack": "stored"}
-    with FileTier(tmp_path, "1MiB", namespace=namespace, twin=tier_twin, **options) as tier:
+    with FileTier(tmp_path, "1MiB", namespace=namespace, **options) as tier:
         tier.attach(region)
         keys = [bytes([block]) for block in range(6)]
         assert tier.wait([tier.put(keys, range(6))], 10)

@@ -12,7 +12,6 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, TierInUseError
-from kvoffload.tiers.engine.native import Twin
 from tests.tiers.inside import files_of
 
 from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
@@ -51,14 +50,13 @@ def children() -> Iterator[Children]:
     forked.end()
 
 
-def opens(path: Path, twin: Twin) -> FileTier:
-    return FileTier(path, 2**20, namespace=NAMESPACE, twin=twin)
+def opens(path: Path) -> FileTier:
+    return FileTier(path, 2**20, namespace=NAMESPACE)
 
 
 @pytest.mark.parametrize("call", ["open", "fstat", "ftruncate", "posix_fallocate", "fsync"])
 def test_a_fork_while_a_slab_is_opened(
     tmp_path: Path,
-    tier_twin: Twin,
     children: Children,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
@@ -77,22 +75,20 @@ def test_a_fork_while_a_slab_is_opened(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, forks)
-        tier = opens(tmp_path, tier_twin)
+        tier = opens(tmp_path)
     assert children.numbers
     tier.close()
-    opens(tmp_path, tier_twin).close()
+    opens(tmp_path).close()
 
 
-def test_forks_beside_a_thread_that_opens_slabs(
-    tmp_path: Path, tier_twin: Twin, children: Children
-) -> None:
+def test_forks_beside_a_thread_that_opens_slabs(tmp_path: Path, children: Children) -> None:
     is_over = threading.Event()
     failures = []
 
     def work() -> None:
         while not is_over.is_set():
             try:
-                opens(tmp_path, tier_twin).close()
+                opens(tmp_path).close()
             except TierInUseError as error:
                 failures.append(error)
 
@@ -103,11 +99,11 @@ def test_forks_beside_a_thread_that_opens_slabs(
     is_over.set()
     thread.join()
     assert not failures
-    opens(tmp_path, tier_twin).close()
+    opens(tmp_path).close()
 
 
 def test_a_fork_after_a_close_that_a_disk_held_up(
-    tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
     need("mkfs.ext4", "fsfreeze")
@@ -116,7 +112,7 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
 
         def work() -> None:
-            tier, _ = open_slab(disk / "kv", 8, twin=tier_twin)
+            tier, _ = open_slab(disk / "kv", 8)
             _run("fsfreeze", "--freeze", disk)
             certain = tier.forget() or tier.close(0.1)
             grandchild = start(lambda: time.sleep(60))
@@ -134,7 +130,7 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
         until = time.monotonic() + PATIENCE_S
         while True:  # until it has run for the first time, and let go
             with contextlib.suppress(TierInUseError):
-                tier, _ = open_slab(disk / "kv", 8, twin=tier_twin)
+                tier, _ = open_slab(disk / "kv", 8)
                 break
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -144,10 +140,10 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
     os.close(tell)
 
 
-def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path, tier_twin: Twin) -> None:
+def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path) -> None:
     """So that no call can write to a file that has their number by then."""
     universe = Universe(8)
-    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 8)
     universe.put(tier, region, universe.keys)
 
     def work() -> None:

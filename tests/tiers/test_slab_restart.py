@@ -17,7 +17,6 @@ from kvoffload.tiers import (
     TierInterruptedError,
     TierInUseError,
 )
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import find_slabs
 from tests.tiers.inside import files_of, is_busy
 
@@ -35,11 +34,11 @@ from .attack import (
 pytestmark = pytest.mark.attack
 
 
-def test_a_namespace_of_any_length_is_found_again(tmp_path: Path, tier_twin: Twin) -> None:
+def test_a_namespace_of_any_length_is_found_again(tmp_path: Path) -> None:
     for length in (2**20, 3 * 2**20):
         namespace = Namespace("long", 4096, groups=["x" * length])
         for restored in (0, 4):
-            tier = FileTier(tmp_path, 2**16, namespace=namespace, twin=tier_twin)
+            tier = FileTier(tmp_path, 2**16, namespace=namespace)
             assert tier.num_restored == restored
             tier.attach(Region.allocate(4, 4096))
             run_job(tier, tier.put([b"%d" % number for number in range(4)], range(4)))
@@ -47,15 +46,15 @@ def test_a_namespace_of_any_length_is_found_again(tmp_path: Path, tier_twin: Twi
 
 
 @pytest.mark.parametrize("end", ["close", "attach", "exit"])
-def test_dropped_before_there_is_a_region(tmp_path: Path, tier_twin: Twin, end: str) -> None:
+def test_dropped_before_there_is_a_region(tmp_path: Path, end: str) -> None:
     """`discard` and `forget` need no threads."""
     universe = Universe(8)
-    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 8)
     universe.put(tier, region, universe.keys)
     tier.close()
 
     def discard() -> None:
-        tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE, twin=tier_twin)
+        tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE)
         tier.discard(universe.keys[:3])
         tier.touch(universe.keys[:6])
         assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
@@ -67,24 +66,20 @@ def test_dropped_before_there_is_a_region(tmp_path: Path, tier_twin: Twin, end: 
             assert tier.close()
 
     discard()
-    tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE, twin=tier_twin)
+    tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE)
     assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
     assert tier.forget()
     tier.close()
     assert find_slabs(tmp_path)[0].num_blocks == 0
 
 
-def test_discarded_after_a_put_that_timed_out_had_evicted_it(
-    tmp_path: Path, tier_twin: Twin
-) -> None:
+def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> None:
     """The seal of what was evicted goes, though no thread came to write over it."""
     need("mkfs.ext4", "fsfreeze")
     make_image(tmp_path / "disk.img", 16)
     universe = Universe(16)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
-        tier, region = open_slab(
-            disk / "kv", 8, twin=tier_twin, staged=True, ack="stored", threads=1
-        )
+        tier, region = open_slab(disk / "kv", 8, staged=True, ack="stored", threads=1)
         stop_clock(tier)
         universe.put(tier, region, universe.keys[:8])
         _run("fsfreeze", "--freeze", disk)
@@ -104,7 +99,7 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(
             tier.wait([], 0)
             time.sleep(0.005)
         assert tier.close(PATIENCE_S)
-        tier, region = open_slab(disk / "kv", 8, twin=tier_twin)
+        tier, region = open_slab(disk / "kv", 8)
         found = universe.check(tier, region)
         tier.close()
     assert {found[key] for key in universe.keys[:3]} == {Status.MISS}
@@ -112,10 +107,10 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(
 
 
 def test_an_interrupted_forget_has_to_be_called_again(
-    tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     universe = Universe(8)
-    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, region = open_slab(tmp_path, 8)
     universe.put(tier, region, universe.keys)
 
     def interrupted(generation: object) -> None:
@@ -129,19 +124,19 @@ def test_an_interrupted_forget_has_to_be_called_again(
     with pytest.raises(TierInterruptedError):
         tier.forget()
     assert tier.close()
-    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, _ = open_slab(tmp_path, 8)
     assert tier.num_restored == 8
     assert tier.forget()
     tier.close()
-    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, _ = open_slab(tmp_path, 8)
     assert tier.num_restored == 0
     tier.close()
 
 
 def test_an_interrupted_close_is_gone_on_with(
-    tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+    tier, _ = open_slab(tmp_path, 8)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -151,23 +146,21 @@ def test_an_interrupted_close_is_gone_on_with(
         with pytest.raises(KeyboardInterrupt):
             tier.close()
     with pytest.raises(TierInUseError):
-        open_slab(tmp_path, 8, twin=tier_twin)
+        open_slab(tmp_path, 8)
     assert tier.close()
     assert tier.close()
-    open_slab(tmp_path, 8, twin=tier_twin)[0].close()
+    open_slab(tmp_path, 8)[0].close()
 
 
 def test_a_slab_of_0_4_opens_empty_and_says_so(
-    tmp_path: Path, tier_twin: Twin, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That of 0.3 is the same: it has no generation, and which weights computed it is not known."""
     with tarfile.open(Path(__file__).parent / "data" / "slab-0.3.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     keys = [b"kept-%d" % number for number in range(8)]
     for number in range(2):
-        with FileTier(
-            tmp_path, 6 * 4096, namespace=Namespace("kept", 4096), threads=2, twin=tier_twin
-        ) as tier:
+        with FileTier(tmp_path, 6 * 4096, namespace=Namespace("kept", 4096), threads=2) as tier:
             assert tier.num_restored == 0
             tier.attach(Region.allocate(9, 4096))
             done = run_job(tier, tier.get(keys, range(8)))

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
-from kvoffload.tiers.seal import Seal, xxh3_64
+from kvoffload.tiers.seal import xxh3_64
 from tests.fuzz.scratch import scratch
 from tests.tiers.inside import ask_anew, doubt, is_busy, number_of
+from tests.tiers.seals import Seal
 
 BLOCK = 4096
 OURS, OTHERS = Namespace("ours", BLOCK), Namespace("others", BLOCK)

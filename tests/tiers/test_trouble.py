@@ -3,16 +3,14 @@
 import errno
 import gc
 import itertools
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from inspect import getdoc
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,29 +28,28 @@ from kvoffload.tiers import (
     TierEvent,
     TierInterruptedError,
 )
-from kvoffload.tiers.engine import stores, threads
-from kvoffload.tiers.engine.contract import LATE, Entry
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
 from tests.tiers.inside import (
-    expire,
-    idle_of,
     is_busy,
     limit_queue,
-    num_taken,
     set_clock,
-    threads_of,
 )
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
 SHORT_S = 0.03
+LONG_S = 1.0
+"""Enough for what a job does before its deadline."""
+BUFFER = 2 * BLOCK
+"""Bytes of a buffer: a block and its seal, rounded up."""
 
 
 @pytest.fixture
 def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     """Give a tier with room for 32 blocks, 4 threads, and 16 buffers."""
-    tier = FaultyTier(32 * BLOCK, namespace=namespace, staging_bytes=16 * BLOCK, enable_events=True)
+    tier = FaultyTier(
+        32 * BLOCK, namespace=namespace, staging_bytes=16 * BUFFER, enable_events=True
+    )
     region = Region.allocate(72, BLOCK)
     tier.attach(region)
     for block_id, key in enumerate(KEYS):
@@ -126,9 +123,8 @@ class TestHangs:
         region = Region.allocate(64, BLOCK)
         tier.attach(region)
         tier.hang()
-        job = tier.put(KEYS[:8], range(8), PATIENCE_S)
-        wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BLOCK)
-        expire(tier, job)
+        job = tier.put(KEYS[:8], range(8), LONG_S)
+        wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BUFFER)
         assert set(run(tier, job).status.tolist()) == {Status.TIMEOUT}
         tier.resume()
         settle(tier)
@@ -139,12 +135,9 @@ class TestHangs:
         """Half of them are for puts: the others of a put wait for its deadline."""
         tier, _ = faulty
         tier.hang()
-        job = tier.put(KEYS[:12], range(12), PATIENCE_S)
-        wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BLOCK)
-        expire(tier, job)
-        done = run(tier, job)
+        done = run(tier, tier.put(KEYS[:12], range(12), LONG_S))
         assert done.status.tolist() == [Status.OK] * 8 + [Status.TIMEOUT] * 4
-        assert tier.stats()["staging_bytes"] == 8 * BLOCK
+        assert tier.stats()["staging_bytes"] == 8 * BUFFER
         tier.resume()
         settle(tier)
         assert tier.lookup(KEYS[:12]).tolist() == [State.HIT] * 8 + [State.MISS] * 4
@@ -156,35 +149,10 @@ class TestHangs:
         store(tier, KEYS[:16])
         tier.hang()
         for first in range(4):  # one thread each; the breaker would open after five
-            job = tier.get(KEYS[first : first + 1], [0], PATIENCE_S)
-            wait_until(lambda number=first + 1: num_taken(tier) == number)
-            expire(tier, job)
-            run(tier, job)
+            run(tier, tier.get(KEYS[first : first + 1], [0], LONG_S))
         assert tier.health().late_jobs == 4
         done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
         assert done.status.tolist() == [Status.UNAVAILABLE]
-
-    def test_a_job_is_reported_late_once(
-        self, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Reported again, it would open the breaker while other threads are answered."""
-        twin = Twin.python(CPUOffloadingManager)
-        with FileTier(tmp_path, 32 * BLOCK, namespace=namespace, twin=twin) as tier:
-            tier.attach(Region.allocate(64, BLOCK))
-            store(tier, KEYS[:16])
-            pool, answers, read = threads_of(tier), threading.Event(), os.preadv
-            told: list[Entry] = []
-            tell = pool._tell
-            monkeypatch.setattr(pool, "_tell", lambda entry: (told.append(entry), tell(entry)))
-            monkeypatch.setattr(os, "preadv", lambda *args: answers.wait() and read(*args))
-            jobs = [tier.get(KEYS[:1], [0], PATIENCE_S), tier.get(KEYS[1:2], [1], PATIENCE_S)]
-            wait_until(lambda: num_taken(tier) == 2)
-            for number, job in enumerate(jobs, 1):
-                expire(tier, job)
-                wait_until(lambda number=number: len(told) >= number)
-            answers.set()
-            settle(tier)
-        assert [entry.job for entry in told if entry.flags & LATE] == jobs
 
     def test_a_deadline_cuts_what_no_thread_has_taken(self, faulty) -> None:
         """Some blocks of a job are done, some are late, some were never taken."""
@@ -227,6 +195,7 @@ class TestHangs:
 
     def test_close_says_that_something_hangs(self, faulty) -> None:
         tier, region = faulty
+        others = threading.active_count() - 4
         store(tier, KEYS[:16])
         tier.hang()
         jobs = [tier.get(KEYS[:8], range(8), 1000.0), tier.put(KEYS[32:36], range(4), 1000.0)]
@@ -235,8 +204,7 @@ class TestHangs:
         assert set(ends[jobs[0]]) <= {Status.UNAVAILABLE, Status.TIMEOUT}
         region.array[:] = 7
         tier.resume()
-        for thread in threads_of(tier)._threads:
-            thread.join(PATIENCE_S)
+        wait_until(lambda: threading.active_count() == others)
         assert (region.array == 7).all()
 
 
@@ -262,9 +230,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("number", "status"), [(errno.ENOSPC, Status.FULL), (errno.EIO, Status.FAILED)]
     )
-    def test_a_put_that_fails_leaves_no_trace(self, faulty, number: int, status: Status) -> None:
-        tier, _ = faulty
-        threads_of(tier)._ack_copied = False
+    def test_a_put_that_fails_leaves_no_trace(
+        self, namespace: Namespace, number: int, status: Status
+    ) -> None:
+        tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
         tier.fail("put", 3, number)
         done = run(tier, tier.put(KEYS[:4], range(4)))
         assert sorted(done.status.tolist()) == sorted([Status.OK] + [status] * 3)
@@ -284,7 +255,7 @@ class TestErrors:
         assert stats["blocks"] == 2
         assert (stats["put_ok"], stats["store_ok"], stats["store_failed"]) == (4, 2, 2)
 
-    def test_a_policy_that_fails_interrupts_the_tier(self, namespace, tier_twin: Twin) -> None:
+    def test_a_policy_that_fails_interrupts_the_tier(self, namespace) -> None:
         class Failing(CachePolicy):
             """Plain first in, first out, until it is told to fail."""
 
@@ -321,7 +292,7 @@ class TestErrors:
             def __len__(self):
                 return len(self.blocks)
 
-        tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace, twin=tier_twin)
+        tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace)
         region = Region.allocate(64, BLOCK)
         tier.attach(region)
         for block_id, key in enumerate(KEYS):
@@ -359,9 +330,9 @@ class TestBounds:
         assert done.status.tolist() == [Status.OK] * 2 + [Status.FULL] * 2
         tier.close()
 
-    def test_a_policy_may_decline(self, namespace, tier_twin: Twin) -> None:
+    def test_a_policy_may_decline(self, namespace) -> None:
         """Hit density does not give blocks that are asked for away for blocks that are not."""
-        tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace, twin=tier_twin)
+        tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace)
         region = Region.allocate(64, BLOCK)
         tier.attach(region)
         statuses = []
@@ -389,9 +360,7 @@ class TestBounds:
         tier.poll()
         assert tier.stats()["blocks"] == 32
 
-    def test_deadlines_by_default(
-        self, namespace, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_deadlines_by_default(self, namespace, monkeypatch: pytest.MonkeyPatch) -> None:
         """1 s and 50 MB/s; the time between the call and the pool counts."""
         seen: list[float] = []
         clock = SimpleNamespace(monotonic=partial(next, itertools.count(step=0.125)))
@@ -399,14 +368,20 @@ class TestBounds:
             monkeypatch.setattr(f"kvoffload.tiers.engine.{name}.time", clock)
         monkeypatch.setattr("kvoffload.tiers.engine.tier.TRANSFER_DEADLINE_S", TRANSFER_DEADLINE_S)
 
-        class Spy(threads.Pool):
-            def submit(self, *arguments, timeout_s: float, generation: int) -> None:
-                seen.append(timeout_s)
-                super().submit(*arguments, timeout_s=timeout_s, generation=generation)
+        class Spy:
+            def __init__(self, pool: Any) -> None:
+                self.pool = pool
 
-        twin = replace(Twin.python(tier_twin.manager), pool=Spy)
-        tier = MemoryTier(64 * BLOCK, namespace=namespace, twin=twin)
+            def submit(self, *arguments: Any, timeout_s: float, generation: int) -> None:
+                seen.append(timeout_s)
+                self.pool.submit(*arguments, timeout_s=timeout_s, generation=generation)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.pool, name)
+
+        tier = MemoryTier(64 * BLOCK, namespace=namespace)
         tier.attach(Region.allocate(64, BLOCK))
+        tier._jobs.pool = Spy(tier._jobs.pool)
         run(tier, tier.put(KEYS[:50], range(50)))
         run(tier, tier.put(KEYS[50:51], [0], 2))
         run(tier, tier.get(KEYS[:1], [0], np.float32(0.5)))
@@ -508,11 +483,11 @@ def run_all(tier: FaultyTier, job: int, _: object) -> list[int]:
 
 
 class TestLives:
-    def test_a_tier_that_nobody_closed_ends_its_threads(self, namespace, tier_twin: Twin) -> None:
+    def test_a_tier_that_nobody_closed_ends_its_threads(self, namespace) -> None:
         gc.collect()
         before = set(threading.enumerate())
         for _ in range(5):
-            tier = MemoryTier(8 * BLOCK, namespace=namespace, twin=tier_twin)
+            tier = MemoryTier(8 * BLOCK, namespace=namespace)
             region = Region.allocate(64, BLOCK)
             tier.attach(region)
             tier.put(KEYS[:8], range(8))
@@ -520,19 +495,19 @@ class TestLives:
             gc.collect()
         assert set(threading.enumerate()) <= before
 
-    def test_a_constructor_that_fails_leaves_nothing(self, namespace, tier_twin: Twin) -> None:
+    def test_a_constructor_that_fails_leaves_nothing(self, namespace) -> None:
         before = set(threading.enumerate())
         with pytest.raises(ValueError, match=r"^policy must be one of"):
-            MemoryTier(8 * BLOCK, "no such policy", namespace=namespace, twin=tier_twin)
+            MemoryTier(8 * BLOCK, "no such policy", namespace=namespace)
         with pytest.raises(ValueError, match="capacity_bytes must be >= 4096, got 100"):
-            MemoryTier(100, namespace=namespace, twin=tier_twin)
+            MemoryTier(100, namespace=namespace)
         with pytest.raises(ValueError, match="memory must have blocks of 4096 bytes, got 8192"):
-            MemoryTier(2**20, namespace=namespace, memory=Region.allocate(2, 8192), twin=tier_twin)
+            MemoryTier(2**20, namespace=namespace, memory=Region.allocate(2, 8192))
         assert set(threading.enumerate()) <= before
 
-    def test_own_memory_is_used(self, namespace, tier_twin: Twin) -> None:
+    def test_own_memory_is_used(self, namespace) -> None:
         memory = Region.allocate(16, BLOCK)
-        tier = MemoryTier(2**30, namespace=namespace, memory=memory, twin=tier_twin)
+        tier = MemoryTier(2**30, namespace=namespace, memory=memory)
         assert tier.capacity_bytes == 16 * BLOCK
         region = Region.allocate(64, BLOCK)
         tier.attach(region)
@@ -542,57 +517,11 @@ class TestLives:
         tier.close()
 
 
-def test_entries_of_both_pools_are_the_same(namespace: Namespace, twins, seed: int) -> None:
-    """Direct and staged, the two implementations report the same of the same jobs."""
-    results = []
-    for io in (Twin.python(object), Twin.compiled(object)):
-        region, memory = Region.allocate(32, BLOCK), Region.allocate(32, BLOCK)
-        region.array[:] = np.random.default_rng(seed).integers(0, 256, region.nbytes, np.uint8)
-        sums = np.zeros(32, np.uint64)
-        pool = io.pool(region, io.memory_store(memory, b"f" * 16, sums), 3)
-        rng = np.random.default_rng(seed)
-        news = []
-        for job in range(60):
-            count = int(rng.integers(1, 20))
-            slots, ids = rng.permutation(32)[:count], rng.permutation(32)[:count]
-            keys = [b"k%d" % slot for slot in slots]
-            pool.submit(job, int(rng.integers(2)), keys, slots, ids, timeout_s=60, generation=0)
-            while not (entries := pool.poll()):
-                pool.wait(1)
-            news += [(entry[0], entry[1], entry[2].tolist()) for entry in map(Entry._make, entries)]
-            entries.clear()
-        assert pool.close(60)
-        results.append((news, sums.tolist(), memory.array.tobytes(), region.array.tobytes()))
-    assert results[0] == results[1]
-
-
-def test_names_and_texts_of_both_pools_are_the_same(twins: tuple[ModuleType, ...]) -> None:
-    from kvoffload._core import io
-
-    for name in io.__all__:
-        if name == "xxh3_64":
-            continue
-        python = getattr(threads, name, None) or getattr(stores, name)
-        compiled = getattr(io, name)
-        if name != "Pool" and isinstance(python, type):
-            assert getdoc(compiled) == getdoc(python), name
-            continue
-        if not isinstance(python, type):
-            assert getdoc(compiled) == getdoc(python), name
-            continue
-        methods = [method for method in vars(python) if not method.startswith("_")]
-        assert methods == [method for method in vars(compiled) if not method.startswith("_")]
-        for method in methods:
-            assert getdoc(getattr(compiled, method)) == getdoc(getattr(python, method)), method
-
-
-def test_a_copy_ends_at_its_deadline(tier_twin: Twin, tmp_path: Path) -> None:
+def test_a_copy_ends_at_its_deadline(tmp_path: Path) -> None:
     """The copy of a large block to a fresh buffer takes longer: it is not waited for."""
     large = 128 * 2**20
     region = Region.allocate(1, large)
-    with FileTier(
-        tmp_path, large, namespace=Namespace("m", large), staged=True, twin=tier_twin
-    ) as tier:
+    with FileTier(tmp_path, large, namespace=Namespace("m", large), staged=True) as tier:
         tier.attach(region)
         done = run(tier, tier.put([b"large"], [0], 0.004))
         assert done.status.tolist() == [Status.TIMEOUT]
@@ -601,10 +530,10 @@ def test_a_copy_ends_at_its_deadline(tier_twin: Twin, tmp_path: Path) -> None:
         assert tier.state(b"large") == State.MISS
 
 
-def test_an_exception_of_a_signal_ends_close(tier_twin: Twin, namespace: Namespace) -> None:
+def test_an_exception_of_a_signal_ends_close(namespace: Namespace) -> None:
     """The tier is open until a second call, which goes on with it."""
     large = 2**22
-    tier = MemoryTier(large * 4, namespace=Namespace("m", large), threads=1, twin=tier_twin)
+    tier = MemoryTier(large * 4, namespace=Namespace("m", large), threads=1)
     region = Region.allocate(4, large)
     tier.attach(region)
     run(tier, tier.put(KEYS[:4], range(4)))
@@ -630,45 +559,9 @@ def test_an_exception_of_a_signal_ends_close(tier_twin: Twin, namespace: Namespa
     }
 
 
-def test_an_exception_of_a_signal_leaves_other_threads_their_lock(namespace: Namespace) -> None:
-    """The signal comes while a caller that was woken waits for the lock, which a thread holds."""
-    with MemoryTier(BLOCK, namespace=namespace, twin=Twin.python(CPUOffloadingManager)) as tier:
-        tier.attach(Region.allocate(1, BLOCK))
-        idle, ends = idle_of(tier), []
-
-        def hold() -> None:
-            try:
-                with idle:
-                    idle.notify_all()
-                    time.sleep(0.4)
-                ends.append("released")
-            except RuntimeError as error:
-                ends.append(repr(error))
-
-        def wait() -> None:
-            with idle:
-                holder.start()
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
-                idle.wait(PATIENCE_S)
-
-        def ring(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        holder = threading.Thread(target=hold)
-        former = signal.signal(signal.SIGALRM, ring)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                wait()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, former)
-        holder.join()
-        assert ends == ["released"]
-
-
-def test_a_block_that_is_stored_again_during_a_get_is_one_of_both(tier_twin: Twin) -> None:
+def test_a_block_that_is_stored_again_during_a_get_is_one_of_both() -> None:
     large = 2**20
-    with MemoryTier(large, namespace=Namespace("m", large), threads=4, twin=tier_twin) as tier:
+    with MemoryTier(large, namespace=Namespace("m", large), threads=4) as tier:
         region = Region.allocate(4, large)
         tier.attach(region)
         for number in range(1, 30):

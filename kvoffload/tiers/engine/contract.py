@@ -5,15 +5,16 @@ key. The index of a local tier decides it; on a shared medium it consists of ver
 valid for some time. A medium starts the threads that move blocks, the `Pool`, and forgets its
 blocks. Threads move blocks between a region and a `Store`.
 
-There are two pools: in Python over any store (``threads``), and compiled over files and memory
-(``kvoffload._core.io``), whose threads never take the interpreter's lock.
+The pool is compiled (``kvoffload._core.io``). Its threads never take the interpreter's lock where
+blocks are in files or in memory. Shared media are called in Python, by threads of Python that take
+their work from the same queues: sums, seals and copies need no lock there, either.
 
 The terms are those of the glossary in ``base``.
 
 Jobs
     `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: blocks of one job
-    that are adjacent in the store, up to `RUN_BYTES`, move in one call. Reads go first,
-    and `READ_ONLY_THREADS` threads never write, so that writes cannot hold reads up.
+    that are adjacent in the store, up to 8 MiB, move in one call. Reads go first, and two threads
+    of more than two never write, so that writes cannot hold reads up.
 Direct and staged
     A direct pool passes the region's memory to the store. A staged one moves blocks through buffers
     of its own: a put is copied first, by the keeper, and written from the copy; a get is read into
@@ -41,8 +42,6 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
 
-from .transfer import Staging
-
 if TYPE_CHECKING:
     from .jobs import Record
 
@@ -54,11 +53,7 @@ __all__ = [
     "MOVING",
     "QUERY",
     "READ",
-    "READ_ONLY_THREADS",
-    "RUN_BLOCKS",
-    "RUN_BYTES",
     "SETTLED",
-    "SHORT_RUN_BYTES",
     "TOUCH",
     "WRITE",
     "Block",
@@ -88,18 +83,6 @@ CHORE = 8
 
 MOVING = -1
 """Status of an unfinished block; no entry has it."""
-
-RUN_BYTES = 8 * 2**20
-"""Most bytes that one call moves, unless a block is larger."""
-SHORT_RUN_BYTES = 2 * 2**20
-"""Bytes below which a job is not cut into smaller runs.
-
-Each thread gets two runs of a larger job, up to `RUN_BYTES` each, so that the sums of one are
-computed while the bytes of the other move.
-"""
-RUN_BLOCKS = 1024
-"""Most blocks that one call moves."""
-READ_ONLY_THREADS = 2
 
 
 # -- catalogs and media ----------------------------------------------------------------------------
@@ -228,15 +211,9 @@ class Medium(ABC):
     def attached(self) -> None:  # noqa: B027
         """Do the work of opening that needs threads."""
 
-    def forget(self) -> None:  # noqa: B027
-        """Begin to keep blocks of the present generation only; no waiting."""
-
     def confirm(self) -> bool:
-        """Wait a moment until `forget` holds even if power fails; return whether it does."""
+        """Wait a moment until a `forget` holds even if power fails; return whether it does."""
         return True
-
-    def tend(self) -> None:  # noqa: B027
-        """Do periodic work; called whenever jobs were collected."""
 
     def before_close(self) -> None:  # noqa: B027
         """Make the last use of the threads."""
@@ -260,10 +237,6 @@ class Medium(ABC):
 
     def leave(self) -> None:  # noqa: B027
         """Release everything in a forked child without notifying a thread or another process."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return present sizes."""
-        return {}
 
 
 # -- threads and stores ----------------------------------------------------------------------------
@@ -303,8 +276,7 @@ class Pool(Protocol):
         job : int
             A number that no job under way has.
         op : int
-            `READ`, `WRITE` or, of a store that takes queries, `QUERY`, which uses neither `slots`
-            nor `ids`.
+            `READ`, `WRITE` or, of calls, `QUERY`, which uses neither `slots` nor `ids`.
         keys : sequence of bytes
             The stored keys, at least one.
         slots, ids : numpy.ndarray
@@ -317,7 +289,7 @@ class Pool(Protocol):
         """
 
     def chore(self, job: int, offset: int, data: bytes) -> None:
-        """Write bytes to the store's table in a thread.
+        """Write bytes to the store's table in a thread, or have `Store.chore` called.
 
         Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
         """
@@ -361,120 +333,68 @@ class Pool(Protocol):
         """Forget the threads, which a forked child does not have."""
 
 
-class _Job(Protocol):
-    """The part of a block's job that a store uses."""
-
-    taken_back: bool
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """A block in transfer between a region and a store.
-
-    A `RemoteStore` reads `key` and ``views[0]``, and sets `status`.
+    """A block in transfer between a buffer and a store.
 
     Attributes
     ----------
     key : bytes
         Its stored key.
-    slot, block_id : int
-        Where it is in the store and in the region.
-    position : int
-        Its position in the job.
-    status : int
-        `MOVING`, or its `Status`.
+    slot : int
+        Where it is in the store, if an index decides that.
     views : list of memoryview
-        The block's memory to read from or write to, in the region or in a buffer.
-    slot_views : list of memoryview
-        The same with a buffer's padding, up to a multiple of 4096 bytes.
-    buffer : int
-        The staging buffer, -1 for none.
-    job : object or None
-        The job of the block.
+        Its buffer, for the block and its seal; none in a query.
+    status : int
+        `MOVING`, or the `Status` that a call has found.
     """
 
     key: bytes
     slot: int
-    block_id: int
-    position: int
+    views: list[memoryview]
     status: int = field(default=MOVING, init=False)
-    views: list[memoryview] = field(default_factory=list, init=False)
-    slot_views: list[memoryview] = field(default_factory=list, init=False)
-    buffer: int = field(default=-1, init=False)
-    job: _Job | None = field(default=None, init=False)
-
-    @property
-    def taken_back(self) -> bool:
-        """Whether its memory is the caller's again before its job has ended by itself."""
-        return self.job is not None and self.job.taken_back
-
-    def use(self, staging: Staging, buffer: int) -> None:
-        """Move the block to a staging buffer."""
-        self.buffer = buffer
-        self.views = [staging.view(buffer)]
-        self.slot_views = staging.region.views_unchecked(buffer)
 
 
 class Store(ABC):
-    """A place where blocks are kept, with the calls that threads make.
+    """A place where blocks are kept that is called in Python, by several threads at once.
 
-    Attributes
-    ----------
-    direct : bool
-        Whether it gets the region's memory instead of buffers.
-    block_bytes : int
-        Bytes per block.
-    slot_bytes : int
-        Bytes that a block takes in the store.
-    keys_per_query : int
-        Most keys that a query asks for in one call.
+    The pool makes the seals of blocks that are stored, and compares those of blocks that are read.
     """
 
-    direct: bool
-    block_bytes: int
-    slot_bytes: int
-    keys_per_query = 1024
-
-    def use(self, memory: Region) -> None:  # noqa: B027
-        """Register the staging buffers, if the medium's client needs that."""
-
-    def begin(self, deadline: float) -> None:  # noqa: B027
-        """Set the deadline of the next calls of this thread, in monotonic seconds."""
-
-    def find(self, run: Sequence[Block], generation: int) -> None:
-        """Set the statuses of blocks, to OK, MISS, or why the state is unknown; raise nothing.
-
-        Only stores that take queries have it.
-        """
-        raise NotImplementedError
-
     @abstractmethod
-    def read(self, run: Sequence[Block], generation: int) -> None:
-        """Fill the blocks' views and set their statuses, to OK, MISS, CORRUPT or UNAVAILABLE.
+    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:
+        """Fill the buffers of blocks, store what they hold, or find out what is there.
 
-        Raises
-        ------
-        OSError
-            If the medium reports an error; the blocks are then read one by one.
+        Blocks to which it gives no status, and all if it raises, have failed.
+
+        Parameters
+        ----------
+        op : int
+            `READ`, `WRITE` or `QUERY`.
+        run : sequence of Block
+            The blocks.
+        deadline : float
+            When the call should have ended, monotonic seconds.
+        generation : int
+            The number of the job's generation.
         """
 
     @abstractmethod
-    def write(self, run: Sequence[Block], generation: int) -> None:
-        """Store the bytes in the blocks' views and set their statuses.
+    def chore(self, kind: int, data: bytes) -> Status:
+        """Do what `Pool.chore` was given."""
 
-        Raises
-        ------
-        OSError
-            If the medium reports an error; the blocks are then written one by one.
-        """
-
-    def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:
-        """Return how many blocks from `start` on move in one call; by default adjacent slots."""
-        end = start + 1
-        while end < stop and blocks[end].slot == blocks[end - 1].slot + 1:
-            end += 1
-        return end - start
-
-    def chore(self, offset: int, data: bytes) -> None:
-        """Write bytes to the store's table, if it has one."""
-        raise NotImplementedError
+    def call(
+        self,
+        op: int,
+        keys: list[bytes],
+        slots: list[int],
+        buffers: list[memoryview],
+        *,
+        deadline: float,
+        generation: int,
+    ) -> list[int]:
+        """Move a run, for the pool; return the statuses."""
+        views = [[buffer] for buffer in buffers] or [[]] * len(keys)
+        run = [Block(*each) for each in zip(keys, slots, views, strict=True)]
+        self.move(op, run, deadline, generation)
+        return [block.status for block in run]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from kvoffload.tiers.base import Done, Operation, Status
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.metrics import Events, TierMetrics
+from kvoffload.tiers.native import require_extensions
 from kvoffload.tiers.options import TierOptions
 
 from .breaker import Breaker
@@ -81,6 +82,7 @@ class Jobs:
     """
 
     def __init__(self, options: TierOptions, block_bytes: int, *, is_shared: bool = False) -> None:
+        require_extensions()  # the pool's
         self.options = options
         self.generation = Generation.of(options.generation)
         self.block_bytes = block_bytes

@@ -154,7 +154,6 @@ class ComposedTier(Tier):
         self._is_ready = False
         self._jobs.collect(self._catalog)
         self._catalog.tend()
-        self._medium.tend()
         self._is_ready = True
 
     def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
@@ -409,7 +408,6 @@ class ComposedTier(Tier):
     def _forget(self, generation: Generation) -> None:
         self._jobs.generation = generation
         self._catalog.forget(self._jobs.records.values())
-        self._medium.forget()
 
     # -- health and counters -----------------------------------------------------------------
 
@@ -441,7 +439,7 @@ class ComposedTier(Tier):
             if self.namespace.tokens_per_block and len(self.namespace.groups) < 2:
                 blocks = self.capacity_bytes // self.block_bytes
                 found["capacity_tokens"] = blocks * self.namespace.tokens_per_block
-        return {**found, **self._threads(), **self._catalog.sizes(), **self._medium.sizes()}
+        return {**found, **self._threads(), **self._catalog.sizes()}
 
     def _threads(self) -> dict[str, int]:
         """Return the numbers of the threads, if there are any."""

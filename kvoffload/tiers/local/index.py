@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import CachePolicy
+from kvoffload import CachePolicy, CPUOffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.managers import calls
@@ -34,7 +34,6 @@ from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import Catalog, Medium
 from kvoffload.tiers.engine.jobs import Jobs, Record
-from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.metrics import write_line
 
 __all__ = ["Index", "LocalMedium", "check_num_slots", "make_manager"]
@@ -80,6 +79,16 @@ class LocalMedium(Medium):
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
         """Forget the contents of slots that went to blocks that were then not stored."""
+
+    def forget(self) -> None:
+        """Begin to keep blocks of the present generation only; no waiting."""
+
+    def tend(self) -> None:
+        """Do periodic work; called whenever jobs were collected."""
+
+    def sizes(self) -> dict[str, int]:
+        """Return present sizes besides those of the index."""
+        return {}
 
 
 class Index(Catalog):
@@ -359,15 +368,20 @@ class Index(Catalog):
         self._num_dropped = self._num_restored = 0
         self._busy = Counter(slot for record in records for slot in record.slots.tolist())
         self._jobs.events.removed([], "forgotten")
+        self._medium.forget()
+
+    def tend(self) -> None:
+        self._medium.tend()
 
     def sizes(self) -> dict[str, int]:
         kept = len(self._index) - len(self._hidden)
         used_bytes = kept * self._jobs.block_bytes
-        return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
+        sizes = {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
+        return {**sizes, **self._medium.sizes()}
 
 
-def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int, twin: Twin) -> Any:
-    """Return the `CPUOffloadingManager`, of either twin, that is an index.
+def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int) -> Any:
+    """Return the `CPUOffloadingManager` that is an index.
 
     Raises
     ------
@@ -380,4 +394,4 @@ def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int, 
         raise TypeError(
             f"policy must be a name, a CachePolicy subclass or an instance, got {describe(policy)}"
         )
-    return twin.manager(1, num_slots, policy)
+    return CPUOffloadingManager(1, num_slots, policy)

@@ -12,9 +12,9 @@ from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
-from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import ComposedTier, check_region
 from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.native import io
 from kvoffload.tiers.options import LOCAL, Readers, TierKeywords, TierOptions, read_options
 from kvoffload.tiers.region import Region
 
@@ -39,8 +39,6 @@ class MemoryTier(ComposedTier):
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     memory : Region, optional
         The second region, with blocks of the same size; by default it is allocated.
-    twin : Twin, optional
-        The implementation; by default that of this process.
     **keywords
         The options of `TierOptions`, whose sizes may be text; by default ``threads=2`` and
         ``name="memory"``. The tier is direct, so ``staging_bytes`` and ``ack`` have no effect.
@@ -64,7 +62,6 @@ class MemoryTier(ComposedTier):
         *,
         namespace: Namespace,
         memory: Region | None = None,
-        twin: Twin | None = None,
         **keywords: Unpack[TierKeywords],
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
@@ -74,11 +71,10 @@ class MemoryTier(ComposedTier):
         if memory is not None:
             check_region("memory", memory, block_bytes)
             num_slots = min(num_slots, memory.num_blocks)
-        twin = chosen_or(twin)
-        manager = make_manager(policy, num_slots, twin)
+        manager = make_manager(policy, num_slots)
         memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
         jobs = Jobs(options, block_bytes)
-        medium = SecondRegion(memory, namespace, jobs, twin)
+        medium = SecondRegion(memory, namespace, jobs)
         self.num_slots = num_slots
         index = Index(jobs, medium, manager, num_slots)
         super().__init__(jobs, index, medium, num_slots * block_bytes)
@@ -89,18 +85,18 @@ class SecondRegion(LocalMedium):
 
     direct = True
 
-    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs, twin: Twin) -> None:
+    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs) -> None:
         self.namespace = namespace
         self.memory = memory
         self._jobs = jobs
-        self._twin = twin
         # Bytes of another object do not match: this one's salt seeds the sums.
         fingerprint = namespace.fingerprint + os.urandom(8)
         sums = np.zeros(memory.num_blocks, np.uint64)
-        self._store = twin.memory_store(memory, fingerprint, sums)
+        self._store = io.MemoryStore(memory, fingerprint, sums)
 
     def open_pool(self, region: Region) -> Pool:
-        return self._twin.pool(region, self._store, self._jobs.options.threads)
+        pool: Pool = io.Pool(region, self._store, self._jobs.options.threads)
+        return pool
 
 
 _READERS: Readers = {"capacity": ("capacity_bytes", parse_size), "policy": ("policy", str), **LOCAL}

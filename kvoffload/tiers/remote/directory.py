@@ -23,8 +23,8 @@ Invariants
     put there are opened without waiting, and never read beyond the length of a block.
 Cost
     A put checks whether the block exists, and makes five further system calls if it does not; a get
-    is an open, a stat, a read and a close. A sweep examines every file, and takes 8 bytes of memory
-    per block.
+    is two opens, a stat, a read and two closes, of up to 16 blocks without the interpreter's lock.
+    A sweep examines every file, and takes 8 bytes of memory per block.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
+from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
     Readers,
@@ -80,7 +81,7 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 class DirectoryStore(RemoteStore):
     """Blocks in files below a directory."""
 
-    blocks_per_call = 1
+    blocks_per_call = 16
     keys_per_query = 64
     touch_s = RENEW_S
     visit_s = VISIT_S
@@ -174,7 +175,7 @@ class DirectoryStore(RemoteStore):
 
     def _folder_of(self, key: bytes, generation: int, *, make: bool = False) -> Folder:
         """Return the folder of a block."""
-        name = f"{xxh3_64(key) & 0xFF:02x}"
+        name = _folder_name(key)
         blocks = self._open_blocks(generation, make=make)
         if not make:
             return blocks.below(name)
@@ -208,33 +209,19 @@ class DirectoryStore(RemoteStore):
                 block.status = _status(error)
 
     def fetch(self, run: Sequence[Block], generation: int) -> None:
-        for block in run:
-            try:
-                self._fetch_one(block, generation)
-            except OSError as error:
-                block.status = _status(error)
-
-    def _fetch_one(self, block: Block, generation: int) -> None:
-        folder, name = self._folder_of(block.key, generation), _name(block.key)
         try:
-            fd = folder.open(name)
+            folder = self._open_blocks(generation, make=False)
         except OSError as error:
-            block.status = _status(error)
-            if block.status == Status.FAILED and not self._is_block(folder.stat(name)):
-                block.status = Status.CORRUPT  # such as a link
+            for block in run:
+                block.status = _status(error)
             return
-        try:
-            found = os.fstat(fd)
-            view = block.views[0]
-            if not self._is_block(found) or transfer(os.preadv, fd, [view], 0) < self.block_bytes:
-                block.status = Status.CORRUPT
-                return
-            self.check(block, view, generation)
-            if block.status == Status.OK and time.time() - found.st_mtime > RENEW_S:
-                with contextlib.suppress(OSError):  # a file of another user
-                    os.utime(fd)
-        finally:
-            os.close(fd)
+        places = [(_folder_name(block.key).encode(), _name(block.key).encode()) for block in run]
+        views = [block.views[0] for block in run]
+        found = io.read_files(folder.fd, places, views, self.content_bytes + PAGE_BYTES)
+        for block, (status, changed) in zip(run, found, strict=True):
+            block.status = _status(OSError(-status, "")) if status < 0 else status
+            if status == Status.OK and time.time() - changed > RENEW_S:
+                self.touch([block.key], generation)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
         for block in run:
@@ -373,6 +360,10 @@ class DirectoryTier(RemoteTier):
             return self._sweeper.sweep()
         except ForeignNamespaceError:
             return None
+
+
+def _folder_name(key: bytes) -> str:
+    return f"{xxh3_64(key) & 0xFF:02x}"
 
 
 def _name(key: bytes) -> str:

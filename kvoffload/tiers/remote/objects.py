@@ -37,7 +37,7 @@ from kvoffload.errors import describe
 from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
-from kvoffload.tiers.engine.transfer import staging_buffers
+from kvoffload.tiers.engine.transfer import num_buffers
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     STAGED,
@@ -288,7 +288,7 @@ class ObjectTier(RemoteTier):
         options = TierOptions.of(keywords, name="objects", threads=4)
         requests = options.threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
-        moving = min(requests, staging_buffers(options.staging_bytes, block_bytes)) * block_bytes
+        moving = min(requests, num_buffers(options.staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
         store = ObjectStore(namespace, ObjectsClient(settings, options.threads, memory_bytes))
         store.place = address

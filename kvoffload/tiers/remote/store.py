@@ -20,7 +20,7 @@ from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
-from kvoffload.tiers.seal import SEAL_BYTES, Seal
+from kvoffload.tiers.seal import SEAL_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,8 +53,8 @@ class RemoteStore(ABC):
     whose `Block.status` was set keep it.
 
     A block is kept under a name made of its key and of a **generation**, a number of 64 bits: see
-    `Tier.forget`. Its value is its bytes followed by its seal, which the library makes and checks:
-    `block_bytes` in all.
+    `Tier.forget`. Its value is its bytes followed by its seal, `block_bytes` in all. The library
+    makes the seal, and compares it with whatever a call has read.
 
     Parameters
     ----------
@@ -209,16 +209,18 @@ class RemoteStore(ABC):
             raise ForeignNamespaceError
         return False
 
-    def check(self, block: Block, found: memoryview, generation: int) -> None:
-        """Set a block's status, to OK or CORRUPT, from the value that was found under its name."""
-        block.status = Status.CORRUPT
+    def check(self, block: Block, found: memoryview, generation: int) -> None:  # noqa: ARG002
+        """Have the value that was found under a block's name compared with its seal.
+
+        It may be the block's own buffer; any other is copied there.
+        """
+        found, buffer = memoryview(found), block.views[0]
         if len(found) != self.block_bytes:
+            block.status = Status.CORRUPT
             return
-        content = found[: self.content_bytes]
-        seal = Seal.unpack(bytes(found[self.content_bytes :]), generation)
-        if seal is not None and seal == Seal.of(self.fingerprint, block.key, content):
-            block.views = [content]
-            block.status = Status.OK
+        if found.obj is not buffer.obj:
+            buffer[:] = found
+        block.status = Status.OK  # the pool, which has the block's seed, finds corrupt ones
 
     def meaning(self, error: Exception) -> Status:
         """Log an error and return the status of its blocks."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvoffload.errors import describe
 from kvoffload.tiers.engine.contract import Medium, Pool
 from kvoffload.tiers.engine.jobs import Jobs
-from kvoffload.tiers.engine.threads import Pool as Threads
 from kvoffload.tiers.engine.tier import ComposedTier
+from kvoffload.tiers.engine.transfer import staging_buffers
+from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 
@@ -82,16 +83,20 @@ class _SharedMedium(Medium):
         self._is_closed = False
 
     def open_pool(self, region: Region) -> Pool:
-        options = self._jobs.options
-        pool = Threads(
-            region,
+        options, store = self._jobs.options, self._store
+        buffers = staging_buffers(options.staging_bytes, store.block_bytes)
+        store.use(buffers)
+        calls = io.CallStore(
             self._shared,
-            options.threads,
-            options.staging_bytes,
-            ack_copied=options.ack_copied,
+            block_bytes=store.content_bytes,
+            slot_bytes=buffers.block_bytes,
+            fingerprint=store.fingerprint,
+            blocks_per_call=store.blocks_per_call,
+            keys_per_query=store.keys_per_query,
         )
+        pool: Pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
         try:
-            self._store.start()
+            store.start()
         except BaseException:
             pool.close(0.0)
             raise
@@ -104,7 +109,7 @@ class _SharedMedium(Medium):
         if not self._is_closed:
             self._is_closed = True
             if has_ended:
-                self._shared.close()
+                self._store.close()
         return has_ended
 
     def leave(self) -> None:

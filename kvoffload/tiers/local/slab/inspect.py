@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvoffload.tiers.base import TierError
 from kvoffload.tiers.deletion import Deleted
-from kvoffload.tiers.engine.native import chosen
 from kvoffload.tiers.engine.transfer import transfer
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
@@ -192,7 +192,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
 def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
     """Yield slot, key and sum of valid seals, piece by piece, and the number of other slots."""
     for first, records in read_seals(fd, header):
-        slots, keys, sums, others = chosen().valid_records(
+        slots, keys, sums, others = io.valid_records(
             records, header.block_bytes, header.generation.number
         )
         yield list(zip((slots + first).tolist(), keys, sums.tolist(), strict=True)), others

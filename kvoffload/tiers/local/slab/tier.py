@@ -33,12 +33,13 @@ from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
-from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
+from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
     Readers,
@@ -93,8 +94,6 @@ class FileTier(ComposedTier):
         region's memory, at the cost of a copy. By default they move directly if the file system
         supports ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of
         4096.
-    twin : Twin, optional
-        The implementation; by default that of this process.
     **keywords
         The options of `TierOptions`, whose sizes may be text; by default ``threads=8`` and
         ``name="disk"``.
@@ -128,7 +127,6 @@ class FileTier(ComposedTier):
         *,
         namespace: Namespace,
         staged: bool = False,
-        twin: Twin | None = None,
         **keywords: Unpack[TierKeywords],
     ) -> None:
         path = check_path(path)
@@ -137,11 +135,10 @@ class FileTier(ComposedTier):
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.of(keywords, name="disk", threads=8)
-        twin = chosen_or(twin)
         check_space(path, namespace, num_slots)
-        manager = make_manager(policy, num_slots, twin)
+        manager = make_manager(policy, num_slots)
         jobs = Jobs(options, namespace.block_bytes)
-        medium = _Slab(path, num_slots, namespace, jobs, twin, staged=check_bool("staged", staged))
+        medium = _Slab(path, num_slots, namespace, jobs, staged=check_bool("staged", staged))
         index = Index(jobs, medium, manager, num_slots)
         try:
             self.num_restored = medium.restore(index)
@@ -164,13 +161,11 @@ class _Slab(LocalMedium):
         num_slots: int,
         namespace: Namespace,
         jobs: Jobs,
-        twin: Twin,
         *,
         staged: bool,
     ) -> None:
         self.namespace = namespace
         self._jobs = jobs
-        self._twin = twin
         self._staged = staged
         self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
         self.folder = self._files.folder
@@ -194,7 +189,7 @@ class _Slab(LocalMedium):
 
     def restore(self, index: Index) -> int:
         """Fill an index with the blocks on the disk, in order of use; return their number."""
-        slots, keys, sums, _ = self._twin.valid_records(
+        slots, keys, sums, _ = io.valid_records(
             self._files.records, self.namespace.block_bytes, self._jobs.generation.number
         )
         self._files.records = memoryview(b"")
@@ -225,7 +220,7 @@ class _Slab(LocalMedium):
         self.direct = reason is None
         if reason is not None and not self._staged:
             write_line(logging.WARNING, "tier %r copies blocks: %s", options.name, reason)
-        store = self._twin.file_store(
+        store = io.FileStore(
             files.data_fd,
             files.table_fd,
             direct=self.direct,
@@ -236,9 +231,11 @@ class _Slab(LocalMedium):
             sums=self._sums,
             written=self._written,
         )
-        return self._twin.pool(
-            region, store, options.threads, options.staging_bytes, ack_copied=options.ack_copied
-        )
+        buffers = None
+        if not self.direct:
+            buffers = staging_buffers(options.staging_bytes, self.namespace.block_bytes)
+        pool: Pool = io.Pool(region, store, options.threads, buffers, ack_copied=options.ack_copied)
+        return pool
 
     def attached(self) -> None:
         """Clear the seals of blocks that were dropped before there were threads."""
