@@ -96,11 +96,11 @@ typedef struct {
     int64_t block_bytes;
     int64_t slot_bytes;                      /* from slot to slot; the size of a buffer */
     int64_t blocks_per_call, keys_per_query; /* of calls */
-    int64_t records_offset; /* of the seal of slot 0 in the table */
-    uint8_t *written;       /* (slots,) of a file: whether the table may have a seal of the slot;
+    int64_t records_offset;                  /* of the seal of slot 0 in the table */
+    uint8_t *written;  /* (slots,) of a file: whether the table may have a seal of the slot;
                              * of a region: whether the slot is being written */
-    uint64_t *sums;         /* (slots,) the sum of the bytes in each slot */
-    kvo_region memory;      /* the second region */
+    uint64_t *sums;    /* (slots,) the sum of the bytes in each slot */
+    kvo_region memory; /* the second region */
     uint8_t fingerprint[64];
     size_t fingerprint_bytes;
 } kvo_store;
@@ -236,10 +236,10 @@ struct kvo_pool;
 typedef struct {
     struct kvo_pool *pool;
     pthread_t thread;
-    kvo_job *running;  /* the job that it works on */
-    kvo_block *run;    /* the blocks of it, adjacent in the job */
-    int64_t count;     /* of these blocks */
-    kvo_chore *chore;  /* instead of a run */
+    kvo_job *running; /* the job that it works on */
+    kvo_block *run;   /* the blocks of it, adjacent in the job */
+    int64_t count;    /* of these blocks */
+    kvo_chore *chore; /* instead of a run */
     struct iovec *views;
     uint8_t *seals;
     int writes;
@@ -829,9 +829,8 @@ static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
 
 /* Whether a block moves in one call with the one before. */
 static inline int kvo_is_adjacent(const kvo_pool *pool, const kvo_block *run, int64_t index) {
-    return pool->store.kind == KVO_CALLS ||
-           (run[index].slot == run[index - 1].slot + 1 &&
-            (index + 1) * pool->region.num_parts <= KVO_MAX_VIEWS);
+    return pool->store.kind == KVO_CALLS || (run[index].slot == run[index - 1].slot + 1 &&
+                                             (index + 1) * pool->region.num_parts <= KVO_MAX_VIEWS);
 }
 
 /* Whether a run could be taken. */
@@ -976,7 +975,8 @@ static inline int kvo_next(kvo_worker *worker) {
         pthread_cond_broadcast(&pool->idle);
     }
     pthread_mutex_unlock(&pool->lock);
-    if (found && !worker->chore && pool->store.kind == KVO_CALLS && worker->running->op == KVO_WRITE)
+    if (found && !worker->chore && pool->store.kind == KVO_CALLS &&
+        worker->running->op == KVO_WRITE)
         kvo_seal_run(worker);
     return found;
 }

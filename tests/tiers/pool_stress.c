@@ -285,9 +285,10 @@ int main(int argc, char **argv) {
             uint64_t drawn = chance() % 100;
             int64_t timeout_ns = drawn < 30 ? (int64_t)(chance() % 2000000) : 60000000000;
             if (drawn % 3)
-                submit(pool, job_id++, store.kind == KVO_CALLS && drawn < 40 ? KVO_QUERY
-                                       : chance() % 2                        ? KVO_READ
-                                                                             : KVO_WRITE,
+                submit(pool, job_id++,
+                       store.kind == KVO_CALLS && drawn < 40 ? KVO_QUERY
+                       : chance() % 2                        ? KVO_READ
+                                                             : KVO_WRITE,
                        timeout_ns);
             else if (store.kind != KVO_MEMORY && drawn < 10)
                 CHECK(!kvo_submit_chore(pool, 0, 4096 * (int64_t)(chance() % 4 + 2), (uint8_t *)"x",
