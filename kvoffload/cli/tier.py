@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,8 +38,11 @@ def info(path: str, *, as_json: bool) -> None:
     """List the slabs in PATH and their contents.
 
     PATH is the folder that a tier was opened with, or the folder of one slab in it. A slab may be
-    in use.
+    in use. dir:PATH lists the blocks of a shared directory, by model and generation.
     """
+    if path.startswith("dir:"):
+        _show_directory(path, as_json=as_json)
+        return
     with _slabs() as slab:
         found = slab.find_slabs(path)
     if as_json:
@@ -53,6 +56,27 @@ def info(path: str, *, as_json: bool) -> None:
         if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
     print_tables([path], [_names(found)], [[column] for column in columns])
+
+
+def _show_directory(url: str, *, as_json: bool) -> None:
+    """Print what a shared directory has."""
+    with _slabs():
+        from kvoffload.tiers.remote.directory import find_blocks
+
+        found = list(find_blocks(url.removeprefix("dir:")))
+        if not found:
+            raise OSError(f"{url}: no blocks are here")
+    if as_json:
+        print_json({"path": url, "generations": [kept._asdict() for kept in found]})
+        return
+    columns = [
+        Column("model", [_model_of(kept.namespace) for kept in found], numeric=False),
+        Column("generation", [_name_of(kept.generation) for kept in found], numeric=False),
+        Column("blocks", [f"{kept.blocks:,}" for kept in found]),
+        Column("on disk", [bytes_text(kept.nbytes) for kept in found]),
+    ]
+    first = Column("namespace", [kept.fingerprint for kept in found], numeric=False)
+    print_tables([url], [first], [[column] for column in columns])
 
 
 @tier.command(epilog=examples("kvoffload tier verify /nvme/kv"))
@@ -165,11 +189,20 @@ def _names(slabs: list[SlabFolder]) -> Column:
     return Column("slab", [slab.folder.name for slab in slabs], numeric=False)
 
 
-def _as_row(slab: SlabFolder) -> tuple[str, ...]:
-    model = slab.namespace.get("model", "?")
+def _name_of(generation: str) -> str:
+    """Return the number of a generation, or that it has no name."""
+    return generation if int(generation, 16) else "-"
+
+
+def _model_of(namespace: dict[str, Any]) -> str:
+    """Return the name of the model of a namespace, which is not trusted."""
+    model = namespace.get("model", "?")
     model = model if isinstance(model, str) else describe(model)
-    if len(model) > LONGEST_MODEL:
-        model = f"{model[: LONGEST_MODEL - 3]}..."
+    return f"{model[: LONGEST_MODEL - 3]}..." if len(model) > LONGEST_MODEL else model
+
+
+def _as_row(slab: SlabFolder) -> tuple[str, ...]:
+    model = _model_of(slab.namespace)
     holder = f"process {slab.pid}" if slab.pid else "a process"
     holder = "nobody" if slab.pid is None else holder
     if slab.header is None:

@@ -8,6 +8,7 @@ data.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,9 +23,18 @@ from kvoffload.errors import describe
 
 from .region import MAX_BLOCK_BYTES
 
-__all__ = ["FINGERPRINT_BYTES", "Namespace", "check_namespace", "weights_identity"]
+__all__ = [
+    "FINGERPRINT_BYTES",
+    "MAX_JSON_BYTES",
+    "Namespace",
+    "check_namespace",
+    "fields_of",
+    "weights_identity",
+]
 
 FINGERPRINT_BYTES = 16
+MAX_JSON_BYTES = 2**20
+"""Most bytes of the JSON of others that are read."""
 FORMAT = 1
 """Version of the fingerprint's inputs, and part of it."""
 _MAX_DEPTH = 8
@@ -129,6 +139,16 @@ def check_namespace(namespace: Any) -> Namespace:
     if not isinstance(namespace, Namespace):
         raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
     return namespace
+
+
+def fields_of(data: bytes | None) -> dict[str, Any]:
+    """Return the fields in the JSON of a namespace on a medium; empty if it is none."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        found = json.loads(data or b"")
+        if isinstance(found, dict):
+            _check_plain("namespace", found, -1)
+            return found
+    return {}
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:

@@ -17,7 +17,8 @@ for module in ("click", "rich", "msgspec"):
 from kvoffload.cli import main  # noqa: E402
 from kvoffload.cli.tier import _shown  # noqa: E402
 from kvoffload.testing.tiers import run as run_job  # noqa: E402
-from kvoffload.tiers import FileTier, Namespace, Region  # noqa: E402
+from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region  # noqa: E402
+from kvoffload.tiers.generation import Generation  # noqa: E402
 from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
 
 SMALL = Namespace("small", 4096, engine="test")
@@ -86,6 +87,38 @@ def test_info_as_json(slabs: Path, command) -> None:
     assert small["disk_bytes"] >= 48 * 4096
     code, out, _ = command("info", small["folder"], "--json")
     assert [slab["folder"] for slab in json.loads(out)["slabs"]] == [small["folder"]]
+
+
+def test_info_of_a_directory(tmp_path: Path, command) -> None:
+    """By model and generation, whose names only their engines know."""
+    with DirectoryTier(tmp_path, 2**24, namespace=SMALL) as tier:
+        region = Region.allocate(8, 4096)
+        tier.attach(region)
+        for generation, count in (("", 8), ("step 5", 3)):
+            tier.forget(generation)
+            run_job(tier, tier.put([b"%d" % number for number in range(count)], range(count)))
+    (tmp_path / ("f" * 32)).symlink_to(tmp_path)  # not followed
+    number = Generation.of("step 5").text
+    code, out, err = command("info", f"dir:{tmp_path}")
+    assert (code, err) == (0, "")
+    fingerprint = SMALL.fingerprint.hex()
+    assert [line.split() for line in out.splitlines()[4:]] == [
+        [fingerprint, "small", "-", "8", "64", "KiB"],
+        [fingerprint, "small", number, "3", "24", "KiB"],
+    ]
+    rows = json.loads(command("info", f"dir:{tmp_path}", "--json")[1])["generations"]
+    assert [(row["generation"], row["blocks"], row["nbytes"]) for row in rows] == [
+        ("0" * 16, 8, 65_536),
+        (number, 3, 24_576),
+    ]
+    assert rows[0]["namespace"]["engine"] == "test"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert command("info", f"dir:{empty}") == (
+        1,
+        "",
+        f"kvoffload: dir:{empty}: no blocks are here\n",
+    )
 
 
 def test_verify(slabs: Path, command) -> None:

@@ -148,8 +148,9 @@ class TestHangs:
         tier, _ = faulty
         store(tier, KEYS[:16])
         tier.hang()
-        for first in range(4):  # one thread each; the breaker would open after five
-            run(tier, tier.get(KEYS[first : first + 1], [0], LONG_S))
+        # one thread each; the breaker would open after five
+        jobs = [tier.get([key], [place], LONG_S) for place, key in enumerate(KEYS[:4])]
+        assert tier.wait(jobs, PATIENCE_S)
         assert tier.health().late_jobs == 4
         done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
         assert done.status.tolist() == [Status.UNAVAILABLE]

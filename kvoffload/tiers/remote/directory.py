@@ -35,9 +35,9 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
@@ -46,7 +46,7 @@ from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespace, fields_of
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
@@ -65,9 +65,10 @@ from .tier import RemoteTier
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DirectoryTier", "delete_blocks"]
+__all__ = ["DirectoryTier", "delete_blocks", "find_blocks"]
 
 PAGE_BYTES = 4096
+NAMESPACE = "namespace.json"
 RENEW_S = 3600.0
 """Minimum seconds between renewals of a used block's time of change."""
 SWEEP_S = 60.0
@@ -141,10 +142,10 @@ class DirectoryStore(RemoteStore):
             self.say("is refused: a link or a file is in the place of its folder", logging.ERROR)
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
         self._check_owner(directory, folder)
-        if not self.is_ours(folder.read("namespace.json", self.json_bytes - 1)):
+        if not self.is_ours(folder.read(NAMESPACE, self.json_bytes - 1)):
             if not make:
                 return None
-            folder.write("namespace.json", self.namespace.json.encode("ascii"))
+            folder.write(NAMESPACE, self.namespace.json.encode("ascii"))
         return folder
 
     def _open_directory(self, *, make: bool) -> Folder:
@@ -401,40 +402,78 @@ def open_directory(place: str, namespace: Namespace, **options: str) -> Director
     return DirectoryTier(place, namespace=namespace, **read_options(options, _READERS))
 
 
+class Kept(NamedTuple):
+    """The blocks of one generation of a namespace, in a directory."""
+
+    fingerprint: str  # of the namespace, the name of its folder
+    namespace: dict[str, Any]  # from its JSON; empty if that cannot be read
+    generation: str  # the number in 16 hex digits; zeros for the one without a name
+    blocks: int
+    nbytes: int
+
+
+def find_blocks(path: str | Path) -> Iterator[Kept]:
+    """Yield what a directory has, by namespace and generation; links are not followed.
+
+    Raises
+    ------
+    OSError
+        If a folder cannot be read.
+    """
+    for fingerprint, namespace, generation in _generations(path):
+        kept = Kept(fingerprint, _fields_in(namespace), generation, *_count(namespace, generation))
+        yield kept
+
+
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
     """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
 
-    Links are not followed, and nothing but the folders of generations is removed.
+    Nothing but the folders of generations is removed.
     """
     del options
-    directory = Folder.at(url.removeprefix("dir:"))
     deleted = Deleted(0, 0)
+    for _, namespace, generation in _generations(url.removeprefix("dir:")):
+        if number in (None, int(generation, 16)):
+            with contextlib.suppress(NotADirectoryError):
+                count = Deleted(*_count(namespace, generation))
+                error = namespace.remove_tree(generation)
+                if error is not None:
+                    raise error
+                deleted += count
+    return deleted
+
+
+def _generations(path: str | Path) -> Iterator[tuple[str, Folder, str]]:
+    """Yield the fingerprint and the folder of each namespace, and the name of a generation's."""
+    directory = Folder.at(path)
     for name in sorted(os.listdir(directory.fd)):
         if len(name) != 2 * FINGERPRINT_BYTES or set(name) - set("0123456789abcdef"):
             continue
         with contextlib.suppress(NotADirectoryError):
             namespace = directory.below(name)
-            for folder in sorted(os.listdir(namespace.fd)):
-                if is_generation(folder) and number in (None, int(folder, 16)):
-                    deleted += _delete_generation(namespace, folder)
-    return deleted
+            for generation in filter(is_generation, sorted(os.listdir(namespace.fd))):
+                yield name, namespace, generation
 
 
-def _delete_generation(namespace: Folder, name: str) -> Deleted:
+def _fields_in(namespace: Folder) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        return fields_of(namespace.read(NAMESPACE, MAX_JSON_BYTES))
+    return {}
+
+
+def _count(namespace: Folder, generation: str) -> tuple[int, int]:
+    """Return the number of blocks in the folder of a generation, and the bytes of their files."""
     blocks = nbytes = 0
     with contextlib.suppress(NotADirectoryError):
-        generation = namespace.below(name)
-        for hh in os.listdir(generation.fd):
+        folder = namespace.below(generation)
+        for hh in os.listdir(folder.fd):
             with contextlib.suppress(NotADirectoryError):
-                folder = generation.below(hh)
-                with os.scandir(folder.fd) as entries:
+                below = folder.below(hh)
+                with os.scandir(below.fd) as entries:
                     sizes = [
                         entry.stat(follow_symlinks=False).st_size
                         for entry in entries
                         if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False)
                     ]
                 blocks, nbytes = blocks + len(sizes), nbytes + sum(sizes)
-        error = namespace.remove_tree(name)
-        if error is not None:
-            raise error
-    return Deleted(blocks, nbytes)
+    return blocks, nbytes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.metrics import write_line
-from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -31,8 +31,6 @@ LEAST_S = 0.005
 """Minimum seconds for a call."""
 LOG_S = 60.0
 """Minimum seconds between equal log lines."""
-MAX_NAMESPACE_BYTES = 2**20
-"""Most bytes of the namespace's JSON that are read."""
 
 
 class ForeignNamespaceError(Exception):
@@ -189,7 +187,7 @@ class RemoteStore(ABC):
     @property
     def json_bytes(self) -> int:
         """Most bytes of a namespace's JSON to read."""
-        return max(MAX_NAMESPACE_BYTES, len(self.namespace.json) + 1)
+        return max(MAX_JSON_BYTES, len(self.namespace.json) + 1)
 
     def is_ours(self, found: bytes | None) -> bool:
         """Return whether bytes are this namespace's JSON; False if they are missing or incomplete.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import mmap
 import os
 import stat
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvoffload.tiers.base import TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.transfer import transfer
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SlabFolder", "Verdict", "delete_blocks", "find_slabs", "remove_slab", "verify_slab"]
 
-_LARGEST_JSON = 2**20
-_DEEPEST_JSON = 16
 _NAME_LENGTH = 2 * FINGERPRINT_BYTES
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -139,19 +136,9 @@ def _header_of(folder: OpenFolder) -> Header | None:
 
 def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
     """Return the namespace beside the data; empty if it is invalid."""
-    with contextlib.suppress(TierError, OSError, ValueError, RecursionError):
-        read = json.loads(folder.read(NAMESPACE, _LARGEST_JSON) or b"")
-        if isinstance(read, dict) and not _is_deep(read, _DEEPEST_JSON):
-            return read
+    with contextlib.suppress(TierError, OSError):
+        return fields_of(folder.read(NAMESPACE, MAX_JSON_BYTES))
     return {}
-
-
-def _is_deep(value: Any, most: int) -> bool:
-    """Return whether lists and dicts are nested deeper than `most`."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return most == 0 or any(_is_deep(each, most - 1) for each in inner)
 
 
 def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
