@@ -342,6 +342,8 @@ cdef class Pool:
         cdef kvo_job* made
         if size < 1 or store_slots.shape[0] != size or region_ids.shape[0] != size:
             raise ValueError("a job must have as many slots and ids as keys, and at least one")
+        if op == KVO_QUERY and self.store.kind != KVO_CALLS:
+            raise ValueError("op must be a read or a write of files and memory, got a query")
         made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), generation)
         if made == NULL:
             raise MemoryError

@@ -135,6 +135,17 @@ def test_the_trace_has_what_a_prediction_could_get_wrong(measured):
     assert result["hits"] > 5 * CAPACITY
 
 
+def test_the_metrics_of_time_that_the_page_names_are_counted(measured):
+    """In docs/how-to/vllm.md, "See whether it pays"."""
+    metrics = measured.metrics
+    loaded = metrics.value("vllm:prompt_tokens_cached_by_source_total", source="host")
+    assert loaded == metrics.loaded_tokens > 0
+    computed = metrics.value("vllm:request_prefill_kv_computed_tokens_sum")
+    assert computed == metrics.computed_tokens > 0
+    assert metrics.value("vllm:request_prefill_time_seconds_sum") > 0
+    assert metrics.value("vllm:kv_offload_load_time_total") > 0
+
+
 def test_the_engine_hits_and_stores_what_the_replay_foretold_to_the_block(measured):
     (result,) = measured.replayed["results"]
     assert measured.metrics.loaded_tokens == result["hits"] * BLOCK_TOKENS
