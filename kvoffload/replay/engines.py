@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -55,6 +56,25 @@ _COLUMN = {name: index for index, name in enumerate(COUNTS)}
 _NUM_SERVED = _COLUMN["not_admitted"] + 1  # the columns of an engine without a tier
 
 
+_VALUES = attrgetter(*COUNTS)
+
+
+@dataclass(slots=True)
+class _Noted:
+    """The counts of the row that is served, the columns `COUNTS`."""
+
+    device: int = 0
+    host: int = 0
+    tier: int = 0
+    loaded: int = 0
+    stored: int = 0
+    evicted: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+    tier_stored: int = 0
+    junction: int = 0
+
+
 class Hits(NamedTuple):
     """The leading blocks of a request found in each place."""
 
@@ -85,7 +105,7 @@ class Engine(ABC):
         self.times = DurationHistogram()
         self._rows = rows
         self._counts = counts
-        self._noted = [0] * len(COUNTS)  # of the row that is served
+        self._noted = _Noted()
         self._device = new_device(configuration.device, configuration.groups)
         self._sees = configuration.spec.sees or DEVICE
         self._size = configuration.groups.block_tokens
@@ -107,15 +127,10 @@ class Engine(ABC):
             self.begin(row, next(told))
             self.end()
 
-    def _note(self, **counts: int) -> None:
-        """Add to the counts of the row that is served."""
-        for name, count in counts.items():
-            self._noted[_COLUMN[name]] += count
-
     def _write(self, row: int) -> None:
         """Write the counts of the row that was served."""
-        self._counts[row] = self._noted
-        self._noted = [0] * len(COUNTS)
+        self._counts[row] = _VALUES(self._noted)
+        self._noted = _Noted()
 
 
 class RowEngine(Engine):
@@ -242,8 +257,9 @@ class ManagerEngine(Engine):
         if behind is not None:
             in_host, from_tier = self._read(prefill, on_device, in_host)
         self._spent = perf_counter_ns() - start
-        device, host, tier = (count * self._size for count in (on_device, in_host, from_tier))
-        self._note(device=device, host=host, tier=tier, loaded=in_host + from_tier)
+        noted, size = self._noted, self._size
+        noted.device, noted.host = on_device * size, in_host * size
+        noted.tier, noted.loaded = from_tier * size, in_host + from_tier
         return Hits(on_device, in_host, from_tier)
 
     def _load(self, prefill: _Prefill, start: int, stop: int) -> None:
@@ -298,7 +314,8 @@ class ManagerEngine(Engine):
         return output.block_hashes_to_store
 
     def _count_stored(self, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
-        self._note(stored=len(stored), evicted=len(evicted))
+        self._noted.stored += len(stored)
+        self._noted.evicted += len(evicted)
         self._changed(HOST, stored, evicted)
 
     def end(self) -> Sequence[Change]:
@@ -328,13 +345,14 @@ class ManagerEngine(Engine):
                 tier.complete_store(offered.block_hashes_to_store)
         self.times.add(self._spent + perf_counter_ns() - start)
         not_admitted = _not_admitted(host)
-        self._note(not_admitted=not_admitted - self._not_admitted, refused=output is None)
+        self._noted.not_admitted = not_admitted - self._not_admitted
+        self._noted.refused = int(output is None)
         self._not_admitted = not_admitted
         if output is not None:
             self._count_stored(prefill.stored, output.block_hashes_evicted)
         for offered in behind:
             stored = offered.block_hashes_to_store
-            self._note(tier_stored=len(stored))
+            self._noted.tier_stored += len(stored)
             self._changed(TIER, stored, offered.block_hashes_evicted)
         self._write(prefill.row)
         return self._changes
@@ -398,7 +416,7 @@ class GroupEngine(Engine):
         self._device.leave(blocks, length, on_device, junction, served.hit_tokens)
         not_admitted = _not_admitted(self._server.manager)
         tier_stored = 0 if self._tier is None else self._tier.stats()["stored_blocks"]
-        self._note(
+        self._noted = _Noted(
             device=on_device * size,
             host=served.hit_tokens - served.disk_tokens,
             tier=served.disk_tokens,
