@@ -147,7 +147,26 @@ def test_times_in_all_their_forms(name, value):
     assert datetime.fromtimestamp(UNIX, timezone.utc).isoformat() == "2024-11-25T15:53:20+00:00"
 
 
-@pytest.mark.parametrize("value", [-1, True, [1], "soon", "2024-13-01T00:00:00", 10**30, {}])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "25/Nov/2024:15:53:20 +0000",
+        "25/nov/2024:17:53:20 +0200",
+        "Mon, 25 Nov 2024 15:53:20 GMT",
+        "25 Nov 2024 15:53:20 UTC",
+    ],
+)
+def test_dates_of_web_servers_and_mails(text):
+    assert parsed({"time": text, "prompt": "x"}).timestamp == 1000 * UNIX
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(-1, True, [1], "soon", "2024-13-01T00:00:00", 10**30, {}),
+        *("31/Feb/2024:00:00:00 +0000", "25/Foo/2024:15:53:20 +0000", "25/Nov/2024:15:53:20"),
+    ],
+)
 def test_what_is_no_time_is_named_without_its_value(tmp_path, value):
     text = rule(tmp_path, chat("x", timestamp=value))
     assert text.startswith("timestamp must be Unix time or a time as in ISO 8601, got ")

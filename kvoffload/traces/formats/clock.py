@@ -1,9 +1,10 @@
-"""Times of logs: Unix time in any unit, or ISO 8601."""
+"""Times of logs: Unix time in any unit, ISO 8601, and the dates of e-mails and of web servers."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 
 from kvoffload.traces.errors import BadLineError
 
@@ -18,6 +19,11 @@ _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?", re.ASCII)
 _ISO = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?"
     r" ?(?:Z|UTC|([+-])(\d\d):?(\d\d)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+# Sun, 06 Nov 1994 08:49:37 GMT; 06/Nov/1994:08:49:37 +0000
+_DATE = re.compile(
+    r"(?:[a-z]{3}, )?(\d\d?)[ /]([a-z]{3})[ /](\d{4})[ :](\d\d:\d\d:\d\d) (GMT|UTC|[+-]\d{4})",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -43,10 +49,13 @@ def unix_seconds(value: object, name: str) -> float:
 
 
 def _iso(text: str) -> datetime | str:
-    """Return the time of a text as in ISO 8601, UTC if it names no zone, else the text."""
+    """Return the time of a text as in ISO 8601, UTC if it names no zone, or with a month's name.
+
+    Otherwise return the text.
+    """
     match = _ISO.fullmatch(text)
     if match is None:
-        return text
+        return _date(text)
     year, month, day, hour, minute = map(int, match.groups()[:5])
     second, fraction = int(match[6] or 0), int((match[7] or "0").ljust(6, "0")[:6])
     away = timedelta(hours=int(match[9] or 0), minutes=int(match[10] or 0))
@@ -55,5 +64,14 @@ def _iso(text: str) -> datetime | str:
         if match[8]:
             zone = timezone(-away if match[8] == "-" else away)
         return datetime(year, month, day, hour, minute, second, fraction, zone)
+    except ValueError:
+        return text
+
+
+def _date(text: str) -> datetime | str:
+    """Return the time of a text with a month's name in English and a zone, else the text."""
+    match = _DATE.fullmatch(text)
+    try:
+        return text if match is None else parsedate_to_datetime(" ".join(match.groups()))
     except ValueError:
         return text
