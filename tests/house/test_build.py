@@ -51,8 +51,9 @@ def tree(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, tmp_path)
     package = tmp_path / "kvoffload"
-    package.mkdir()
-    (package / "__init__.py").touch()
+    (package / "_core").mkdir(parents=True)
+    for folder in (package, package / "_core"):
+        (folder / "__init__.py").touch()
     (package / "answer.pyx").write_text("def answer():\n    return 42\n")
     return tmp_path
 
