@@ -99,11 +99,11 @@ class Swept(View):
             "ttft_mean": ["first token, mean, s"],
             "ttft_p95": ["first token, 95th percentile, s"],
         }
+        if not groups.is_plain and not self.first.device:  # all tokens are asked for
+            del titles["token_hit_ratio"]
         names = [
             name for name in titles if any(FIELDS[name].value(row) is not None for row in self.rows)
         ]
-        if not groups.is_plain and not self.first.device:  # all tokens are asked for
-            names.remove("token_hit_ratio")
         for name in names:
             if name != names[0]:
                 click.echo()
