@@ -93,7 +93,7 @@ class Fleets(View):
         totals = self._totals()
         every = [hits | ceilings for _, hits, ceilings in totals]
         policies = dict.fromkeys(policy for hits in every for policy in hits)
-        whole = self.trace.num_blocks or 1
+        whole = self.read.trace.num_blocks or 1
         print_tables(
             ["blocks hit if all engines shared one host memory, without tiers"],
             [
