@@ -10,7 +10,6 @@ from kvoffload.replay.results import ERROR_PARTS
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import LEAST_SECONDS, Advice, Cell, Facts
 from .choice import LEAST_NOISE, POLICIES, Choice
-from .comparison import Comparison
 from .details import LITTLE, SECONDS_PER_DAY, Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
 from .knee import Knee
@@ -23,7 +22,6 @@ __all__ = [
     "Finding",
     "assumed_workers_text",
     "capacity_text",
-    "context",
     "detail_findings",
     "findings",
     "fits_text",
@@ -261,13 +259,16 @@ def _difference(advice: Advice, cell: Cell) -> str:
     return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
 
 
-def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
+def capacity_text(knee: Knee, setup: Setup) -> str:
     """Return where the knee of the hits over memory lies, and how certain that is.
 
-    With several engines the curve is of one cache of all of them. `behind` says in words what is
-    assumed of the accelerator's own cache.
+    With several engines the curve is of one cache of all of them.
     """
-    rung, memory = knee.rung, bytes_text(knee.memory)
+    rung, memory, behind = knee.rung, bytes_text(knee.memory), ""
+    if setup.device_is_assumed:
+        behind = " without the accelerator's own cache, which was only assumed"
+    elif setup.engines > 1 and setup.device_memory:
+        behind = " behind one accelerator's own cache"
     if knee.is_shown:
         text = (
             f"{memory} is the knee of the hits over memory: from there on twice the memory gains "
@@ -286,34 +287,10 @@ def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
     if knee.least < knee.most:
         low, high = bytes_text(knee.least), bytes_text(knee.most)
         text += f"; within the curve's error the knee lies between {low} and {high}"
-    if engines > 1:
-        text += f". That is of one cache of all engines: {bytes_text(knee.memory / engines)} each"
+    if setup.engines > 1:
+        each = bytes_text(knee.memory / setup.engines)
+        text += f". That is of one cache of all engines: {each} each"
     return f"{text}."
-
-
-def context(
-    since: Comparison | None,
-    knee: Knee | None,
-    setup: Setup,
-    engines: int = 1,
-    *,
-    breaks_text: str | None = None,
-) -> list[Finding]:
-    """Return what changed since an earlier advice, where the knee is, and what breaks prefixes."""
-    behind = ""
-    if engines > 1 and setup.device_memory:
-        behind = " behind one accelerator's own cache"
-    if setup.device_is_assumed:
-        behind = " without the accelerator's own cache, which was only assumed"
-    return [
-        *([] if since is None else [Finding("Changes", f"{since}")]),
-        *(
-            []
-            if knee is None
-            else [Finding("Capacity", capacity_text(knee, engines, behind=behind))]
-        ),
-        *([] if breaks_text is None else [Finding("Prefixes", f"Broken by {breaks_text}")]),
-    ]
 
 
 def _first_token(advice: Advice, found: Details) -> str:
