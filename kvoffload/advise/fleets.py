@@ -351,10 +351,8 @@ def advise_fleet(
     fleets = fleets_of(setup, trace.unique_blocks)
     fleets[0].check_trace(trace)
     found: dict[Configuration, Result] = {}
-    for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere):
+    for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere, progress=progress):
         found[result.configuration] = result
-        if progress is not None:
-            progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
     named = {case.fleet: results[case.fleet] for case in _candidates(cases, setup)}
     with_host = {fleet: result for fleet, result in named.items() if fleet.host}

@@ -65,13 +65,12 @@ def replay_grid(
         for capacity in capacities
     ]
     grid = Grid({}, {})
-    results = replay_all(trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
-    for done, result in enumerate(results, start=1):
+    for result in replay_all(
+        trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere, progress=progress
+    ):
         one = result.configuration
         if one.policy == BELADY:
             grid.belady[one.host] = result.host_tokens
         else:
             grid.results[one.policy, one.host] = result
-        if progress is not None:
-            progress(done)
     return grid

@@ -137,11 +137,10 @@ def find_knee(
         for slots in dict.fromkeys(capacity.values())
     ]
     found: dict[tuple[str, int], Result] = {}
-    results = replay_all(recorded.trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
-    for done, result in enumerate(results, start=1):
+    for result in replay_all(
+        recorded.trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere, progress=progress
+    ):
         found[result.configuration.policy, result.configuration.host] = result
-        if progress is not None:
-            progress(done)
     best = {
         memory: max(
             (found[policy, slots] for policy in setup.policies),

@@ -55,7 +55,7 @@ from ._options import (
 )
 from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading
-from ._terminal import note, progress_bar
+from ._terminal import note
 
 _NS_A_MS = 10**6
 
@@ -372,13 +372,8 @@ def _replayed(
     """Replay all fleets, and the same memory as one cache."""
     pooled = [one for fleet in fleets for one in pooled_of(fleet)]
     work = list(dict.fromkeys([*fleets, *pooled]))
-    results: dict[Configuration, Result] = {}
-    with progress_bar("replaying", len(work), quiet=effort.quiet, unit="fleets") as progress:
-        for result in replay_all(trace, work, jobs=effort.jobs, elsewhere=effort.elsewhere):
-            results[result.configuration] = result
-            if progress is not None:
-                progress(len(results))
-    return results
+    with effort.on("replaying", len(work), "fleets") as how:
+        return {result.configuration: result for result in replay_all(trace, work, **how)}
 
 
 def _warn_of_load(view: Fleets, *, quiet: bool) -> None:

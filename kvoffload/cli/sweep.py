@@ -41,7 +41,7 @@ from ._options import (
 )
 from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading
-from ._terminal import Column, note, print_prose, print_tables, progress_bar
+from ._terminal import Column, note, print_prose, print_tables
 from ._view import View
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
@@ -249,15 +249,12 @@ def _results(
     wanted = [one for one in every if one not in found]
     if len(wanted) < len(every) and file is not None:
         note(f"{len(every) - len(wanted):,} of {len(every):,} results were known", quiet=quiet)
-    with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        results = replay_all(trace, wanted, jobs=effort.jobs, elsewhere=effort.elsewhere)
+    with effort.on("sweeping", len(wanted), "cells") as how:
         try:
-            for done, result in enumerate(results, start=1):
+            for result in replay_all(trace, wanted, **how):
                 found[result.configuration] = result
                 if file is not None and not faults and not is_own(result.configuration.policy):
                     _add(file, result, faults)
-                if progress is not None:
-                    progress(done)
         except (KeyboardInterrupt, SystemExit):
             if file is not None:
                 kept = f"{len(file.read(every)):,} of {len(every):,} results"
