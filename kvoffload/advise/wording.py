@@ -531,48 +531,35 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
+    """Return the ceiling of all policies, and how much of it one reaches."""
     ceiling, unbounded = advice.ceilings[advice.memory_index], percent_text(advice.unbounded)
     memory, groups = bytes_text(advice.setup.memory), advice.setup.chunks
     at = " at this retention interval" if groups.layout.is_sparse else ""
+    text = f"With any memory no policy can hit more than {unbounded}{at}."
     if not advice.unbounded_is_ceiling:
-        return _ceiling_of_belady(advice, policy)
+        text = (
+            f"A cache without bounds would hit {unbounded} at this retention interval, which "
+            "limits no policy: one that hits less computes more and may store other windows and "
+            "states."
+        )
     if ceiling is None:
         return (
-            f"With any memory no policy can hit more than {unbounded}{at}. The most that one "
-            f"can hit with {memory} is unknown, because no group is full."
+            f"{text} The most that one can hit with {memory} is unknown, because no group is full."
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
-    if not groups.is_plain and ceiling == advice.unbounded:  # Belady's choice is of full groups
-        text = f"With any memory no policy can hit more than {unbounded}{at}."
-        return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
-    text = (
-        f"With {memory} no policy can hit more than {percent_text(ceiling)}{at} (Belady's choice "
-        "with bypass, which knows the future)"
-    )
-    if advice.unbounded - ceiling < LEAST_NOISE:
-        text += ", and more memory would not raise that."
-    else:
-        text += f", and with any memory none more than {unbounded}."
+    best = f"With {memory} no policy can hit more than {percent_text(ceiling)}"
+    if not advice.unbounded_is_ceiling:
+        return (
+            f"{text} {best} (Belady's choice with bypass over a full group). {policy} reaches "
+            f"{reached} of it."
+        )
+    if groups.is_plain or ceiling != advice.unbounded:  # else Belady's choice is of full groups
+        text = f"{best}{at} (Belady's choice with bypass, which knows the future)"
+        if advice.unbounded - ceiling < LEAST_NOISE:
+            text += ", and more memory would not raise that."
+        else:
+            text += f", and with any memory none more than {unbounded}."
     return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
-
-
-def _ceiling_of_belady(advice: Advice, policy: str) -> str:
-    """Return the ceiling if a cache without bounds is not one."""
-    ceiling, memory = advice.ceilings[advice.memory_index], bytes_text(advice.setup.memory)
-    text = (
-        f"A cache without bounds would hit {percent_text(advice.unbounded)} at this retention "
-        "interval, which limits no policy: one that hits less computes more and may store other "
-        "windows and states. "
-    )
-    if ceiling is None:
-        return (
-            f"{text}The most that one can hit with {memory} is unknown, because no group is full."
-        )
-    reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
-    return (
-        f"{text}With {memory} no policy can hit more than {percent_text(ceiling)} (Belady's choice "
-        f"with bypass over a full group). {policy} reaches {reached} of it."
-    )
 
 
 def detail_findings(advice: Advice, found: Details) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +75,7 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._output import check_outputs
+from ._output import check_outputs, write_files
 from ._sources import (
     BlockTokens,
     Reading,
@@ -360,15 +361,15 @@ def advise(
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
             subject = _since(subject, source, *earlier)
-        fault = None if report is None else _write(subject, report)
+        faults = write_files((report, functools.partial(write_report, subject)))
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
             said |= broken.as_object()
             print_json({**source.head(), **_object(subject), **said})
         else:
             print_answer(subject)
-        if fault is not None:
-            raise fault
+        if faults:
+            raise faults[0]
 
 
 def _check(
@@ -575,15 +576,6 @@ def _retentions(
         return ()
     with effort.on("comparing intervals", total, "intervals") as how:
         return tuple(retentions(recorded, advice, **how))
-
-
-def _write(subject: Answer, report: str) -> OSError | None:
-    """Write the page; return the error, if any, so that the advice is still printed."""
-    try:
-        write_report(subject, report)
-    except OSError as error:
-        return error
-    return None
 
 
 def _why_no_block_tokens(survey: Survey) -> str:
