@@ -58,7 +58,7 @@ def replay_all(
     for configuration in ordered:
         configuration.check_trace(trace)
     make = functools.partial(_replaying, parts=parts)
-    for done, (_, result) in enumerate(spread(trace, ordered, make, jobs, elsewhere), start=1):
+    for done, result in enumerate(spread(trace, ordered, make, jobs, elsewhere), start=1):
         yield result
         if progress is not None:
             progress(done)
