@@ -164,6 +164,7 @@ def cases_of(setup: Setup, unique_blocks: int) -> list[FleetCase]:
     no larger one is compared.
     """
     routers = dict.fromkeys((ROUND_ROBIN, *setup.routers))
+    seeing = {one for one in routers if parse_router(one).options.get("sees") == "tier"}
     none, *memories = setup.memories()
     axes = memories, setup.tiers, dict.fromkeys(setup.policies), routers
     groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
@@ -193,18 +194,13 @@ def cases_of(setup: Setup, unique_blocks: int) -> list[FleetCase]:
         for memory, tier, policy, router in itertools.chain(
             itertools.product([none], [None], [UNUSED], routers), itertools.product(*axes)
         )
-        if tier is not None or not (_sees_tier(router) and any(setup.tiers))
+        if tier is not None or router not in seeing or not any(setup.tiers)
     ]
 
 
 def fleets_of(setup: Setup, unique_blocks: int) -> list[Configuration]:
     """Return the fleets to replay: those of `cases_of`, each once."""
     return list(dict.fromkeys(case.fleet for case in cases_of(setup, unique_blocks)))
-
-
-def _sees_tier(router: str) -> bool:
-    """Return whether a router needs a tier."""
-    return parse_router(router).options.get("sees") == "tier"
 
 
 @dataclass(frozen=True, slots=True)
