@@ -25,14 +25,25 @@ OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_rati
 
 def as_object(subject: Subject) -> dict[str, object]:
     """Return the advice as ``--json`` prints it, without what it prints of every result."""
-    advice, setup, facts = subject.advice, subject.advice.setup, subject.advice.facts
-    policy = advice.policy
+    advice, setup, facts = subject.advice, subject.setup, subject.advice.facts
+    policy, is_plain = advice.policy, setup.chunks.is_plain
+    configuration = None
+    if policy is not None:
+        slots = advice.capacities[advice.memory_index]
+        configuration = {
+            "python": python_text(policy, slots, setup.block_tokens),
+            "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
+            **({} if is_plain else {"vllm_argument": subject.vllm_flag()}),
+        }
+    retentions = [
+        asdict(cell) | {"interval": or_none(cell.interval)} for cell in subject.retentions
+    ]
     return {
         **{name: count for name, count in asdict(facts).items() if name != "asked_tokens"},
         "asked": facts.asked_tokens // setup.chunks.hit_unit,
         "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
-        "token_bytes": setup.token_bytes if setup.chunks.is_plain else None,
+        "token_bytes": setup.token_bytes if is_plain else None,
         "block_tokens": setup.block_tokens,
         "block_tokens_from": subject.block_tokens_from,
         "block_bytes": setup.block_bytes,
@@ -44,28 +55,17 @@ def as_object(subject: Subject) -> dict[str, object]:
         "device_hit_ratio": advice.device_hit_ratio,
         **_recommendation(advice),
         "findings": [asdict(finding) for finding in subject.findings()],
-        "configuration": None
-        if policy is None
-        else {
-            "python": python_text(
-                policy, advice.capacities[advice.memory_index], setup.block_tokens
-            ),
-            "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
-            **_vllm_flag(subject),
-        },
+        "configuration": configuration,
         "headline": subject.headline(),
         "engine": _engine(subject),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
-        "memories": [_memory(subject, advice, index) for index in range(len(advice.memories))],
+        "memories": _memories(subject, advice),
         "without_device_memory": None
         if subject.alone is None
         else {
             **_recommendation(subject.alone),
-            "memories": [
-                _memory(subject, subject.alone, index)
-                for index in range(len(subject.alone.memories))
-            ],
+            "memories": _memories(subject, subject.alone),
         },
         "by_device_memory": [
             {
@@ -79,22 +79,8 @@ def as_object(subject: Subject) -> dict[str, object]:
         "details": None if subject.details is None else _details(subject.details),
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
-        **_retentions(subject),
+        **({} if is_plain else {"retentions": retentions}),
     }
-
-
-def _vllm_flag(subject: Subject) -> dict[str, object]:
-    """Return vLLM's extra argument, for a model with groups."""
-    is_plain = subject.advice.setup.chunks.is_plain
-    return {} if is_plain else {"vllm_argument": subject.vllm_flag()}
-
-
-def _retentions(subject: Subject) -> dict[str, object]:
-    """Return the retention intervals that were compared, for a model with groups."""
-    if subject.advice.setup.chunks.is_plain:
-        return {}
-    cells = [asdict(cell) for cell in subject.retentions]
-    return {"retentions": [cell | {"interval": or_none(cell["interval"])} for cell in cells]}
 
 
 def _recommendation(advice: Advice) -> dict[str, object]:
@@ -148,6 +134,10 @@ def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
         return dict.fromkeys(names)
     found = balance(advice, cell, subject.engine)
     return {**asdict(found), "net_seconds": found.net_seconds}
+
+
+def _memories(subject: Subject, advice: Advice) -> list[dict[str, object]]:
+    return [_memory(subject, advice, index) for index in range(len(advice.memories))]
 
 
 def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:

@@ -52,7 +52,8 @@ def read_interval(text: str) -> Interval:
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name a model and say how its cache is kept.
 
-    The command is called with `cache`, which has the ``--step-tokens`` of the command, too.
+    The command is called with `cache`, which has the ``--step-tokens`` and the
+    ``--kv-bytes-per-token`` of the command, too.
     """
 
     @functools.wraps(function)
@@ -101,6 +102,7 @@ class CacheOptions:
     tensor_parallel: int | None
     retention: Interval | None  # where windows and states can be resumed
     step_tokens: int | None = None  # no effect if all layers are one full group
+    kv_bytes_per_token: int | None = None  # of any other model
 
     @property
     def dtype(self) -> str:
@@ -109,8 +111,10 @@ class CacheOptions:
 
     def check(self, block_bytes: int | None = None) -> None:
         """Refuse options that would have no effect, or a division that the model does not allow."""
-        if self.model is not None and block_bytes is not None:
-            raise click.UsageError("at most one of --model and --block-bytes must be given")
+        others = {"--block-bytes": block_bytes, "--kv-bytes-per-token": self.kv_bytes_per_token}
+        for other, size in others.items():
+            if self.model is not None and size is not None:
+                raise click.UsageError(f"at most one of --model and {other} must be given")
         if self.model is None:
             options = {
                 "kv-cache-dtype": self.kv_cache_dtype,

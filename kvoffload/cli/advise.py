@@ -14,9 +14,8 @@ from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
-from kvoffload.advise.answer import Answer
 from kvoffload.advise.choice import POLICIES
-from kvoffload.advise.comparison import compared_advice, read_advice
+from kvoffload.advise.comparison import Comparison, compared_advice, read_advice
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import FleetAdvice, advise_fleet, cases_of, fleets_of
 from kvoffload.advise.knee import Knee, find_knee, knee_replays
@@ -232,7 +231,6 @@ def advise(
     capacities: tuple[Capacity | None, ...],
     policies: tuple[str, ...],
     cache: CacheOptions,
-    kv_bytes_per_token: int | None,
     block_tokens: int | None,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
@@ -282,14 +280,15 @@ def advise(
         prefill_rate=prefill_tokens_per_second,
         link_bandwidth=link_bandwidth,
     )
-    size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
-    size.check()
+    cache = cache.on_workers(engine.workers)
+    cache.check()
     fleet = None
     if engines is not None:
         fleet = _FleetOptions(engines, routers, shared, disk_policies, price)
-    _check(size, capacities, disk, disk_policies, fleet)
-    if fleet is None:
-        _check_none({"router": routers, "shared": shared, "price": price})
+    _check(cache, capacities, disk, disk_policies, fleet)
+    for option, given in {"router": routers, "shared": shared, "price": price}.items():
+        if given and fleet is None:
+            raise click.UsageError(f"--{option} must go with --engines, got it without")
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
     if report is not None:
@@ -321,8 +320,8 @@ def advise(
             device_memory,
             recorded.trace.unique_blocks,
             block_tokens=known.count,
-            token_bytes=size.of(source, known.count),
-            cache=size.cache,
+            token_bytes=_token_bytes(cache, source, known.count),
+            cache=cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
         )
@@ -336,7 +335,7 @@ def advise(
         context: dict[str, Any] = {
             "trace": source.name,
             "model": model,
-            "dtype": size.cache.dtype,
+            "dtype": cache.dtype,
             "command": typed_command(),
             "block_tokens_from": known.origin or "lengths",
             "assumed_text": source.assumed_text,
@@ -350,7 +349,7 @@ def advise(
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
-            subject: Answer
+            subject: Subject | FleetSubject
             if fleet is None:
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
@@ -360,7 +359,7 @@ def advise(
                 )
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
-            subject = _since(subject, source, *earlier)
+            subject = replace(subject, since=_since(subject, source, *earlier))
         faults = write_files((report, functools.partial(write_report, subject)))
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
@@ -373,7 +372,7 @@ def advise(
 
 
 def _check(
-    size: _TokenSize,
+    cache: CacheOptions,
     capacities: tuple[Capacity | None, ...],
     disk: Capacity | None,
     disk_policies: tuple[str, ...],
@@ -389,7 +388,7 @@ def _check(
             f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
             "four times it are compared"
         )
-    if fleet is not None and size.cache.layout() is not None:
+    if fleet is not None and cache.layout() is not None:
         raise click.UsageError("--model must have one group for a fleet, got several")
     if fleet is not None and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
@@ -397,28 +396,18 @@ def _check(
         raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
 
 
-def _check_none(options: dict[str, object]) -> None:
-    """Refuse options of a fleet without --engines."""
-    for option, given in options.items():
-        if given:
-            raise click.UsageError(f"--{option} must go with --engines, got it without")
-
-
-def _since(subject: Answer, source: Source, path: str, earlier: dict[str, Any]) -> Answer:
+def _since(
+    subject: Subject | FleetSubject, source: Source, path: str, earlier: dict[str, Any]
+) -> Comparison:
     """Compare the advice with an earlier one."""
     try:
-        found = compared_advice(path, earlier, {**source.head(), **_object(subject)})
+        return compared_advice(path, earlier, {**source.head(), **_object(subject)})
     except ValueError as error:
         raise click.UsageError(f"--compare {error}") from None
-    return replace(subject, since=found)
 
 
-def _object(subject: Answer) -> dict[str, object]:
-    if isinstance(subject, FleetSubject):
-        return fleet_advice_object(subject)
-    if isinstance(subject, Subject):
-        return as_object(subject)
-    raise TypeError(f"subject must be advice on one engine or on several, got {subject!r}")
+def _object(subject: Subject | FleetSubject) -> dict[str, object]:
+    return as_object(subject) if isinstance(subject, Subject) else fleet_advice_object(subject)
 
 
 def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
@@ -585,34 +574,19 @@ def _why_no_block_tokens(survey: Survey) -> str:
     return f"no block size fits all requests; they have {mean:,.0f} tokens per block on average"
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenSize:
-    """The options that give the bytes of KV cache per token, or per slot."""
-
-    cache: CacheOptions
-    given: int | None
-
-    def check(self) -> None:
-        """Refuse options that contradict each other or would have no effect."""
-        if self.cache.model is not None and self.given is not None:
-            raise click.UsageError("at most one of --model and --kv-bytes-per-token must be given")
-        self.cache.check()
-
-    def of(self, source: Source, block_tokens: int) -> int:
-        """Return the bytes per token; 0 for a model with groups, which has none."""
-        if self.cache.layout() is not None:
-            return 0
-        known = self.cache.token_bytes()
-        if known is not None:
-            return known
-        if self.given is not None:
-            return self.given
-        if source.block_bytes is None or source.block_tokens is None:
-            raise click.UsageError(
-                "one of --model and --kv-bytes-per-token must be given: the trace does not say "
-                "how many bytes its blocks have"
-            )
-        return max(1, source.block_bytes // block_tokens)
+def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
+    """Return the bytes of KV cache per token; 0 for a model with groups, which has none."""
+    if cache.layout() is not None:
+        return 0
+    known = cache.token_bytes() or cache.kv_bytes_per_token
+    if known is not None:
+        return known
+    if source.block_bytes is None or source.block_tokens is None:
+        raise click.UsageError(
+            "one of --model and --kv-bytes-per-token must be given: the trace does not say "
+            "how many bytes its blocks have"
+        )
+    return max(1, source.block_bytes // block_tokens)
 
 
 def _bytes_of(
