@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import click
 
@@ -13,18 +14,35 @@ from kvoffload.advise.answer import Answer, Table, TableCell
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import balance
+from kvoffload.advise.fleet_subject import FleetSubject
+from kvoffload.advise.fleet_wording import NOT_MODELLED, tier_text
+from kvoffload.advise.fleets import FleetCase
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.units import bytes_text
+from kvoffload.replay.groups import GroupChunks
 
+from ._fields import Row
+from ._fields import as_object as row_object
 from ._model_options import groups_object
 from ._terminal import Column, print_prose, print_tables
 
 OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_ratio")
-"""Columns with words in the table of sizes of the accelerator's cache."""
+"""The counts of a disk that JSON has."""
+
+OF_CASE = (
+    *("token_hit_ratio", "missed_p50", "missed_p95", "honest_hit_ratio", "liar_hit_ratio"),
+    *("saved", "ttft_p50", "ttft_p95", "ttft_p95_error", "ttft_mean", "imbalance"),
+)
+"""The figures of a case that JSON has."""
 
 
-def as_object(subject: Subject) -> dict[str, object]:
+def as_object(subject: Subject | FleetSubject) -> dict[str, object]:
     """Return the advice as ``--json`` prints it, without what it prints of every result."""
+    return _engine_object(subject) if isinstance(subject, Subject) else _fleet_object(subject)
+
+
+def _engine_object(subject: Subject) -> dict[str, object]:
     advice, setup, facts = subject.advice, subject.setup, subject.advice.facts
     policy, is_plain = advice.policy, setup.chunks.is_plain
     configuration = None
@@ -166,6 +184,65 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
     if advice.setup.chunks.is_plain:
         del cell["loaded"]
     return cell
+
+
+def _fleet_object(subject: FleetSubject) -> dict[str, object]:
+    advice, setup = subject.advice, subject.setup
+    groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
+    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, groups)
+    engine = setup.engine
+    return {
+        "requests": advice.facts.requests,
+        "input_tokens": advice.facts.input_tokens,
+        "blocks": advice.facts.blocks,
+        "unique_blocks": advice.facts.unique_blocks,
+        "unbounded_hit_ratio": advice.reuse,
+        "model": None if subject.model is None else subject.model.name,
+        "block_tokens": setup.block_tokens,
+        "block_tokens_from": subject.block_tokens_from,
+        "block_bytes": setup.block_bytes,
+        "engines": setup.engines,
+        "memory": setup.memory,
+        "device_memory": setup.device_memory,
+        "device_memory_assumed": setup.device_is_assumed,
+        "loop": setup.loop,
+        "prefill_tokens_per_second": setup.rate,
+        "prefill_given": None if engine is None else engine.prefill_given,
+        "link_bandwidth": setup.link,
+        "tier_bandwidth": setup.tier_bandwidth,
+        "prices": None if setup.prices is None else asdict(setup.prices),
+        "pays": "unknown" if advice.pays is None else advice.pays,
+        "recommendation": _case(subject, advice.case) if subject.is_recommended else None,
+        "best": _case(subject, advice.best),
+        "objections": list(advice.objections),
+        "headline": subject.headline(),
+        "findings": [asdict(finding) for finding in subject.findings()],
+        "configuration": {"vllm": arguments} if subject.offloads else None,
+        "knee": None if subject.knee is None else asdict(subject.knee),
+        "changes": None if subject.since is None else asdict(subject.since),
+        "not_modelled": NOT_MODELLED,
+        "results": [
+            {
+                **row_object(Row(case.fleet, advice.results[case.fleet], bytes_text(case.memory))),
+                "memory": case.memory,
+                "tier_memory": case.tier.memory if case.tier else None,
+            }
+            for case in advice.cases
+        ],
+    }
+
+
+def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
+    result = subject.advice.results[case.fleet]
+    found = row_object(Row(case.fleet, result, bytes_text(case.memory)))
+    return {
+        "router": case.fleet.router,
+        "policy": case.fleet.policy if case.offloads else None,
+        "memory": case.memory,
+        "tier": None if case.tier is None else tier_text(case.tier),
+        "tier_memory": None if case.tier is None else case.tier.memory,
+        **{name: found[name] for name in OF_CASE},
+    }
 
 
 def print_answer(answer: Answer) -> None:

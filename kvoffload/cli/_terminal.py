@@ -14,7 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import click
 from rich import box
@@ -30,6 +30,8 @@ REFRESH_SECONDS = 0.1
 LINE_SECONDS = 10.0
 WIDEST_PROSE = 100
 """Widest line of text, columns, however wide the terminal is."""
+
+Item = TypeVar("Item")
 
 
 def print_json(value: object) -> None:
@@ -224,3 +226,13 @@ def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int],
         click.echo(printable(text), err=True)
 
     return show
+
+
+def counted(
+    items: Iterable[Item], progress: Callable[[int], object] | None, every: int = 1
+) -> Iterator[Item]:
+    """Yield items, and report their number after each `every` of them."""
+    for count, item in enumerate(items, start=1):
+        yield item
+        if progress is not None and count % every == 0:
+            progress(count)

@@ -35,7 +35,6 @@ from kvoffload.traces.breaks import PrefixBreaks
 from ._advice_result import as_object, print_answer
 from ._breaks import Broken, show_text_option
 from ._decoding import Decoding
-from ._fleet_advice import fleet_advice_object
 from ._fleet_options import (
     Shared,
     note_limits,
@@ -364,7 +363,7 @@ def advise(
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
             said |= broken.as_object()
-            print_json({**source.head(), **_object(subject), **said})
+            print_json({**source.head(), **as_object(subject), **said})
         else:
             print_answer(subject)
         if faults:
@@ -401,13 +400,9 @@ def _since(
 ) -> Comparison:
     """Compare the advice with an earlier one."""
     try:
-        return compared_advice(path, earlier, {**source.head(), **_object(subject)})
+        return compared_advice(path, earlier, {**source.head(), **as_object(subject)})
     except ValueError as error:
         raise click.UsageError(f"--compare {error}") from None
-
-
-def _object(subject: Subject | FleetSubject) -> dict[str, object]:
-    return as_object(subject) if isinstance(subject, Subject) else fleet_advice_object(subject)
 
 
 def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
