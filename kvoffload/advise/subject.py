@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay.policies import is_own, summary
@@ -88,23 +88,21 @@ class Subject(Answer):
 
     def _policies(self) -> Table:
         advice, engine = self.advice, self.engine
-        ranking, asked = advice.ranking(), bytes_text(advice.setup.memory)
-        cells, blank = [advice.cell(policy) for policy in ranking], ["-", "-"]
-        ratios = [
-            _ratios(
-                advice,
-                index,
-                f"hit ratio\n{bytes_text(memory)}",
-                ranking,
-                first=index == advice.memory_index,
-            )
-            for index, memory in enumerate(advice.memories)
-        ]
+        ranking, asked = advice.ranking(), bytes_text(self.setup.memory)
+        cells = [advice.cell(policy) for policy in ranking]
+
+        def of_cells(title: str, texts: Iterable[str], marked: set[int] | None = None) -> Column:
+            return column(title, [*texts, "-", "-"], marked)  # nothing of the ceilings
+
+        ratios = []
+        for index, memory in enumerate(advice.memories):
+            is_asked, title = index == advice.memory_index, f"hit ratio\n{bytes_text(memory)}"
+            ratios.append(_ratios(advice, index, title, ranking, first=is_asked))
         if self.alone is not None:
             title = f"{asked}, no\ndevice cache"
             ratios.append(_ratios(self.alone, self.alone.memory_index, title, ranking))
         rest = [
-            column(f"hit ratio\n{who}", [*(percent_text(getattr(c, name)) for c in cells), *blank])
+            of_cells(f"hit ratio\n{who}", [percent_text(getattr(c, name)) for c in cells])
             for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
             if any(cell.liar_hit_ratio is not None for cell in cells)
         ]
@@ -114,27 +112,19 @@ class Subject(Answer):
         per_hit = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
         least = best([-(c.stored_per_hit or math.inf) for c in cells])
         to_host = [rate_text(cell.store_rate) for cell in cells]
-        from_host = [rate_text(cell.load_rate) for cell in cells]
         rest += [
             column("tokens saved", saved, best([c.saved_tokens for c in cells]), first=True),
-            column("stored\nper hit", [*per_hit, *blank], least),
-            column("to host", [*to_host, *blank], best([-c.stored for c in cells])),
-            column("from host", [*from_host, *blank]),
+            of_cells("stored\nper hit", per_hit, least),
+            of_cells("to host", to_host, best([-c.stored for c in cells])),
+            of_cells("from host", [rate_text(cell.load_rate) for cell in cells]),
         ]
         if engine is not None:
             found = [balance(advice, cell, engine) for cell in cells]
-            saves, takes = (
-                [one.prefill_seconds for one in found],
-                [one.moving_seconds for one in found],
-            )
-            rest += [
-                column("prefill\nsaved", [*map(duration_text, saves), *blank], best(saves)),
-                column(
-                    "moving\nblocks",
-                    [*map(duration_text, takes), *blank],
-                    best([-one for one in takes]),
-                ),
-            ]
+            saves = [one.prefill_seconds for one in found]
+            takes = [one.moving_seconds for one in found]
+            fastest = best([-one for one in takes])
+            rest.append(of_cells("prefill\nsaved", map(duration_text, saves), best(saves)))
+            rest.append(of_cells("moving\nblocks", map(duration_text, takes), fastest))
         return Table(
             "Policies",
             f"{apart}tokens saved, stores and rates are for {asked}",

@@ -196,7 +196,10 @@ def sweep(
     check_outputs(traces, files, append=("--results",))
     check_dask(dask, traces)
     if results is not None:
-        _check_results(results)
+        try:
+            ResultsFile.check(results)
+        except ValueError as error:
+            raise click.UsageError(f"--results {error}") from None
     check_plot(plot, quiet=quiet)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
     read = decoding.read(quiet=quiet)
@@ -223,14 +226,6 @@ def sweep(
         found = _results(read.trace, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
     show(Swept(read, rows, cache.text(groups)), plot=plot, csv=csv, as_json=as_json, faults=faults)
-
-
-def _check_results(results: str) -> None:
-    """Refuse a file that holds anything but results, because results would be appended."""
-    try:
-        ResultsFile.check(results)
-    except ValueError as error:
-        raise click.UsageError(f"--results {error}") from None
 
 
 def _results(
