@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay import Result
-from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
 from .answer import Answer, Column, Snippet, Table, TableCell, column
@@ -195,7 +194,8 @@ class FleetSubject(Answer):
 
     def snippets(self) -> list[Snippet]:
         """Return vLLM's configuration of each engine."""
-        vllm = self.vllm_text()
+        case, groups = self.advice.case, self.setup.chunks
+        vllm = vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
         if vllm is None:
             return []
         return [Snippet("vLLM, each engine, --kv-transfer-config", "vllm", vllm)]
@@ -234,12 +234,6 @@ class FleetSubject(Answer):
         if self.offloads and self.advice.case.tier is not None:
             found.append("This configuration does not include the tier; see the pages on tiers.")
         return found
-
-    def vllm_text(self) -> str | None:
-        """Return vLLM's configuration of each engine, if there is one."""
-        setup, case = self.setup, self.advice.case
-        groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
-        return vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
 
 
 def _bars(title: str, values: Sequence[float], texts: Sequence[str]) -> Column:

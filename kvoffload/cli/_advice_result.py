@@ -10,7 +10,7 @@ import click
 
 from kvoffload.advise import Advice
 from kvoffload.advise.advice import Cell
-from kvoffload.advise.answer import Answer, Table, TableCell
+from kvoffload.advise.answer import Answer, column
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import balance
@@ -20,12 +20,11 @@ from kvoffload.advise.fleets import FleetCase
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
-from kvoffload.replay.groups import GroupChunks
 
 from ._fields import Row
 from ._fields import as_object as row_object
 from ._model_options import groups_object
-from ._terminal import Column, print_prose, print_tables
+from ._terminal import print_prose, print_tables
 
 OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_ratio")
 """The counts of a disk that JSON has."""
@@ -188,8 +187,7 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
 
 def _fleet_object(subject: FleetSubject) -> dict[str, object]:
     advice, setup = subject.advice, subject.setup
-    groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
-    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, groups)
+    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, setup.chunks)
     engine = setup.engine
     return {
         "requests": advice.facts.requests,
@@ -251,12 +249,10 @@ def print_answer(answer: Answer) -> None:
     above = [answer.name, answer.trace_text(), answer.memory_text()]
     for table in answer.tables():
         click.echo()
-        rows = [f"{name} *" if _is_marked(table, name) else name for name in table.rows]
-        columns = [
-            [Column(one.title, [_marked(cell) for cell in one.cells], one.numeric) for one in group]
-            for group in table.groups
-        ]
-        print_tables([*above, table.title], [Column(table.name, rows, numeric=False)], columns)
+        chosen = None if table.kind else table.chosen  # else a cell has the mark
+        rows = [f"{name} *" if name == chosen else name for name in table.rows]
+        leading = [column(table.name, rows, numeric=False)]
+        print_tables([*above, table.title], leading, table.groups)
         above = []
     for finding in answer.findings():
         click.echo()
@@ -267,12 +263,3 @@ def print_answer(answer: Answer) -> None:
     for snippet in answer.snippets():
         click.echo(f"\n{snippet.title}:\n")
         click.echo(textwrap.indent(snippet.text, "    "))
-
-
-def _is_marked(table: Table, name: str) -> bool:
-    """Return whether a row has a mark: not where a cell has it."""
-    return not table.kind and name == table.chosen
-
-
-def _marked(cell: TableCell) -> str:
-    return f"{cell.text} *" if cell.enough else cell.text

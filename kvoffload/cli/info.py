@@ -7,6 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
+from kvoffload.advise.answer import column
 from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
 from kvoffload.traces.breaks import PrefixBreaks
@@ -24,7 +25,7 @@ from ._options import (
 )
 from ._output import check_outputs, check_plot, write_files
 from ._sources import Reading, Source, note_order, open_source, order_object
-from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
+from ._terminal import note_bad_lines, print_json, print_tables, progress_bar
 
 
 @click.command(
@@ -93,7 +94,7 @@ def _print(source: Source, survey: Survey, returns: Returns, broken: Broken) -> 
     rows = as_rows(source, survey) + broken.rows() + returns_rows(returns, survey.seconds)
     names, values = zip(*rows, strict=True)
     title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
-    print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
+    print_tables(title, [column("", [*names], numeric=False)], [[column("", [*values])]])
 
 
 def as_object(source: Source, survey: Survey) -> dict[str, object]:

@@ -62,7 +62,7 @@ class Replayed(View):
         if any(row.result.not_admitted for row in rows):
             kept.append("not_admitted")
         ran_by = columns(rows, "implementation")
-        ways = sorted({way for column in ran_by for way in column.cells} - {"-"})
+        ways = sorted({cell.text for column in ran_by for cell in column.cells} - {"-"})
         title = self.title()
         if len(ways) == 1:
             title.append(f"ms: time in the manager per request, {ways[0]} implementation")

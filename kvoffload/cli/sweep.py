@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvoffload.advise.answer import column
 from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
@@ -41,7 +42,7 @@ from ._options import (
 )
 from ._output import check_csv, check_outputs, check_plot, show
 from ._sources import Reading
-from ._terminal import Column, note, print_prose, print_tables
+from ._terminal import note, print_prose, print_tables
 from ._view import View
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
@@ -109,10 +110,10 @@ class Swept(View):
             headings["size"] = [bytes_text(slots * size) for slots in sizes.values()]
         texts = [[FIELDS[name].text_of(row) for row in self.of(policy)] for policy in self.policies]
         columns = [
-            [Column("\n".join(heading), [row[index] for row in texts])]
+            [column("\n".join(heading), [row[index] for row in texts])]
             for index, heading in enumerate(zip(*headings.values(), strict=True))
         ]
-        leading = Column("\n".join(headings), self.policies, numeric=False)
+        leading = column("\n".join(headings), self.policies, numeric=False)
         print_tables(title, [leading], columns)
 
 
