@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -25,7 +25,7 @@ from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
-from kvoffload.replay import GroupChunks, HintOptions
+from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -281,12 +281,11 @@ def advise(
     )
     cache = cache.on_workers(engine.workers)
     cache.check()
-    fleet = None
-    if engines is not None:
-        fleet = _FleetOptions(engines, routers, shared, disk_policies, price)
-    _check(cache, capacities, disk, disk_policies, fleet)
+    _check(cache, capacities, is_fleet=engines is not None)
+    if disk_policies and disk is None and not (engines and shared):
+        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
     for option, given in {"router": routers, "shared": shared, "price": price}.items():
-        if given and fleet is None:
+        if given and engines is None:
             raise click.UsageError(f"--{option} must go with --engines, got it without")
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
@@ -349,13 +348,18 @@ def advise(
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
             subject: Subject | FleetSubject
-            if fleet is None:
+            if engines is None:
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
-                grows = None in capacities
-                advice = _fleet_advice(
-                    recorded, setup, fleet, typical, effort, disk=behind, grows=grows
+                setup = replace(
+                    setup,
+                    engines=engines,
+                    routers=routers or STACK_ROUTERS,
+                    tiers=_tiers(shared, behind, disk_policies, setup, recorded.trace),
+                    prices=price,
                 )
+                grows = None in capacities
+                advice = _fleet_advice(recorded, setup, typical, effort, grows=grows)
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
             subject = replace(subject, since=_since(subject, source, *earlier))
@@ -370,29 +374,21 @@ def advise(
             raise faults[0]
 
 
-def _check(
-    cache: CacheOptions,
-    capacities: tuple[Capacity | None, ...],
-    disk: Capacity | None,
-    disk_policies: tuple[str, ...],
-    fleet: _FleetOptions | None,
-) -> None:
+def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_fleet: bool) -> None:
     """Refuse options that contradict each other."""
     if None in capacities and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity auto must be the only value, got {len(capacities)} values"
         )
-    if fleet is not None and len(capacities) > 1:
+    if is_fleet and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
             "four times it are compared"
         )
-    if fleet is not None and cache.layout() is not None:
+    if is_fleet and cache.layout() is not None:
         raise click.UsageError("--model must have one group for a fleet, got several")
-    if fleet is not None and not is_default("step_tokens"):
+    if is_fleet and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
-    if disk_policies and disk is None and not (fleet and fleet.shared):
-        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
 
 
 def _since(
@@ -420,11 +416,9 @@ def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
 def _fleet_advice(
     recorded: RecordedTrace,
     setup: Setup,
-    options: _FleetOptions,
     typical: int,
     effort: Effort,
     *,
-    disk: Disk | None,
     grows: bool,
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
@@ -444,12 +438,8 @@ def _fleet_advice(
         others=(),
         device_memory=setup.device_memory or typical,
         device_is_assumed=not setup.device_memory and typical > 0,
-        engines=options.engines,
-        routers=options.routers or STACK_ROUTERS,
-        tiers=options.tiers(disk, setup, trace.unique_blocks),
         engine=engine,
         loop=loop,
-        prices=options.price,
     )
     try:
         cases = cases_of(question, trace.unique_blocks)
@@ -472,31 +462,24 @@ def _replayed(recorded: RecordedTrace, question: Setup, effort: Effort) -> Fleet
         return advise_fleet(recorded, question, **how)
 
 
-@dataclass(frozen=True, slots=True)
-class _FleetOptions:
-    """The options of a fleet, as they were given."""
-
-    engines: int
-    routers: tuple[str, ...]
-    shared: tuple[Shared, ...]
-    tier_policies: tuple[str, ...]
-    price: Prices | None
-
-    def tiers(
-        self, disk: Disk | None, setup: Setup, unique_blocks: int
-    ) -> tuple[FleetTier | None, ...]:
-        """Return the tiers to compare, none first."""
-        policies = self.tier_policies or ("lru",)
-        found: list[FleetTier | None] = [None]
-        for one in self.shared:
-            if one.capacity is None:
-                continue
-            memory = _bytes_of(one.capacity, "--shared", setup.chunks, unique_blocks)
+def _tiers(
+    shared: Iterable[Shared],
+    disk: Disk | None,
+    tier_policies: tuple[str, ...],
+    setup: Setup,
+    trace: DecodedTrace,
+) -> tuple[FleetTier | None, ...]:
+    """Return the tiers of a fleet to compare, none first."""
+    policies = tier_policies or ("lru",)
+    found: list[FleetTier | None] = [None]
+    for one in shared:
+        if one.capacity is not None:
+            memory = _bytes_of(one.capacity, "--shared", setup.chunks, trace.unique_blocks)
             given = policies if one.policy is None else (one.policy,)
             found += [FleetTier("shared", memory, policy) for policy in given]
-        if disk is not None:
-            found += [FleetTier("private", disk.size, policy) for policy in policies]
-        return tuple(dict.fromkeys(found))
+    if disk is not None:
+        found += [FleetTier("private", disk.size, policy) for policy in policies]
+    return tuple(dict.fromkeys(found))
 
 
 def _subject(
