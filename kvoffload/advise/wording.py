@@ -247,16 +247,13 @@ def _short(advice: Advice) -> str:
         hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the {counted} asked for"
         return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
+    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
+    default = f"{points(abs(difference))} {'less' if difference >= 0 else 'more'}"
     return (
         f"{policy}, {percent_text(cell.hit_ratio)} of the {counted} asked for, "
         f"{count_text(cell.saved_tokens)} tokens saved"
-        + ("" if policy == VLLM_DEFAULT else f" ({_difference(advice, cell)})")
+        + ("" if policy == VLLM_DEFAULT else f" ({VLLM_DEFAULT} {default})")
     )
-
-
-def _difference(advice: Advice, cell: Cell) -> str:
-    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
-    return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
 
 
 def capacity_text(knee: Knee, setup: Setup) -> str:
