@@ -10,7 +10,7 @@ from kvoffload.replay import Result
 from .fleets import BUSY, ENOUGH, ROUND_ROBIN, SLOWER, FleetAdvice, FleetCase, p95_error, saving
 from .setup import FleetTier
 from .units import bytes_text, latency_text, percent_text
-from .wording import Finding, gpu_text, points
+from .wording import Finding, gpu_text, objections_text, points
 
 __all__ = [
     "NOT_MODELLED",
@@ -60,8 +60,7 @@ def case_text(case: FleetCase) -> str:
 def fleet_headline(advice: FleetAdvice) -> str:
     """Return the advice in one sentence."""
     if advice.objections:
-        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
-        return f"{verdict}: {'; '.join(advice.objections)}."
+        return objections_text(advice.objections, lacks_reuse=advice.lacks_reuse)
     case, setup = advice.case, advice.setup
     engines = f"{case.fleet.router} in front of {setup.engines:,} engines"
     saved = f"saves {percent_text(saving(advice.result))} of the {setup.saved}"

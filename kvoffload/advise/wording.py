@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay.results import ERROR_PARTS
@@ -28,6 +28,7 @@ __all__ = [
     "gpu_text",
     "headline",
     "noise_text",
+    "objections_text",
     "points",
     "rates_text",
     "side_by_side",
@@ -61,8 +62,7 @@ def headline(advice: Advice) -> str:
     if advice.pays is False:
         return _does_not_pay(advice)
     if advice.policy is None:
-        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
-        return f"{verdict}: {'; '.join(advice.objections)}."
+        return objections_text(advice.objections, lacks_reuse=advice.lacks_reuse)
     cell, engine = advice.cell(advice.policy), advice.setup.rates
     text = f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
     if engine is not None:
@@ -76,6 +76,12 @@ def headline(advice: Advice) -> str:
         f"{_against_default(advice, cell)}; "
         f"{_saved_tokens(advice, cell)} skip prefill thanks to offloading."
     )
+
+
+def objections_text(objections: Iterable[str], *, lacks_reuse: bool) -> str:
+    """Return why there is no recommendation, or, if nothing could come back, that none pays."""
+    verdict = "Offloading does not pay" if lacks_reuse else "No recommendation"
+    return f"{verdict}: {'; '.join(objections)}."
 
 
 def gpu_text(seconds: float, engine: Engine, span: float) -> str:
