@@ -84,9 +84,9 @@ MEMBERS = {
 }
 UNSHOWN = {  # members that other parts of the library use
     "kvoffload.advise.Advice": "device_hits",
-    "kvoffload.advise.Setup": "capped, replays_per_memory",
+    "kvoffload.advise.Setup": "capped, configuration, replays_per_memory",
     "kvoffload.replay.arrivals.Arrivals": "has_sessions",
-    "kvoffload.replay.Configuration": "check_trace, costs, is_in_turn, spec",
+    "kvoffload.replay.Configuration": "check_trace, is_in_turn, prefill_ns, spec",
     "kvoffload.replay.GroupChunks": "hit_name, hit_unit, is_bounded, kept_on_device, "
     "loaded_chunks, offers_by_step, retention_multiple, slot_name",
     "kvoffload.replay.Result": "of, unit",

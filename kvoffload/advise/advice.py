@@ -10,15 +10,15 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result
+from kvoffload.replay import DecodedTrace, HintOptions, Result
 from kvoffload.replay.loop import Replays
-from kvoffload.replay.offline import INFINITE
+from kvoffload.replay.offline import BELADY, INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request
 
 from .choice import Choice, choose
 from .economy import balance_of
-from .grid import Grid, evicts_early, part_seconds, replay_grid
+from .grid import evicts_early, part_seconds, replay_grid
 from .setup import VLLM_DEFAULT, Setup
 from .units import bytes_text, percent_text
 
@@ -261,35 +261,34 @@ def advise(
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
     trace = recorded.trace
     replays = Replays(trace)
-    everything = Configuration(
-        policy=INFINITE, host=1, device=setup.device_blocks, groups=setup.chunks
-    )
+    everything = setup.configuration(INFINITE, 1)
     ideal = replays.of(everything)
     used = [setup.capped(memory, trace.unique_blocks) for memory in memories]
     distinct = sorted(set(used), reverse=True)
     spared = setup.replays - setup.replays_per_memory * len(distinct)
+    has_ceilings = setup.chunks.num_full > 0
     grid = replay_grid(
         trace,
-        setup.replayed,
+        setup,
+        (*setup.replayed, BELADY) if has_ceilings else setup.replayed,
         distinct,
-        device_blocks=setup.device_blocks,
-        groups=setup.chunks,
         jobs=jobs,
         elsewhere=elsewhere,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
     seconds = part_seconds(recorded.times)
-    default = grid.results[VLLM_DEFAULT, used[memories.index(setup.memory)]]
-    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=default.asked_tokens)
+    asked_slots = used[memories.index(setup.memory)]
+    asked_tokens = grid[VLLM_DEFAULT, asked_slots].asked_tokens
+    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=asked_tokens)
     cells = {
-        (policy, index): _cell(grid.results[policy, capacity], setup, seconds)
+        (policy, index): _cell(grid[policy, capacity], setup, seconds)
         for policy in setup.replayed
         for index, capacity in enumerate(used)
     }
     paying = _paying(cells, setup, len(used))
     choices = [
         choose(
-            [grid.results[policy, capacity] for policy in setup.policies],
+            [grid[policy, capacity] for policy in setup.policies],
             among=() if paying is None else paying[index],
         )
         for index, capacity in enumerate(used)
@@ -308,8 +307,8 @@ def advise(
         choices=choices,
         paying=paying,
         ceilings=[
-            min(grid.belady[capacity] / asked, unbounded if is_bounded else 1.0)
-            if capacity in grid.belady
+            min(grid[BELADY, capacity].host_tokens / asked, unbounded if is_bounded else 1.0)
+            if has_ceilings
             else None
             for capacity in used
         ],
@@ -318,11 +317,10 @@ def advise(
         reuse=reuse,
         objections=_objections(
             facts,
-            grid,
-            used[memories.index(setup.memory)],
             setup,
             ideal=unbounded,
             on_device=1 - facts.asked_tokens / whole if whole else 0.0,
+            evicts=any(evicts_early(grid[policy, asked_slots]) for policy in setup.policies),
         ),
         all_tokens=whole,
     )
@@ -450,7 +448,7 @@ def too_few(requests: int) -> list[str]:
 
 
 def _objections(
-    facts: Facts, grid: Grid, capacity: int, setup: Setup, *, ideal: float, on_device: float
+    facts: Facts, setup: Setup, *, ideal: float, on_device: float, evicts: bool
 ) -> list[str]:
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
     if ideal < LEAST_REUSE <= on_device:
@@ -467,20 +465,15 @@ def _objections(
     if ideal < LEAST_REUSE:
         return [reuse_objection(ideal, setup)]
     found = too_few(facts.requests)
-    if not any(evicts_early(grid.results[policy, capacity]) for policy in setup.policies):
+    if not evicts:
+        change = "record for longer, or ask for less --capacity"
+        way_out = change.capitalize()
+        if setup.chunks.is_plain:  # with groups, what all blocks take is not counted
+            size = bytes_text(facts.unique_blocks * setup.block_bytes)
+            way_out = f"All of its {facts.unique_blocks:,} distinct blocks take {size}; {change}"
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "
-            f"{_way_out(facts, setup)}"
+            f"{way_out}"
         )
     return found
-
-
-def _way_out(facts: Facts, setup: Setup) -> str:
-    """Return what all blocks take, which is not counted with groups, and what to change."""
-    change = "record for longer, or ask for less --capacity"
-    if not setup.chunks.is_plain:
-        return change.capitalize()
-    unique = facts.unique_blocks
-    size = bytes_text(unique * setup.block_bytes)
-    return f"All of its {unique:,} distinct blocks take {size}; {change}"

@@ -12,7 +12,9 @@ from kvoffload._printable import printable
 from .comparison import Comparison
 from .knee import Knee
 from .model_shape import ModelShape
-from .wording import Finding
+from .setup import Setup
+from .units import duration_text
+from .wording import Finding, capacity_text
 
 __all__ = ["Answer", "Column", "Snippet", "Table", "TableCell", "best", "column"]
 
@@ -98,6 +100,12 @@ class Answer(ABC):
         return printable(self.trace)
 
     @property
+    def setup(self) -> Setup:
+        """The question."""
+        setup: Setup = self.advice.setup
+        return setup
+
+    @property
     @abstractmethod
     def heading(self) -> str:
         """The heading of a page."""
@@ -111,13 +119,39 @@ class Answer(ABC):
     def headline(self) -> str:
         """Return the verdict in a sentence or two."""
 
-    @abstractmethod
     def findings(self) -> list[Finding]:
-        """Return the findings."""
+        """Return the findings: changes, the knee and what breaks prefixes come first."""
+        found = []
+        if self.since is not None:
+            found.append(Finding("Changes", f"{self.since}"))
+        if self.knee is not None:
+            found.append(Finding("Capacity", capacity_text(self.knee, self.setup)))
+        if self.breaks_text is not None:
+            found.append(Finding("Prefixes", f"Broken by {self.breaks_text}"))
+        return [*found, *self.own_findings()]
 
     @abstractmethod
+    def own_findings(self) -> list[Finding]:
+        """Return the findings on what is recommended."""
+
     def trace_text(self) -> str:
         """Return a description of the trace."""
+        facts, setup = self.advice.facts, self.setup
+        believed = " (as given; the trace has no lengths)" * (self.block_tokens_from == "option")
+        span, full = "", ""
+        if not setup.engines:
+            span = f" in {duration_text(facts.seconds)}" if facts.seconds else ""
+            full = "full " * setup.full_blocks
+        return (
+            f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
+            f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
+            + ("" if self.assumed_text is None else f"; {self.assumed_text}")
+        )
+
+    @property
+    def model_text(self) -> str:
+        """The model and its element type before a size, if the model is known."""
+        return "" if self.model is None else f"{self.model.name}, {self.dtype}: "
 
     @abstractmethod
     def memory_text(self) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .advice import Advice
 from .axes import apart, ratio_text, ratio_ticks
@@ -95,57 +94,40 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     def x(column: int) -> float:
         return round(left + (right - left) * column / last, 1)
 
-    def points(ratios: Iterable[float], texts: Iterable[str]) -> list[Point]:
-        pairs = zip(ratios, texts, strict=True)
-        return [Point(x(column), y(r), column, text) for column, (r, text) in enumerate(pairs)]
-
     memories = [bytes_text(memory) for memory in advice.memories]
     columns = range(len(memories))
+
+    def line(name: str, kind: str, color: int, ratios: list[float], texts: list[str]) -> Line:
+        marks = zip(ratios, texts, strict=True)
+        points = [Point(x(n), y(ratio), n, text) for n, (ratio, text) in enumerate(marks)]
+        return Line(name, kind, color, points, 0.0)
+
     lines = [
-        Line(
+        line(
             policy,
             "chosen" if policy == advice.policy else "policy",
             color,
-            points(
-                [advice.cell(policy, column).hit_ratio for column in columns],
-                [_cell_text(advice, policy, column) for column in columns],
-            ),
-            0.0,
+            [advice.cell(policy, column).hit_ratio for column in columns],
+            [_cell_text(advice, policy, column) for column in columns],
         )
         for color, policy in enumerate(advice.setup.replayed)
     ]
-    best = [
-        f"{memory}: no policy can hit more than {percent_text(ratio)}"
-        for memory, ratio in zip(memories, ceilings, strict=False)
-    ]
     without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
-    lines += [
-        Line(
-            "infinite",
-            "ceiling",
-            1,
-            points([advice.unbounded] * len(memories), [without] * len(memories)),
-            0.0,
-        ),
-        *([Line("belady", "ceiling", 0, points(ceilings, best), 0.0)] if ceilings else []),
-    ]
-    return Chart(
-        width,
-        height,
-        left,
-        right,
-        top,
-        bottom,
-        [Tick(x(column), text) for column, text in enumerate(memories)],
-        [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks],
-        x(advice.memory_index),
-        # the last drawn is on top
-        sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
-    )
-
-
-def _layer(line: Line) -> int:
-    return ("ceiling", "policy", "chosen").index(line.kind)
+    everything = [advice.unbounded] * len(memories)
+    lines.append(line("infinite", "ceiling", 1, everything, [without] * len(memories)))
+    if ceilings:
+        best = [
+            f"{memory}: no policy can hit more than {percent_text(ratio)}"
+            for memory, ratio in zip(memories, ceilings, strict=True)
+        ]
+        lines.append(line("belady", "ceiling", 0, ceilings, best))
+    lines = _with_labels(lines, top, bottom, label_height)
+    # the last drawn is on top
+    lines.sort(key=lambda line: ("ceiling", "policy", "chosen").index(line.kind))
+    x_ticks = [Tick(x(column), text) for column, text in enumerate(memories)]
+    y_ticks = [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks]
+    asked = x(advice.memory_index)
+    return Chart(width, height, left, right, top, bottom, x_ticks, y_ticks, asked, lines)
 
 
 def _cell_text(advice: Advice, policy: str, index: int) -> str:
@@ -164,10 +146,7 @@ def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[
     order = sorted(range(len(lines)), key=lambda n: (lines[n].points[-1].y, lines[n].kind))
     positions = apart([lines[index].points[-1].y for index in order], height, top, bottom)
     at = dict(zip(order, positions, strict=True))
-    return [
-        Line(line.name, line.kind, line.color, line.points, round(at[index], 1))
-        for index, line in enumerate(lines)
-    ]
+    return [replace(line, label_y=round(at[index], 1)) for index, line in enumerate(lines)]
 
 
 @dataclass(frozen=True, slots=True)

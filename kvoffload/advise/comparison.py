@@ -133,13 +133,9 @@ def read_advice(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(
-            "file must be the output of kvoffload advise --json, got no JSON"
-        ) from None
+        raise ValueError(f"{_RULE}, got no JSON") from None
     if not isinstance(value, dict):
-        raise ValueError(
-            f"file must be the output of kvoffload advise --json, got {describe(value)}"
-        )
+        raise ValueError(f"{_RULE}, got {describe(value)}")
     _values_of(value)
     return value
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import Configuration, Result, Tier
+from kvoffload.replay import Result, Tier
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import stack_distances
 from kvoffload.replay.results import Log, percentiles
@@ -203,10 +203,7 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
 
 def _log(replays: Replays, advice: Advice, policy: str, capacity: int) -> Log:
     """Return what becomes of each request; with a capacity of 0 without offloading."""
-    setup = advice.setup
-    return replays.of(
-        Configuration(policy=policy, host=capacity, device=setup.device_blocks, groups=setup.chunks)
-    ).log
+    return replays.of(advice.setup.configuration(policy, capacity)).log
 
 
 def _capacity(advice: Advice, index: int) -> int:
@@ -272,14 +269,9 @@ def _disk_cells(replays: Replays, advice: Advice, *, policy: str, disk: Disk) ->
     for disk_policy in disk.policies:
         for host_policy, index in fronts:
             memory = advice.memories[index]
+            tier = Tier("private", disk_capacity, disk_policy)
             counts = replays.of(
-                Configuration(
-                    policy=host_policy,
-                    host=_capacity(advice, index),
-                    device=setup.device_blocks,
-                    tier=Tier("private", disk_capacity, disk_policy),
-                    groups=setup.chunks,
-                )
+                setup.configuration(host_policy, _capacity(advice, index), tier=tier)
             )
             per_day = None
             if seconds >= LEAST_SECONDS:

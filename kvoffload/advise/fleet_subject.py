@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay import Result
-from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
 from .answer import Answer, Column, Snippet, Table, TableCell, column
@@ -25,7 +24,6 @@ from .units import bytes_text, count_text, latency_text, percent_text
 from .wording import (
     Finding,
     assumed_workers_text,
-    context,
     fits_text,
     rates_text,
     workers_text,
@@ -60,7 +58,7 @@ class FleetSubject(Answer):
     @property
     def heading(self) -> str:
         """The heading of a page."""
-        return f"Advice for {self.advice.setup.engines} engines behind a router"
+        return f"Advice for {self.setup.engines} engines behind a router"
 
     @property
     def is_recommended(self) -> bool:
@@ -81,20 +79,18 @@ class FleetSubject(Answer):
     def headline(self) -> str:
         """Return the advice in one sentence."""
         text = fleet_headline(self.advice)
-        return text if self.offloads else text + fits_text(self.advice.setup, self.advice.facts)
+        return text if self.offloads else text + fits_text(self.setup, self.advice.facts)
 
-    def findings(self) -> list[Finding]:
-        """Return the findings."""
-        setup = self.advice.setup
-        found = context(self.since, self.knee, setup, setup.engines, breaks_text=self.breaks_text)
-        return [*found, *fleet_findings(self.advice)]
+    def own_findings(self) -> list[Finding]:
+        """Return the findings on what is recommended."""
+        return fleet_findings(self.advice)
 
     def heats(self) -> Iterator[Heat]:
         """Yield the savings by router and memory, first with the policy and tier of `offloading`.
 
         The others follow, by tier, then policy.
         """
-        advice, setup = self.advice, self.advice.setup
+        advice, setup = self.advice, self.setup
         chosen = advice.offloading.tier, advice.offloading.fleet.policy
         pairs = [(tier, policy) for tier in setup.tiers for policy in setup.policies]
         for tier, policy in dict.fromkeys((chosen, *pairs)):
@@ -111,20 +107,9 @@ class FleetSubject(Answer):
         """Return the routers that were compared, in order."""
         return list(dict.fromkeys(case.fleet.router for case in self.advice.cases))
 
-    def trace_text(self) -> str:
-        """Return a description of the trace."""
-        facts = self.advice.facts
-        believed = " (as given; the trace has no lengths)" * (self.block_tokens_from == "option")
-        return (
-            f"{facts.requests:,} requests, {facts.blocks:,} blocks of "
-            f"{self.advice.setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them "
-            "distinct" + ("" if self.assumed_text is None else f"; {self.assumed_text}")
-        )
-
     def memory_text(self) -> str:
         """Return the bytes per block, and how much of the trace the memory holds."""
-        setup = self.advice.setup
-        model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
+        setup, model = self.setup, self.model_text
         blocks = setup.memory // setup.block_bytes
         share = blocks * setup.engines / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} % of the distinct blocks" if share < 1 else "more than all"
@@ -144,7 +129,7 @@ class FleetSubject(Answer):
         ]
 
     def _heat(self, heat: Heat, heading: str, *, is_detail: bool = False) -> Table:
-        setup = self.advice.setup
+        setup = self.setup
         tiers = f", {tier_text(heat.tier)}" if len(setup.tiers) > 1 else ""
         title = f"{setup.saved} saved with {heat.policy}{tiers}, by memory of each engine"
 
@@ -209,14 +194,15 @@ class FleetSubject(Answer):
 
     def snippets(self) -> list[Snippet]:
         """Return vLLM's configuration of each engine."""
-        vllm = self.vllm_text()
+        case, groups = self.advice.case, self.setup.chunks
+        vllm = vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
         if vllm is None:
             return []
         return [Snippet("vLLM, each engine, --kv-transfer-config", "vllm", vllm)]
 
     def remarks(self) -> list[str]:
         """Return the assumptions behind the figures."""
-        setup = self.advice.setup
+        setup = self.setup
         if setup.device_memory:
             on_device = self.advice.result.device_hits / (self.advice.facts.blocks or 1)
             device = (
@@ -248,12 +234,6 @@ class FleetSubject(Answer):
         if self.offloads and self.advice.case.tier is not None:
             found.append("This configuration does not include the tier; see the pages on tiers.")
         return found
-
-    def vllm_text(self) -> str | None:
-        """Return vLLM's configuration of each engine, if there is one."""
-        setup, case = self.advice.setup, self.advice.case
-        groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
-        return vllm_text(case.fleet.policy, case.memory, groups) if self.offloads else None
 
 
 def _bars(title: str, values: Sequence[float], texts: Sequence[str]) -> Column:

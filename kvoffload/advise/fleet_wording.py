@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kvoffload.replay import Result
 
 from .fleets import BUSY, ENOUGH, ROUND_ROBIN, SLOWER, FleetAdvice, FleetCase, p95_error, saving
 from .setup import FleetTier
 from .units import bytes_text, latency_text, percent_text
-from .wording import Finding, gpu_text, points
+from .wording import Finding, gpu_text, objections_text, points
 
 __all__ = [
     "NOT_MODELLED",
@@ -57,8 +60,7 @@ def case_text(case: FleetCase) -> str:
 def fleet_headline(advice: FleetAdvice) -> str:
     """Return the advice in one sentence."""
     if advice.objections:
-        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
-        return f"{verdict}: {'; '.join(advice.objections)}."
+        return objections_text(advice.objections, lacks_reuse=advice.lacks_reuse)
     case, setup = advice.case, advice.setup
     engines = f"{case.fleet.router} in front of {setup.engines:,} engines"
     saved = f"saves {percent_text(saving(advice.result))} of the {setup.saved}"
@@ -83,10 +85,12 @@ def fleet_headline(advice: FleetAdvice) -> str:
             f"{_more(saving(most) - saving(advice.result))}"
         )
         return f"{text}."
-    twice = advice.like(memory=_next_memory(advice))
     if none is not None:
         text += f", {_more(saving(advice.result) - saving(none))} than without offloading"
-    if twice is not None and case.memory != advice.setup.memories()[-1]:
+    memories = setup.memories()
+    more = memories[memories.index(case.memory) + 1 :]
+    twice = advice.like(memory=more[0]) if more else None
+    if twice is not None:
         text += f"; twice the memory would save {_more(saving(twice) - saving(advice.result))}"
     return f"{text}."
 
@@ -95,25 +99,41 @@ def _more(difference: float) -> str:
     return f"{points(abs(difference))} {'more' if difference >= 0 else 'less'}"
 
 
-def _next_memory(advice: FleetAdvice) -> int:
-    """Return the next larger memory than the one that is enough; the largest above it."""
-    memories = advice.setup.memories()
-    return memories[min(memories.index(advice.case.memory) + 1, len(memories) - 1)]
-
-
 def fleet_findings(advice: FleetAdvice) -> list[Finding]:
     """Return the findings, the most important first."""
     setup, offloads = advice.setup, advice.case.offloads
-    return [
+    routers = {case.fleet.router: case.fleet.router for case in advice.cases}
+    tiers = {tier: f"{tier_text(tier)}:" for tier in setup.tiers}
+    policies = {policy: policy for policy in setup.policies}
+    found = [
         Finding("Enough", _enough(advice)),
-        Finding("Router", _routers(advice)),
+        Finding(
+            "Router", f"With the same policy and memory: {_savings(advice, 'router', routers)}."
+        ),
         Finding("Memory", _memory(advice)),
-        *([Finding("Tier", _tiers(advice))] if offloads and len(setup.tiers) > 1 else []),
-        *([Finding("Policy", _policies(advice))] if offloads and len(setup.policies) > 1 else []),
-        *([Finding("First token", _first_token(advice))] if setup.rate else []),
-        Finding("Balance", _balance(advice)),
-        Finding("Ceiling", _ceiling(advice)),
     ]
+    if offloads and len(setup.tiers) > 1:
+        text = f"With the same router, policy and memory, {_savings(advice, 'tier', tiers, '; ')}."
+        found.append(Finding("Tier", text))
+    if offloads and len(setup.policies) > 1:
+        text = f"With the same router and memory: {_savings(advice, 'policy', policies)}."
+        found.append(Finding("Policy", text))
+    if setup.rate:
+        found.append(Finding("First token", _first_token(advice)))
+    ceiling = (
+        f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; the fleet "
+        f"hits {percent_text(advice.result.hit_ratio)}."
+    )
+    return [*found, Finding("Balance", _balance(advice)), Finding("Ceiling", ceiling)]
+
+
+def _savings(advice: FleetAdvice, part: str, texts: Mapping[Any, str], between: str = ", ") -> str:
+    """Return what the fleet that is enough saves with each of some values of a part of it."""
+    results = {text: advice.like(**{part: value}) for value, text in texts.items()}
+    found = [(text, saving(result)) for text, result in results.items() if result is not None]
+    if part == "router":  # the best first
+        found.sort(key=lambda pair: -pair[1])
+    return between.join(f"{text} {percent_text(saved)}" for text, saved in found)
 
 
 def _enough(advice: FleetAdvice) -> str:
@@ -135,49 +155,15 @@ def _enough(advice: FleetAdvice) -> str:
     )
 
 
-def _routers(advice: FleetAdvice) -> str:
-    """Return what each router saves with the same policy and memory, the best first."""
-    found = {}
-    for case in advice.cases:
-        result = advice.like(router=case.fleet.router)
-        if result is not None:
-            found[case.fleet.router] = saving(result)
-    ranked = sorted(found.items(), key=lambda pair: -pair[1])
-    texts = ", ".join(f"{router} {percent_text(saved)}" for router, saved in ranked)
-    return f"With the same policy and memory: {texts}."
-
-
 def _memory(advice: FleetAdvice) -> str:
-    texts = []
-    for memory in advice.setup.memories():
-        result = advice.like(memory=memory)
-        if result is not None:
-            size = bytes_text(memory) if memory else each_text(0)
-            texts.append(f"{size} {percent_text(saving(result))}")
-    text = f"Per engine, behind the same router: {', '.join(texts)}."
-    if advice.case.memory == advice.setup.memories()[1]:
+    memories = advice.setup.memories()
+    sizes = {memory: bytes_text(memory) if memory else each_text(0) for memory in memories}
+    text = f"Per engine, behind the same router: {_savings(advice, 'memory', sizes)}."
+    if advice.case.memory == memories[1]:
         text += " The smallest memory compared is enough; a smaller --capacity may be, too."
     elif advice.may_need_more:
         text += " The largest memory compared is needed; a larger --capacity may save more."
     return text
-
-
-def _tiers(advice: FleetAdvice) -> str:
-    texts = []
-    for tier in advice.setup.tiers:
-        result = advice.like(tier=tier)
-        if result is not None:
-            texts.append(f"{tier_text(tier)}: {percent_text(saving(result))}")
-    return f"With the same router, policy and memory, {'; '.join(texts)}."
-
-
-def _policies(advice: FleetAdvice) -> str:
-    texts = []
-    for policy in dict.fromkeys(advice.setup.policies):
-        result = advice.like(policy=policy)
-        if result is not None:
-            texts.append(f"{policy} {percent_text(saving(result))}")
-    return f"With the same router and memory: {', '.join(texts)}."
 
 
 def _first_token(advice: FleetAdvice) -> str:
@@ -201,10 +187,3 @@ def _balance(advice: FleetAdvice) -> str:
         if advice.setup.loop == "open" and result.busy >= BUSY:
             text += ": too much for an open loop, whose queues only grow"
     return f"{text}."
-
-
-def _ceiling(advice: FleetAdvice) -> str:
-    return (
-        f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; the fleet "
-        f"hits {percent_text(advice.result.hit_ratio)}."
-    )

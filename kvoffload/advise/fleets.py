@@ -164,6 +164,7 @@ def cases_of(setup: Setup, unique_blocks: int) -> list[FleetCase]:
     no larger one is compared.
     """
     routers = dict.fromkeys((ROUND_ROBIN, *setup.routers))
+    seeing = {one for one in routers if parse_router(one).options.get("sees") == "tier"}
     none, *memories = setup.memories()
     axes = memories, setup.tiers, dict.fromkeys(setup.policies), routers
     groups = GroupChunks.of_blocks(setup.block_tokens, block_bytes=setup.block_bytes)
@@ -193,18 +194,13 @@ def cases_of(setup: Setup, unique_blocks: int) -> list[FleetCase]:
         for memory, tier, policy, router in itertools.chain(
             itertools.product([none], [None], [UNUSED], routers), itertools.product(*axes)
         )
-        if tier is not None or not (_sees_tier(router) and any(setup.tiers))
+        if tier is not None or router not in seeing or not any(setup.tiers)
     ]
 
 
 def fleets_of(setup: Setup, unique_blocks: int) -> list[Configuration]:
     """Return the fleets to replay: those of `cases_of`, each once."""
     return list(dict.fromkeys(case.fleet for case in cases_of(setup, unique_blocks)))
-
-
-def _sees_tier(router: str) -> bool:
-    """Return whether a router needs a tier."""
-    return parse_router(router).options.get("sees") == "tier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +347,8 @@ def advise_fleet(
     fleets = fleets_of(setup, trace.unique_blocks)
     fleets[0].check_trace(trace)
     found: dict[Configuration, Result] = {}
-    for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere):
+    for result in replay_all(trace, fleets, jobs=jobs, elsewhere=elsewhere, progress=progress):
         found[result.configuration] = result
-        if progress is not None:
-            progress(len(found))
     results = {fleet: found[fleet] for fleet in fleets}
     named = {case.fleet: results[case.fleet] for case in _candidates(cases, setup)}
     with_host = {fleet: result for fleet, result in named.items() if fleet.host}

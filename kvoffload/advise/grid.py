@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, replay_all
-from kvoffload.replay.offline import BELADY
+from kvoffload.replay import DecodedTrace, Result, replay_all
 from kvoffload.replay.processes import Elsewhere
 
-__all__ = ["PARTS", "Grid", "evicts_early", "part_seconds", "replay_grid"]
+from .setup import Setup
+
+__all__ = ["PARTS", "evicts_early", "part_seconds", "replay_grid"]
 
 PARTS = 10
 """Parts of a trace, of equally many requests, that are counted apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The results of all policies, in parts, and the ceilings."""
-
-    results: dict[tuple[str, int], Result]  # by policy and capacity
-    belady: dict[int, int]  # by capacity, the most tokens hit; empty where no group is full
 
 
 def evicts_early(result: Result) -> bool:
@@ -44,34 +37,21 @@ def part_seconds(times: Iterable[float]) -> list[float]:
 
 def replay_grid(
     trace: DecodedTrace,
-    policies: Sequence[str],
-    capacities: Sequence[int],
+    setup: Setup,
+    policies: Iterable[str],
+    capacities: Iterable[int],
     *,
-    groups: GroupChunks,
-    device_blocks: int = 0,
     jobs: int = 1,
     elsewhere: Elsewhere | None = None,
     progress: Callable[[int], object] | None = None,
-) -> Grid:
-    """Replay a trace through every policy at every capacity, slots, and find the ceilings.
+) -> dict[tuple[str, int], Result]:
+    """Replay a trace through every policy at every capacity, slots; return the results by both.
 
     `jobs` processes share the replays; ChildProcessError if one is killed. With `elsewhere` other
     machines compute them. `progress` is called with the number of replays done.
     """
-    ceilings = (BELADY,) if groups.num_full else ()
-    cells = [
-        Configuration(policy=policy, host=capacity, device=device_blocks, groups=groups)
-        for policy in (*ceilings, *policies)
-        for capacity in capacities
-    ]
-    grid = Grid({}, {})
-    results = replay_all(trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
-    for done, result in enumerate(results, start=1):
-        one = result.configuration
-        if one.policy == BELADY:
-            grid.belady[one.host] = result.host_tokens
-        else:
-            grid.results[one.policy, one.host] = result
-        if progress is not None:
-            progress(done)
-    return grid
+    cells = itertools.starmap(setup.configuration, itertools.product(policies, capacities))
+    results = replay_all(
+        trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere, progress=progress
+    )
+    return {(one.configuration.policy, one.configuration.host): one for one in results}

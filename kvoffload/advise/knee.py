@@ -13,12 +13,12 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvoffload.replay import Configuration, Result, replay_all
+from kvoffload.replay import Result
 from kvoffload.replay.processes import Elsewhere
 
 from .advice import RecordedTrace
 from .choice import difference_error
-from .grid import PARTS, evicts_early
+from .grid import evicts_early, replay_grid
 from .setup import Setup
 
 __all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
@@ -131,17 +131,16 @@ def find_knee(
     Complexity: about twenty replays per policy of `setup`.
     """
     capacity = _capacities(recorded, setup)
-    cells = [
-        Configuration(policy=policy, host=slots, device=setup.device_blocks, groups=setup.chunks)
-        for policy in setup.policies
-        for slots in dict.fromkeys(capacity.values())
-    ]
-    found: dict[tuple[str, int], Result] = {}
-    results = replay_all(recorded.trace, cells, parts=PARTS, jobs=jobs, elsewhere=elsewhere)
-    for done, result in enumerate(results, start=1):
-        found[result.configuration.policy, result.configuration.host] = result
-        if progress is not None:
-            progress(done)
+    slots = dict.fromkeys(capacity.values())
+    found = replay_grid(
+        recorded.trace,
+        setup,
+        setup.policies,
+        slots,
+        jobs=jobs,
+        elsewhere=elsewhere,
+        progress=progress,
+    )
     best = {
         memory: max(
             (found[policy, slots] for policy in setup.policies),

@@ -232,10 +232,8 @@ class _Config(Fields):
             full = [layer for layer in every if listed[layer] == 0]
         elif (delta := self.part("linear_attn_config")) is not None:
             other, full = "state", [one - 1 for one in delta.integers("full_attn_layers")]
-        elif self.given("full_attn_idxs"):
-            other, full = "state", self.integers("full_attn_idxs")
-        elif self.given("attn_layer_indices"):
-            other, full = "state", self.integers("attn_layer_indices")
+        elif (indexes := self.given("full_attn_idxs", "attn_layer_indices")) is not None:
+            other, full = "state", self.integers(indexes)
         elif self.given("attn_layer_period"):
             period = self.integer("attn_layer_period")
             offset = self.integer("attn_layer_offset") if self.given("attn_layer_offset") else 0

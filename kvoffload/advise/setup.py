@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Literal
 
-from kvoffload.replay import GroupChunks
+from kvoffload.replay import Configuration, GroupChunks, Tier
 from kvoffload.replay.configuration import DECODE_NS, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.routers import ROUTERS
@@ -170,6 +170,12 @@ class Setup:
         """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
         most = unique_blocks * len(self.chunks.layout.groups)
         return max(1, min(self.capacity(memory), most))
+
+    def configuration(self, policy: str, slots: int, tier: Tier | None = None) -> Configuration:
+        """Return one engine with a policy in that many slots of host memory."""
+        return Configuration(
+            policy=policy, host=slots, device=self.device_blocks, groups=self.chunks, tier=tier
+        )
 
     def memories(self) -> list[int]:
         """Return the memories that are compared, bytes, ascending.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay.policies import is_own, summary
@@ -19,7 +19,6 @@ from .units import bytes_text, count_text, duration_text, percent_text, rate_tex
 from .wording import (
     Finding,
     assumed_workers_text,
-    context,
     findings,
     fits_text,
     headline,
@@ -68,20 +67,16 @@ class Subject(Answer):
         text = headline(self.advice)
         if len({verdict(one) for one in self.by_device_memory()}) > 1:
             text += (
-                f" This holds with {bytes_text(self.advice.setup.device_memory)} of prefix cache "
+                f" This holds with {bytes_text(self.setup.device_memory)} of prefix cache "
                 "on the accelerator; with less of it the recommendation differs."
             )
         if not self.is_recommended:
-            text += fits_text(self.advice.setup, self.advice.facts)
+            text += fits_text(self.setup, self.advice.facts)
         return text
 
-    def findings(self) -> list[Finding]:
-        """Return the findings."""
-        found = findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
-        return [
-            *context(self.since, self.knee, self.advice.setup, breaks_text=self.breaks_text),
-            *found,
-        ]
+    def own_findings(self) -> list[Finding]:
+        """Return the findings on what is recommended."""
+        return findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
 
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
@@ -93,23 +88,21 @@ class Subject(Answer):
 
     def _policies(self) -> Table:
         advice, engine = self.advice, self.engine
-        ranking, asked = advice.ranking(), bytes_text(advice.setup.memory)
-        cells, blank = [advice.cell(policy) for policy in ranking], ["-", "-"]
-        ratios = [
-            _ratios(
-                advice,
-                index,
-                f"hit ratio\n{bytes_text(memory)}",
-                ranking,
-                first=index == advice.memory_index,
-            )
-            for index, memory in enumerate(advice.memories)
-        ]
+        ranking, asked = advice.ranking(), bytes_text(self.setup.memory)
+        cells = [advice.cell(policy) for policy in ranking]
+
+        def of_cells(title: str, texts: Iterable[str], marked: set[int] | None = None) -> Column:
+            return column(title, [*texts, "-", "-"], marked)  # nothing of the ceilings
+
+        ratios = []
+        for index, memory in enumerate(advice.memories):
+            is_asked, title = index == advice.memory_index, f"hit ratio\n{bytes_text(memory)}"
+            ratios.append(_ratios(advice, index, title, ranking, first=is_asked))
         if self.alone is not None:
             title = f"{asked}, no\ndevice cache"
             ratios.append(_ratios(self.alone, self.alone.memory_index, title, ranking))
         rest = [
-            column(f"hit ratio\n{who}", [*(percent_text(getattr(c, name)) for c in cells), *blank])
+            of_cells(f"hit ratio\n{who}", [percent_text(getattr(c, name)) for c in cells])
             for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
             if any(cell.liar_hit_ratio is not None for cell in cells)
         ]
@@ -119,27 +112,19 @@ class Subject(Answer):
         per_hit = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
         least = best([-(c.stored_per_hit or math.inf) for c in cells])
         to_host = [rate_text(cell.store_rate) for cell in cells]
-        from_host = [rate_text(cell.load_rate) for cell in cells]
         rest += [
             column("tokens saved", saved, best([c.saved_tokens for c in cells]), first=True),
-            column("stored\nper hit", [*per_hit, *blank], least),
-            column("to host", [*to_host, *blank], best([-c.stored for c in cells])),
-            column("from host", [*from_host, *blank]),
+            of_cells("stored\nper hit", per_hit, least),
+            of_cells("to host", to_host, best([-c.stored for c in cells])),
+            of_cells("from host", [rate_text(cell.load_rate) for cell in cells]),
         ]
         if engine is not None:
             found = [balance(advice, cell, engine) for cell in cells]
-            saves, takes = (
-                [one.prefill_seconds for one in found],
-                [one.moving_seconds for one in found],
-            )
-            rest += [
-                column("prefill\nsaved", [*map(duration_text, saves), *blank], best(saves)),
-                column(
-                    "moving\nblocks",
-                    [*map(duration_text, takes), *blank],
-                    best([-one for one in takes]),
-                ),
-            ]
+            saves = [one.prefill_seconds for one in found]
+            takes = [one.moving_seconds for one in found]
+            fastest = best([-one for one in takes])
+            rest.append(of_cells("prefill\nsaved", map(duration_text, saves), best(saves)))
+            rest.append(of_cells("moving\nblocks", map(duration_text, takes), fastest))
         return Table(
             "Policies",
             f"{apart}tokens saved, stores and rates are for {asked}",
@@ -154,7 +139,7 @@ class Subject(Answer):
         found, engine = self.by_device_memory(), self.engine
         if not found:
             return []
-        whole = self.advice.setup.device_memory
+        whole = self.setup.device_memory
         cells = [one.cell(one.policy or one.choices[one.memory_index].best) for one in found]
         sizes = [one.setup.device_memory for one in found]
         columns = [
@@ -167,7 +152,7 @@ class Subject(Answer):
             pairs = zip(found, cells, strict=True)
             gained = [balance(one, cell, engine).net_seconds for one, cell in pairs]
             columns.append(column("time gained", [*map(duration_text, gained)]))
-        asked = bytes_text(self.advice.setup.memory)
+        asked = bytes_text(self.setup.memory)
         title = f"with {asked} of host memory, for sizes of the accelerator's own prefix cache"
         names = [
             f"{bytes_text(size)}, {size / whole * 100:.0f} %" if size else "none" for size in sizes
@@ -200,7 +185,7 @@ class Subject(Answer):
 
     def snippets(self) -> list[Snippet]:
         """Return vLLM's configuration, and the manager in Python."""
-        advice, setup = self.advice, self.advice.setup
+        advice, setup = self.advice, self.setup
         if advice.policy is None:
             return []
         capacity = advice.capacities[advice.memory_index]
@@ -219,11 +204,11 @@ class Subject(Answer):
         policy, details = self.advice.policy, self.details
         if policy is None or details is None:
             return None
-        return details.disk_worth(self.advice.setup.memory, policy)
+        return details.disk_worth(self.setup.memory, policy)
 
     def vllm_flag(self) -> str | None:
         """Return the argument of ``vllm serve`` beside the configuration; None for its default."""
-        groups = self.advice.setup.chunks
+        groups = self.setup.chunks
         better = worth(self.retentions, groups.retention)
         interval = groups.retention if better is None else better.interval
         return None if interval == 0 else vllm_flag(interval)
@@ -231,26 +216,11 @@ class Subject(Answer):
     @property
     def engine(self) -> Engine | None:
         """The engine, if both of its rates are known."""
-        return self.advice.setup.rates
-
-    def trace_text(self) -> str:
-        """Return a description of the trace."""
-        facts, setup = self.advice.facts, self.advice.setup
-        full = "full " if setup.full_blocks else ""
-        believed = (
-            " (as given; the trace has no lengths)" if self.block_tokens_from == "option" else ""
-        )
-        span = f" in {duration_text(facts.seconds)}" if facts.seconds else ""
-        return (
-            f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
-            f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
-            + ("" if self.assumed_text is None else f"; {self.assumed_text}")
-        )
+        return self.setup.rates
 
     def memory_text(self) -> str:
         """Return the bytes per block or slot, and how much of the trace the memory holds."""
-        setup = self.advice.setup
-        model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
+        setup, model = self.setup, self.model_text
         capacity = self.advice.capacities[self.advice.memory_index]
         if not setup.chunks.is_plain:
             return (
@@ -268,7 +238,7 @@ class Subject(Answer):
 
     def remarks(self) -> list[str]:
         """Return the assumptions behind the figures."""
-        setup = self.advice.setup
+        setup = self.setup
         if setup.device_memory:
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
@@ -306,7 +276,7 @@ class Subject(Answer):
 
     def _counted_for_one_worker(self) -> list[str]:
         """Return a remark if blocks are counted for one worker and the engine's differ."""
-        model, setup = self.model, self.advice.setup
+        model, setup = self.model, self.setup
         workers = 1 if setup.engine is None else setup.engine.workers
         if model is None or workers == 1:
             return []

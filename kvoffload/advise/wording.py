@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.replay.results import ERROR_PARTS
@@ -10,7 +10,6 @@ from kvoffload.replay.results import ERROR_PARTS
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import LEAST_SECONDS, Advice, Cell, Facts
 from .choice import LEAST_NOISE, POLICIES, Choice
-from .comparison import Comparison
 from .details import LITTLE, SECONDS_PER_DAY, Details, DiskCell, FirstTokens
 from .economy import Balance, Engine, balance
 from .knee import Knee
@@ -23,13 +22,13 @@ __all__ = [
     "Finding",
     "assumed_workers_text",
     "capacity_text",
-    "context",
     "detail_findings",
     "findings",
     "fits_text",
     "gpu_text",
     "headline",
     "noise_text",
+    "objections_text",
     "points",
     "rates_text",
     "side_by_side",
@@ -63,8 +62,7 @@ def headline(advice: Advice) -> str:
     if advice.pays is False:
         return _does_not_pay(advice)
     if advice.policy is None:
-        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
-        return f"{verdict}: {'; '.join(advice.objections)}."
+        return objections_text(advice.objections, lacks_reuse=advice.lacks_reuse)
     cell, engine = advice.cell(advice.policy), advice.setup.rates
     text = f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
     if engine is not None:
@@ -78,6 +76,12 @@ def headline(advice: Advice) -> str:
         f"{_against_default(advice, cell)}; "
         f"{_saved_tokens(advice, cell)} skip prefill thanks to offloading."
     )
+
+
+def objections_text(objections: Iterable[str], *, lacks_reuse: bool) -> str:
+    """Return why there is no recommendation, or, if nothing could come back, that none pays."""
+    verdict = "Offloading does not pay" if lacks_reuse else "No recommendation"
+    return f"{verdict}: {'; '.join(objections)}."
 
 
 def gpu_text(seconds: float, engine: Engine, span: float) -> str:
@@ -249,25 +253,25 @@ def _short(advice: Advice) -> str:
         hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the {counted} asked for"
         return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
+    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
+    default = f"{points(abs(difference))} {'less' if difference >= 0 else 'more'}"
     return (
         f"{policy}, {percent_text(cell.hit_ratio)} of the {counted} asked for, "
         f"{count_text(cell.saved_tokens)} tokens saved"
-        + ("" if policy == VLLM_DEFAULT else f" ({_difference(advice, cell)})")
+        + ("" if policy == VLLM_DEFAULT else f" ({VLLM_DEFAULT} {default})")
     )
 
 
-def _difference(advice: Advice, cell: Cell) -> str:
-    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
-    return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
-
-
-def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
+def capacity_text(knee: Knee, setup: Setup) -> str:
     """Return where the knee of the hits over memory lies, and how certain that is.
 
-    With several engines the curve is of one cache of all of them. `behind` says in words what is
-    assumed of the accelerator's own cache.
+    With several engines the curve is of one cache of all of them.
     """
-    rung, memory = knee.rung, bytes_text(knee.memory)
+    rung, memory, behind = knee.rung, bytes_text(knee.memory), ""
+    if setup.device_is_assumed:
+        behind = " without the accelerator's own cache, which was only assumed"
+    elif setup.engines > 1 and setup.device_memory:
+        behind = " behind one accelerator's own cache"
     if knee.is_shown:
         text = (
             f"{memory} is the knee of the hits over memory: from there on twice the memory gains "
@@ -286,34 +290,10 @@ def capacity_text(knee: Knee, engines: int = 1, *, behind: str = "") -> str:
     if knee.least < knee.most:
         low, high = bytes_text(knee.least), bytes_text(knee.most)
         text += f"; within the curve's error the knee lies between {low} and {high}"
-    if engines > 1:
-        text += f". That is of one cache of all engines: {bytes_text(knee.memory / engines)} each"
+    if setup.engines > 1:
+        each = bytes_text(knee.memory / setup.engines)
+        text += f". That is of one cache of all engines: {each} each"
     return f"{text}."
-
-
-def context(
-    since: Comparison | None,
-    knee: Knee | None,
-    setup: Setup,
-    engines: int = 1,
-    *,
-    breaks_text: str | None = None,
-) -> list[Finding]:
-    """Return what changed since an earlier advice, where the knee is, and what breaks prefixes."""
-    behind = ""
-    if engines > 1 and setup.device_memory:
-        behind = " behind one accelerator's own cache"
-    if setup.device_is_assumed:
-        behind = " without the accelerator's own cache, which was only assumed"
-    return [
-        *([] if since is None else [Finding("Changes", f"{since}")]),
-        *(
-            []
-            if knee is None
-            else [Finding("Capacity", capacity_text(knee, engines, behind=behind))]
-        ),
-        *([] if breaks_text is None else [Finding("Prefixes", f"Broken by {breaks_text}")]),
-    ]
 
 
 def _first_token(advice: Advice, found: Details) -> str:
@@ -554,48 +534,35 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
+    """Return the ceiling of all policies, and how much of it one reaches."""
     ceiling, unbounded = advice.ceilings[advice.memory_index], percent_text(advice.unbounded)
     memory, groups = bytes_text(advice.setup.memory), advice.setup.chunks
     at = " at this retention interval" if groups.layout.is_sparse else ""
+    text = f"With any memory no policy can hit more than {unbounded}{at}."
     if not advice.unbounded_is_ceiling:
-        return _ceiling_of_belady(advice, policy)
+        text = (
+            f"A cache without bounds would hit {unbounded} at this retention interval, which "
+            "limits no policy: one that hits less computes more and may store other windows and "
+            "states."
+        )
     if ceiling is None:
         return (
-            f"With any memory no policy can hit more than {unbounded}{at}. The most that one "
-            f"can hit with {memory} is unknown, because no group is full."
+            f"{text} The most that one can hit with {memory} is unknown, because no group is full."
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
-    if not groups.is_plain and ceiling == advice.unbounded:  # Belady's choice is of full groups
-        text = f"With any memory no policy can hit more than {unbounded}{at}."
-        return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
-    text = (
-        f"With {memory} no policy can hit more than {percent_text(ceiling)}{at} (Belady's choice "
-        "with bypass, which knows the future)"
-    )
-    if advice.unbounded - ceiling < LEAST_NOISE:
-        text += ", and more memory would not raise that."
-    else:
-        text += f", and with any memory none more than {unbounded}."
+    best = f"With {memory} no policy can hit more than {percent_text(ceiling)}"
+    if not advice.unbounded_is_ceiling:
+        return (
+            f"{text} {best} (Belady's choice with bypass over a full group). {policy} reaches "
+            f"{reached} of it."
+        )
+    if groups.is_plain or ceiling != advice.unbounded:  # else Belady's choice is of full groups
+        text = f"{best}{at} (Belady's choice with bypass, which knows the future)"
+        if advice.unbounded - ceiling < LEAST_NOISE:
+            text += ", and more memory would not raise that."
+        else:
+            text += f", and with any memory none more than {unbounded}."
     return f"{text} {policy} reaches {reached} of the ceiling with {memory}."
-
-
-def _ceiling_of_belady(advice: Advice, policy: str) -> str:
-    """Return the ceiling if a cache without bounds is not one."""
-    ceiling, memory = advice.ceilings[advice.memory_index], bytes_text(advice.setup.memory)
-    text = (
-        f"A cache without bounds would hit {percent_text(advice.unbounded)} at this retention "
-        "interval, which limits no policy: one that hits less computes more and may store other "
-        "windows and states. "
-    )
-    if ceiling is None:
-        return (
-            f"{text}The most that one can hit with {memory} is unknown, because no group is full."
-        )
-    reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
-    return (
-        f"{text}With {memory} no policy can hit more than {percent_text(ceiling)} (Belady's choice "
-        f"with bypass over a full group). {policy} reaches {reached} of it."
-    )
 
 
 def detail_findings(advice: Advice, found: Details) -> list[Finding]:

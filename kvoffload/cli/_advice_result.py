@@ -4,35 +4,63 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import click
 
 from kvoffload.advise import Advice
 from kvoffload.advise.advice import Cell
-from kvoffload.advise.answer import Answer, Table, TableCell
+from kvoffload.advise.answer import Answer, column
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import balance
+from kvoffload.advise.fleet_subject import FleetSubject
+from kvoffload.advise.fleet_wording import NOT_MODELLED, tier_text
+from kvoffload.advise.fleets import FleetCase
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.units import bytes_text
 
+from ._fields import Row
+from ._fields import as_object as row_object
 from ._model_options import groups_object
-from ._terminal import Column, print_prose, print_tables
+from ._terminal import print_prose, print_tables
 
 OF_DISK = ("asked", "host_hits", "tier_hits", "stored", "tier_stored", "hit_ratio")
-"""Columns with words in the table of sizes of the accelerator's cache."""
+"""The counts of a disk that JSON has."""
+
+OF_CASE = (
+    *("token_hit_ratio", "missed_p50", "missed_p95", "honest_hit_ratio", "liar_hit_ratio"),
+    *("saved", "ttft_p50", "ttft_p95", "ttft_p95_error", "ttft_mean", "imbalance"),
+)
+"""The figures of a case that JSON has."""
 
 
-def as_object(subject: Subject) -> dict[str, object]:
+def as_object(subject: Subject | FleetSubject) -> dict[str, object]:
     """Return the advice as ``--json`` prints it, without what it prints of every result."""
-    advice, setup, facts = subject.advice, subject.advice.setup, subject.advice.facts
-    policy = advice.policy
+    return _engine_object(subject) if isinstance(subject, Subject) else _fleet_object(subject)
+
+
+def _engine_object(subject: Subject) -> dict[str, object]:
+    advice, setup, facts = subject.advice, subject.setup, subject.advice.facts
+    policy, is_plain = advice.policy, setup.chunks.is_plain
+    configuration = None
+    if policy is not None:
+        slots = advice.capacities[advice.memory_index]
+        configuration = {
+            "python": python_text(policy, slots, setup.block_tokens),
+            "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
+            **({} if is_plain else {"vllm_argument": subject.vllm_flag()}),
+        }
+    retentions = [
+        asdict(cell) | {"interval": or_none(cell.interval)} for cell in subject.retentions
+    ]
     return {
         **{name: count for name, count in asdict(facts).items() if name != "asked_tokens"},
         "asked": facts.asked_tokens // setup.chunks.hit_unit,
         "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
-        "token_bytes": setup.token_bytes if setup.chunks.is_plain else None,
+        "token_bytes": setup.token_bytes if is_plain else None,
         "block_tokens": setup.block_tokens,
         "block_tokens_from": subject.block_tokens_from,
         "block_bytes": setup.block_bytes,
@@ -44,28 +72,17 @@ def as_object(subject: Subject) -> dict[str, object]:
         "device_hit_ratio": advice.device_hit_ratio,
         **_recommendation(advice),
         "findings": [asdict(finding) for finding in subject.findings()],
-        "configuration": None
-        if policy is None
-        else {
-            "python": python_text(
-                policy, advice.capacities[advice.memory_index], setup.block_tokens
-            ),
-            "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
-            **_vllm_flag(subject),
-        },
+        "configuration": configuration,
         "headline": subject.headline(),
         "engine": _engine(subject),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
-        "memories": [_memory(subject, advice, index) for index in range(len(advice.memories))],
+        "memories": _memories(subject, advice),
         "without_device_memory": None
         if subject.alone is None
         else {
             **_recommendation(subject.alone),
-            "memories": [
-                _memory(subject, subject.alone, index)
-                for index in range(len(subject.alone.memories))
-            ],
+            "memories": _memories(subject, subject.alone),
         },
         "by_device_memory": [
             {
@@ -79,22 +96,8 @@ def as_object(subject: Subject) -> dict[str, object]:
         "details": None if subject.details is None else _details(subject.details),
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
-        **_retentions(subject),
+        **({} if is_plain else {"retentions": retentions}),
     }
-
-
-def _vllm_flag(subject: Subject) -> dict[str, object]:
-    """Return vLLM's extra argument, for a model with groups."""
-    is_plain = subject.advice.setup.chunks.is_plain
-    return {} if is_plain else {"vllm_argument": subject.vllm_flag()}
-
-
-def _retentions(subject: Subject) -> dict[str, object]:
-    """Return the retention intervals that were compared, for a model with groups."""
-    if subject.advice.setup.chunks.is_plain:
-        return {}
-    cells = [asdict(cell) for cell in subject.retentions]
-    return {"retentions": [cell | {"interval": or_none(cell["interval"])} for cell in cells]}
 
 
 def _recommendation(advice: Advice) -> dict[str, object]:
@@ -150,6 +153,10 @@ def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
     return {**asdict(found), "net_seconds": found.net_seconds}
 
 
+def _memories(subject: Subject, advice: Advice) -> list[dict[str, object]]:
+    return [_memory(subject, advice, index) for index in range(len(advice.memories))]
+
+
 def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
     choice = advice.choices[index]
     return {
@@ -178,18 +185,74 @@ def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
     return cell
 
 
+def _fleet_object(subject: FleetSubject) -> dict[str, object]:
+    advice, setup = subject.advice, subject.setup
+    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, setup.chunks)
+    engine = setup.engine
+    return {
+        "requests": advice.facts.requests,
+        "input_tokens": advice.facts.input_tokens,
+        "blocks": advice.facts.blocks,
+        "unique_blocks": advice.facts.unique_blocks,
+        "unbounded_hit_ratio": advice.reuse,
+        "model": None if subject.model is None else subject.model.name,
+        "block_tokens": setup.block_tokens,
+        "block_tokens_from": subject.block_tokens_from,
+        "block_bytes": setup.block_bytes,
+        "engines": setup.engines,
+        "memory": setup.memory,
+        "device_memory": setup.device_memory,
+        "device_memory_assumed": setup.device_is_assumed,
+        "loop": setup.loop,
+        "prefill_tokens_per_second": setup.rate,
+        "prefill_given": None if engine is None else engine.prefill_given,
+        "link_bandwidth": setup.link,
+        "tier_bandwidth": setup.tier_bandwidth,
+        "prices": None if setup.prices is None else asdict(setup.prices),
+        "pays": "unknown" if advice.pays is None else advice.pays,
+        "recommendation": _case(subject, advice.case) if subject.is_recommended else None,
+        "best": _case(subject, advice.best),
+        "objections": list(advice.objections),
+        "headline": subject.headline(),
+        "findings": [asdict(finding) for finding in subject.findings()],
+        "configuration": {"vllm": arguments} if subject.offloads else None,
+        "knee": None if subject.knee is None else asdict(subject.knee),
+        "changes": None if subject.since is None else asdict(subject.since),
+        "not_modelled": NOT_MODELLED,
+        "results": [
+            {
+                **row_object(Row(case.fleet, advice.results[case.fleet], bytes_text(case.memory))),
+                "memory": case.memory,
+                "tier_memory": case.tier.memory if case.tier else None,
+            }
+            for case in advice.cases
+        ],
+    }
+
+
+def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
+    result = subject.advice.results[case.fleet]
+    found = row_object(Row(case.fleet, result, bytes_text(case.memory)))
+    return {
+        "router": case.fleet.router,
+        "policy": case.fleet.policy if case.offloads else None,
+        "memory": case.memory,
+        "tier": None if case.tier is None else tier_text(case.tier),
+        "tier_memory": None if case.tier is None else case.tier.memory,
+        **{name: found[name] for name in OF_CASE},
+    }
+
+
 def print_answer(answer: Answer) -> None:
     """Print the verdict, the tables, the findings, the remarks, and what to paste."""
     print_prose(answer.headline())
     above = [answer.name, answer.trace_text(), answer.memory_text()]
     for table in answer.tables():
         click.echo()
-        rows = [f"{name} *" if _is_marked(table, name) else name for name in table.rows]
-        columns = [
-            [Column(one.title, [_marked(cell) for cell in one.cells], one.numeric) for one in group]
-            for group in table.groups
-        ]
-        print_tables([*above, table.title], [Column(table.name, rows, numeric=False)], columns)
+        chosen = None if table.kind else table.chosen  # else a cell has the mark
+        rows = [f"{name} *" if name == chosen else name for name in table.rows]
+        leading = [column(table.name, rows, numeric=False)]
+        print_tables([*above, table.title], leading, table.groups)
         above = []
     for finding in answer.findings():
         click.echo()
@@ -200,12 +263,3 @@ def print_answer(answer: Answer) -> None:
     for snippet in answer.snippets():
         click.echo(f"\n{snippet.title}:\n")
         click.echo(textwrap.indent(snippet.text, "    "))
-
-
-def _is_marked(table: Table, name: str) -> bool:
-    """Return whether a row has a mark: not where a cell has it."""
-    return not table.kind and name == table.chosen
-
-
-def _marked(cell: TableCell) -> str:
-    return f"{cell.text} *" if cell.enough else cell.text

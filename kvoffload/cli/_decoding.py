@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvoffload.replay import DecodedTrace, HintOptions
 from kvoffload.traces import Survey
 
 from ._hint_options import told_by_trace
-from ._sources import BlockTokens, Reading, Source, open_source
-from ._terminal import progress_bar
+from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
+from ._terminal import note_bad_lines, progress_bar
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A trace that has been read."""
+
+    source: Source
+    trace: DecodedTrace
+    block_tokens: BlockTokens
+    order: Mapping[str, object] = field(default_factory=dict)  # counts of what is out of order
+    hints: HintOptions | None = None  # as asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A trace as other machines read it: plain values, and paths from the root."""
+    """How a trace is read, here or by other machines: plain values, and paths from the root."""
 
     traces: tuple[str, ...]
     reading: Reading
@@ -25,39 +37,27 @@ class Decoding:
 
     def __call__(self) -> DecodedTrace:
         """Read it."""
+        return self.read(quiet=True).trace
+
+    def read(self, *, quiet: bool) -> Decoded:
+        """Open the trace and decode it."""
         with open_source(self.traces, self.reading, self.block_tokens) as source:
-            decoded, _, _ = decode(
-                source,
-                self.block_tokens,
-                self.reading.limit,
-                self.hints,
-                full_blocks=self.full_blocks,
-                arrivals=self.arrivals,
-                quiet=True,
+            return self.of(source, quiet=quiet)
+
+    def of(self, source: Source, *, quiet: bool) -> Decoded:
+        """Decode a trace in one pass, and determine its block size, which full blocks depend on.
+
+        Note what was skipped or is out of order, in whole and partial blocks.
+        """
+        survey = Survey.of((), unique=False, block_tokens=self.block_tokens)
+        requests = survey.counting(source.requests)
+        with progress_bar("reading", self.reading.limit, quiet=quiet) as progress, told_by_trace():
+            trace = DecodedTrace.of(
+                requests, source.watched(progress), hints=self.hints, arrivals=self.arrivals
             )
-        return decoded
-
-
-def decode(
-    source: Source,
-    block_tokens: int | None,
-    limit: int | None,
-    hints: HintOptions | None,
-    *,
-    full_blocks: bool,
-    arrivals: bool,
-    quiet: bool,
-) -> tuple[DecodedTrace, BlockTokens, Survey]:
-    """Decode the trace in one pass and determine its block size, which full blocks depend on.
-
-    The survey covers whole and partial blocks.
-    """
-    survey = Survey.of((), unique=False, block_tokens=block_tokens)
-    requests = survey.counting(source.requests)
-    with progress_bar("reading", limit, quiet=quiet) as progress, told_by_trace():
-        shown = source.watched(progress)
-        decoded = DecodedTrace.of(requests, shown, hints=hints, arrivals=arrivals)
-    known = BlockTokens.of(source, survey, block_tokens)
-    if full_blocks:
-        decoded = decoded.full_blocks(known.of_full_blocks(quiet=quiet))
-    return decoded, known, survey
+        known = BlockTokens.of(source, survey, self.block_tokens)
+        if self.full_blocks:
+            trace = trace.full_blocks(known.of_full_blocks(quiet=quiet))
+        note_bad_lines(source.bad_lines, quiet=quiet)
+        note_order(survey, source, quiet=quiet)
+        return Decoded(source, trace, known, order_object(survey), self.hints)

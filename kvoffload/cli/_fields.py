@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvoffload.advise.answer import Column, column
 from kvoffload.advise.fleets import p95_error
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.events import NANOSECONDS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
-
-from ._terminal import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Field:
         """Return the column of a table."""
         groups = rows[0].configuration.groups
         title = self.title.format(slot=f"{groups.slot_name}s", hit=groups.hit_name)
-        return Column(title, [self.text_of(row) for row in rows], self.numeric)
+        return column(title, [self.text_of(row) for row in rows], numeric=self.numeric)
 
 
 def milliseconds(duration: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
+import numpy as np
 
 from kvoffload._sizes import parse_size
 from kvoffload.advise.setup import Prices
@@ -118,37 +118,29 @@ def note_limits(
             f"host memory of {least:,} blocks, which refuses them",
             quiet=quiet,
         )
-    small = next(
-        (
-            memory
-            for fleet, memory in fleets.items()
-            if fleet.tier is not None
-            and fleet.tier.kind == "private"
-            and fleet.tier.slots <= fleet.host
-        ),
-        None,
-    )
-    if small is not None:
+    small = [
+        memory
+        for fleet, memory in fleets.items()
+        if fleet.tier is not None
+        and fleet.tier.kind == "private"
+        and fleet.tier.slots <= fleet.host
+    ]
+    if small:
         note(
-            f"an engine's own tier adds nothing if it is no larger than the host memory of {small}",
+            "an engine's own tier adds nothing if it is no larger than the host memory of "
+            f"{small[0]}",
             quiet=quiet,
         )
-    if not any(fleet.spec.name in ("session", "sticky") for fleet in fleets):
+    balanced = not any(fleet.spec.name in ("session", "sticky") for fleet in fleets)
+    if balanced or trace.arrivals is None:
         return
-    most = max(fleet.engines for fleet in fleets)
-    if trace.arrivals is None:
-        return
-    tokens: Counter[int] = Counter()
-    for session, length in zip(
-        trace.arrivals.sessions.tolist(), trace.lengths.tolist(), strict=True
-    ):
-        if session != NONE:
-            tokens[session] += length
-    total = int(trace.lengths.sum())
-    (largest,) = tokens.most_common(1) or [(NONE, 0)]
-    if total and largest[1] * most > total and most > 1:
+    most, total = max(fleet.engines for fleet in fleets), int(trace.lengths.sum())
+    is_named = trace.arrivals.sessions != NONE
+    tokens = np.bincount(trace.arrivals.sessions[is_named], trace.lengths[is_named])
+    largest = int(tokens.max(initial=0))
+    if total and largest * most > total and most > 1:
         note(
-            f"one session has {largest[1] / total:.0%} of the tokens, more than 1 of {most} "
+            f"one session has {largest / total:.0%} of the tokens, more than 1 of {most} "
             "engines can take: session and sticky cannot balance it",
             quiet=quiet,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import click
 
+from kvoffload.advise.answer import column
 from kvoffload.advise.fleet_wording import NOT_MODELLED
 from kvoffload.advise.fleets import FleetChoice, choose_fleet, p95_error, saving
 from kvoffload.advise.setup import Prices
@@ -15,7 +16,7 @@ from kvoffload.replay import Configuration, Result
 from kvoffload.replay.offline import BELADY, CEILINGS, INFINITE
 
 from ._fields import PLACES, columns, seconds
-from ._terminal import Column, print_prose, print_tables
+from ._terminal import print_prose, print_tables
 from ._view import View
 
 
@@ -50,7 +51,7 @@ class Fleets(View):
         has_device = any(row.configuration.device for row in rows)
         shown = dict(zip(PLACES, (has_device, has_device or has_tier, has_tier), strict=True))
         leading = columns(rows, "engines", "capacity_given", "tier_given", "policy", "router")
-        leading[1] = Column("capacity\nof each", leading[1].cells, numeric=False)
+        leading[1] = replace(leading[1], title="capacity\nof each", numeric=False)
         groups = [columns(rows, "token_hit_ratio")]
         groups += [[place.column(rows)] for place, is_shown in shown.items() if is_shown]
         for names in (
@@ -93,15 +94,15 @@ class Fleets(View):
         totals = self._totals()
         every = [hits | ceilings for _, hits, ceilings in totals]
         policies = dict.fromkeys(policy for hits in every for policy in hits)
-        whole = self.trace.num_blocks or 1
+        whole = self.read.trace.num_blocks or 1
         print_tables(
             ["blocks hit if all engines shared one host memory, without tiers"],
             [
-                Column("engines", [f"{engines}" for (engines, _), _, _ in totals]),
-                Column("capacity\nof each", [given for (_, given), _, _ in totals], numeric=False),
+                column("engines", [f"{engines}" for (engines, _), _, _ in totals]),
+                column("capacity\nof each", [given for (_, given), _, _ in totals], numeric=False),
             ],
             [
-                [Column(policy, [percent_text(hits[policy] / whole) for hits in every])]
+                [column(policy, [percent_text(hits[policy] / whole) for hits in every])]
                 for policy in policies
             ],
         )

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from kvoffload.errors import describe
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks
-from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.configuration import DECODE_NS
-from kvoffload.replay.offline import BELADY
-
-from ._terminal import note
 
 RECORDED = "recorded"
 MOST_RATE = 10**12
@@ -79,48 +74,3 @@ def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
     decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * _NS_A_MS)
     loop = "closed" if rate is not None else "recorded"
     return {"loop": loop, "rate": rate, "decode_ns": decode_ns}
-
-
-def check_loop(
-    loop: Mapping[str, Any],
-    groups: GroupChunks,
-    block_tokens: int | None,
-    **excluded: object,
-) -> None:
-    """Refuse a closed loop if prompts have no length, or with options that it excludes."""
-    if not loop:
-        return
-    for name, value in excluded.items():
-        if value:
-            option = name.replace("_", "-")
-            raise click.UsageError(f"--closed-loop and --{option} exclude each other, got both")
-    if not groups.is_plain:
-        raise click.UsageError("--closed-loop needs a model with one group, got several")
-    if loop["rate"] is not None and block_tokens is None:
-        raise click.UsageError(
-            f"--closed-loop needs --block-tokens, got {loop['rate']} without: no block size fits "
-            "all requests"
-        )
-
-
-def check_arrivals(configuration: Configuration, trace: DecodedTrace) -> None:
-    """Refuse a loop over a trace without sessions, and a rate if no request has a time."""
-    try:
-        configuration.check_trace(trace)
-    except NoSessionsError as error:
-        raise click.UsageError(f"--closed-loop: {error}") from None
-    except ValueError:
-        raise click.UsageError(
-            "--closed-loop needs times of arrival, got timestamp 0 in all requests"
-        ) from None
-
-
-def without_belady(policies: tuple[str, ...], *, quiet: bool) -> tuple[str, ...]:
-    """Leave out the ceiling that needs the order of requests, which a closed loop does not fix."""
-    left = tuple(policy for policy in policies if policy != BELADY)
-    reason = f"{BELADY} needs to know what comes next, which depends on the hits"
-    if not left:
-        raise click.UsageError(f"--policy must name another policy: {reason}")
-    if len(left) < len(policies):
-        note(f"{reason}: it is left out", quiet=quiet)
-    return left

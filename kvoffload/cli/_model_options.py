@@ -17,10 +17,8 @@ from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
-from kvoffload.replay.offline import BELADY, INFINITE
 
 from ._options import check_number, value_of
-from ._terminal import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,8 @@ def read_interval(text: str) -> Interval:
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name a model and say how its cache is kept.
 
-    The command is called with `cache`, which has the ``--step-tokens`` of the command, too.
+    The command is called with `cache`, which has the ``--step-tokens`` and the
+    ``--kv-bytes-per-token`` of the command, too.
     """
 
     @functools.wraps(function)
@@ -103,6 +102,7 @@ class CacheOptions:
     tensor_parallel: int | None
     retention: Interval | None  # where windows and states can be resumed
     step_tokens: int | None = None  # no effect if all layers are one full group
+    kv_bytes_per_token: int | None = None  # of any other model
 
     @property
     def dtype(self) -> str:
@@ -111,8 +111,10 @@ class CacheOptions:
 
     def check(self, block_bytes: int | None = None) -> None:
         """Refuse options that would have no effect, or a division that the model does not allow."""
-        if self.model is not None and block_bytes is not None:
-            raise click.UsageError("at most one of --model and --block-bytes must be given")
+        others = {"--block-bytes": block_bytes, "--kv-bytes-per-token": self.kv_bytes_per_token}
+        for other, size in others.items():
+            if self.model is not None and size is not None:
+                raise click.UsageError(f"at most one of --model and {other} must be given")
         if self.model is None:
             options = {
                 "kv-cache-dtype": self.kv_cache_dtype,
@@ -159,12 +161,13 @@ class CacheOptions:
     def groups(self, block_tokens: int | None, block_bytes: int | None = None) -> GroupChunks:
         """Return the groups for blocks of that many tokens, if the number is known.
 
-        `block_bytes` is used if `layout` is None; by default it is the model's, if there is a
-        model.
+        `block_bytes` is used without a model.
         """
+        if self.model is not None and block_tokens is None:
+            raise click.UsageError("--model needs --block-tokens: no block size fits all requests")
         layout = self.layout()
         if layout is None or block_tokens is None:
-            size = block_bytes or (block_tokens or 0) * (self.token_bytes() or 0)
+            size = (block_tokens or 0) * (self.token_bytes() or 0) or block_bytes or 0
             return GroupChunks.of_blocks(
                 block_tokens, block_bytes=size, step_tokens=self.step_tokens
             )
@@ -175,21 +178,11 @@ class CacheOptions:
             text = str(error).replace("block_tokens", "block-tokens", 1)
             raise click.UsageError(f"--{text}") from None
 
-    def block_bytes(self, block_tokens: int | None) -> int | None:
-        """Return the bytes per block, or per slot of a model with groups; None without a model."""
+    def text(self, groups: GroupChunks) -> str | None:
+        """Return the model and the bytes of a block or slot, in words; None without a model."""
         if self.model is None:
             return None
-        if block_tokens is None:
-            raise click.UsageError("--model needs --block-tokens: no block size fits all requests")
-        return self.groups(block_tokens).slot_bytes
-
-    def text(self, block_tokens: int | None) -> str | None:
-        """Return the model and the bytes of a block or slot, in words; None without a model."""
-        size = self.block_bytes(block_tokens)
-        if self.model is None or size is None or block_tokens is None:
-            return None
-        groups = self.groups(block_tokens)
-        text = f"{self.model.name}, {self.dtype}: {bytes_text(size)} per"
+        text = f"{self.model.name}, {self.dtype}: {bytes_text(groups.slot_bytes)} per"
         if groups.is_plain:
             return f"{text} block"
         kinds = Counter(group.kind for group in groups.layout.groups)
@@ -223,34 +216,6 @@ def groups_object(groups: GroupChunks) -> dict[str, object]:
     }
 
 
-def unique_chunks(groups: GroupChunks, unique_blocks: int | None) -> int | None:
+def unique_chunks(groups: GroupChunks, unique_blocks: int) -> int:
     """Return the number of smallest chunks that make up a trace's distinct blocks."""
-    if unique_blocks is None:
-        return None
     return unique_blocks * groups.block_tokens // min(groups.chunk_tokens)
-
-
-def without_unknown_ceilings(
-    policies: tuple[str, ...], groups: GroupChunks, *, quiet: bool
-) -> tuple[str, ...]:
-    """Leave out the ceiling that needs a full group; print a note."""
-    if groups.num_full or BELADY not in policies:
-        return policies
-    left = tuple(policy for policy in policies if policy != BELADY)
-    reason = f"{BELADY} cannot be computed for a model without a full group"
-    if not left:
-        raise click.UsageError(f"--policy must name another policy: {reason}")
-    note(f"{reason}: it is left out", quiet=quiet)
-    return left
-
-
-def note_no_ceiling(
-    policies: tuple[str, ...], groups: GroupChunks, device_blocks: int, *, quiet: bool
-) -> None:
-    """Print a note if a policy may hit more than an unbounded cache."""
-    if INFINITE in policies and not groups.is_bounded(junctions=device_blocks > 0):
-        note(
-            f"{INFINITE} may not be a ceiling: a policy that hits less computes more, and stores "
-            "its windows or states",
-            quiet=quiet,
-        )

@@ -121,20 +121,11 @@ def check_sizes(
     """
     for option, capacities in options.items():
         for capacity in capacities:
-            if capacity is not None and capacity.size is not None and block_bytes is None:
+            if capacity is not None and capacity.size is not None and not block_bytes:
                 name = option.replace("_", "-")
                 raise click.UsageError(
                     f"--{name} in bytes needs {needs}, got {capacity.text!r} without"
                 )
-
-
-def check_steps(step_tokens: int | None, block_tokens: int | None) -> None:
-    """Refuse steps if the tokens per block are not known."""
-    if step_tokens is not None and block_tokens is None:
-        raise click.UsageError(
-            f"--step-tokens needs --block-tokens, got {step_tokens} without: no block size fits "
-            "all requests"
-        )
 
 
 def read_size(text: str) -> int:
@@ -324,19 +315,6 @@ def reading_options(function: CommandFunction) -> CommandFunction:
     ):
         command = option(command)
     return cast("CommandFunction", command)
-
-
-def device_memory_blocks(
-    asked: Capacity | None,
-    block_bytes: int | None,
-    unique_blocks: int | None,
-    *,
-    unit: str = "block",
-) -> int:
-    """Return the size of the accelerator's own cache, blocks; 0 if none was asked for."""
-    if asked is None:
-        return 0
-    return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0, unit=unit)
 
 
 def read_policy(text: str) -> str:

@@ -112,6 +112,21 @@ def check_csv(csv: str | None, *, as_json: bool) -> str | None:
     return None if csv == STDOUT else csv
 
 
+def write_files(*files: tuple[str | None, Callable[[str], object]]) -> list[OSError]:
+    """Write the files that were asked for; return the errors, so that the result is still printed.
+
+    Each file comes with the function that writes it.
+    """
+    faults: list[OSError] = []
+    for path, write in files:
+        if path is not None and path != STDOUT:
+            try:
+                write(path)
+            except OSError as error:
+                faults.append(error)
+    return faults
+
+
 def show(
     result: Result,
     *,
@@ -121,18 +136,12 @@ def show(
     faults: Sequence[OSError] = (),
 ) -> None:
     """Draw, write and print a result; then raise the first of `faults` and of its own."""
-    faults = [*faults]
 
     def write_csv(path: str) -> None:
         with open_output(path) as file:
             file.write(csv_text(result.results()).encode())
 
-    for path, write in ((plot, result.draw), (csv, write_csv)):
-        if path is not None and path != STDOUT:
-            try:
-                write(path)
-            except OSError as error:
-                faults.append(error)
+    faults = [*faults, *write_files((plot, result.draw), (csv, write_csv))]
     if as_json:
         print_json(result.as_object())
     elif csv == STDOUT:

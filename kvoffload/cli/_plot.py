@@ -109,7 +109,7 @@ def draw_fleets(view: Fleets, path: str) -> None:
         _set_sizes(axes, sorted({x for line in lines for x in line.x}))
 
     engines = ", ".join(f"{one}" for one in sorted({fleet.engines for fleet in fleets}))
-    title = f"{printable(Path(view.source.name).name)}; engines: {engines}"
+    title = f"{printable(Path(view.read.source.name).name)}; engines: {engines}"
     _draw(path, lines, [title], set_x, share="share of prompt tokens hit")
 
 
@@ -175,10 +175,10 @@ def look(index: int) -> dict[str, str]:
 
 
 def _title(view: Swept) -> list[str]:
-    one, trace = view.first, view.trace
+    one, trace = view.first, view.read.trace
     facts = f"{trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
-    lines = [printable(Path(view.source.name).name), f"{facts}{trace.unique_blocks:,} unique"]
-    notes = [] if view.source.ids_text is None else [view.source.ids_text]
+    lines = [printable(Path(view.read.source.name).name), f"{facts}{trace.unique_blocks:,} unique"]
+    notes = [] if view.read.source.ids_text is None else [view.read.source.ids_text]
     if one.device:
         notes.append(f"behind {one.device:,} {one.groups.slot_name}s on the device")
     if one.pending:

@@ -33,7 +33,7 @@ from kvoffload.traces.rows import CSV, PARQUET
 from kvoffload.traces.scratch import Spool, scratch_file
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
-from ._terminal import note, progress_bar
+from ._terminal import counted, note, progress_bar
 
 TABLES = (CSV, PARQUET)
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
@@ -144,14 +144,9 @@ class _InOrder:
         self._reading.check_prompts(self._trace)
         requests = chain((first,), requests)
         if self._trace.is_log:
-            requests = counted_from_first(sorted_by_time(self._watched(requests)))
+            watched = counted(requests, self.progress, PROGRESS_REQUESTS)
+            requests = counted_from_first(sorted_by_time(watched))
         yield from requests
-
-    def _watched(self, requests: Iterator[Request]) -> Iterator[Request]:
-        for count, request in enumerate(requests, start=1):
-            if self.progress is not None and count % PROGRESS_REQUESTS == 0:
-                self.progress(count)
-            yield request
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +264,8 @@ def open_source(
         quiet = context is None or bool(context.params.get("quiet"))
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             requests.progress = progress
-            for count, request in enumerate(requests, start=1):
+            for request in counted(requests, progress, PROGRESS_REQUESTS):
                 spool.add(request)
-                if progress is not None and count % PROGRESS_REQUESTS == 0:
-                    progress(count)
         yield Source(name, spool, trace, reading.same_ids, is_copy=True)
 
 

@@ -13,8 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import click
 from rich import box
@@ -24,12 +23,15 @@ from rich.table import Table
 from rich.text import Text
 
 from kvoffload._printable import printable
+from kvoffload.advise.answer import Column
 from kvoffload.advise.units import NO_BREAK_SPACE, duration_text, unbroken
 
 REFRESH_SECONDS = 0.1
 LINE_SECONDS = 10.0
 WIDEST_PROSE = 100
 """Widest line of text, columns, however wide the terminal is."""
+
+Item = TypeVar("Item")
 
 
 def print_json(value: object) -> None:
@@ -81,15 +83,6 @@ def csv_text(objects: Iterable[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
-
-    title: str
-    cells: list[str]
-    numeric: bool = True
-
-
 def print_prose(text: str, indent: str = "") -> None:
     """Print a text filled to the width, with all lines but the first indented.
 
@@ -109,7 +102,9 @@ def _filled(text: str, width: int, indent: str = "") -> str:
     return lines.replace(NO_BREAK_SPACE, " ")
 
 
-def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[Column]]) -> None:
+def print_tables(
+    title: Sequence[str], leading: Sequence[Column], groups: Sequence[Sequence[Column]]
+) -> None:
     """Print a title and a table, split into several, one below the other, if it is too wide.
 
     A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. Control
@@ -120,7 +115,7 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     console = _console()
     unbounded = console.options.update(width=10_000)
 
-    def width(some: list[Column]) -> int:
+    def width(some: Sequence[Column]) -> int:
         return console.measure(_table(some), options=unbounded).maximum
 
     is_bounded = sys.stdout.isatty() or os.environ.get("COLUMNS", "").strip("0").isdecimal()
@@ -151,7 +146,7 @@ def _console(*, stderr: bool = False) -> Console:
     return console
 
 
-def _table(columns: list[Column]) -> Table:
+def _table(columns: Sequence[Column]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -164,7 +159,8 @@ def _table(columns: list[Column]) -> Table:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         table.add_column(Text(column.title), justify=justify, vertical="bottom", overflow="fold")
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        texts = (f"{cell.text} *" if cell.enough else cell.text for cell in cells)
+        table.add_row(*(Text(printable(text)) for text in texts))
     return table
 
 
@@ -224,3 +220,13 @@ def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int],
         click.echo(printable(text), err=True)
 
     return show
+
+
+def counted(
+    items: Iterable[Item], progress: Callable[[int], object] | None, every: int = 1
+) -> Iterator[Item]:
+    """Yield items, and report their number after each `every` of them."""
+    for count, item in enumerate(items, start=1):
+        yield item
+        if progress is not None and count % every == 0:
+            progress(count)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvoffload.advise.remarks import group_remarks
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions
+from kvoffload.replay import Configuration
 
+from ._decoding import Decoded
 from ._fields import Row, as_object
 from ._hint_options import hints_object, hints_text
 from ._model_options import groups_object
-from ._sources import BlockTokens, Source
 
 _NS_A_MS = 10**6
 
@@ -21,13 +21,9 @@ _NS_A_MS = 10**6
 class View:
     """Configurations that were replayed over one trace."""
 
-    source: Source
-    trace: DecodedTrace
-    block_tokens: BlockTokens
+    read: Decoded
     rows: Sequence[Row]
     model: str | None = None  # the model and the bytes of a block or slot, in words
-    order: Mapping[str, object] = field(default_factory=dict)  # counts of what is out of order
-    hints: HintOptions | None = None  # as asked for
 
     @property
     def first(self) -> Configuration:
@@ -43,16 +39,16 @@ class View:
     @property
     def no_tokens(self) -> str | None:
         """The reason why no share of tokens is known; None if it is."""
-        if self.block_tokens.count is None:
+        if self.read.block_tokens.count is None:
             return "no block size fits all requests: give --block-tokens"
         return None
 
     def title(self) -> list[str]:
         """Return what all rows have in common, in lines of words."""
-        first, trace = self.first, self.trace
-        facts = [*self.source.names]
-        if self.block_tokens.count is not None:
-            facts.append(str(self.block_tokens))
+        first, read, trace = self.first, self.read, self.read.trace
+        facts = [*read.source.names]
+        if read.block_tokens.count is not None:
+            facts.append(str(read.block_tokens))
         facts += [f"{trace.num_requests:,} requests", f"{trace.num_blocks:,} blocks"]
         facts.append(f"{trace.unique_blocks:,} unique")
         if first.device and self.in_time.is_in_turn:
@@ -64,7 +60,7 @@ class View:
             facts.append(f"stores in flight for {first.pending:,} requests")
         if first.groups.step_tokens is not None:
             facts.append(f"offered in steps of {first.groups.step_tokens:,} tokens")
-        remarks = [hints_text(self.hints, trace.hints), engine_text(self.in_time), self.model]
+        remarks = [hints_text(read.hints, trace.hints), engine_text(self.in_time), self.model]
         return ["; ".join(facts), *filter(None, remarks), *group_remarks(first.groups)]
 
     def results(self) -> list[Mapping[str, object]]:
@@ -73,18 +69,18 @@ class View:
 
     def as_object(self) -> dict[str, object]:
         """Return the object that ``--json`` prints."""
-        first, groups = self.first, self.first.groups
+        first, groups, read = self.first, self.first.groups, self.read
         return {
-            **self.source.head(),
-            "bad_lines": self.source.bad_lines,
-            "unique_blocks": self.trace.unique_blocks,
+            **read.source.head(),
+            "bad_lines": read.source.bad_lines,
+            "unique_blocks": read.trace.unique_blocks,
             "block_bytes": first.block_bytes or None,
-            "block_tokens": self.block_tokens.count,
-            "block_tokens_from": self.block_tokens.origin,
+            "block_tokens": read.block_tokens.count,
+            "block_tokens_from": read.block_tokens.origin,
             "no_token_hit_ratio": self.no_tokens,
-            **self.order,
+            **read.order,
             "step_tokens": groups.step_tokens,
-            "hints": hints_object(self.hints, self.trace.hints),
+            "hints": hints_object(read.hints, read.trace.hints),
             "loop": first.loop,
             "prefill_tokens_per_second": first.rate,
             "link_bandwidth": first.link,

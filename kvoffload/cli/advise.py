@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -13,9 +14,8 @@ from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
-from kvoffload.advise.answer import Answer
 from kvoffload.advise.choice import POLICIES
-from kvoffload.advise.comparison import compared_advice, read_advice
+from kvoffload.advise.comparison import Comparison, compared_advice, read_advice
 from kvoffload.advise.fleet_subject import FleetSubject
 from kvoffload.advise.fleets import FleetAdvice, advise_fleet, cases_of, fleets_of
 from kvoffload.advise.knee import Knee, find_knee, knee_replays
@@ -25,7 +25,7 @@ from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
-from kvoffload.replay import GroupChunks, HintOptions
+from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -35,7 +35,6 @@ from kvoffload.traces.breaks import PrefixBreaks
 from ._advice_result import as_object, print_answer
 from ._breaks import Broken, show_text_option
 from ._decoding import Decoding
-from ._fleet_advice import fleet_advice_object
 from ._fleet_options import (
     Shared,
     note_limits,
@@ -74,7 +73,7 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._output import check_outputs
+from ._output import check_outputs, write_files
 from ._sources import (
     BlockTokens,
     Reading,
@@ -231,7 +230,6 @@ def advise(
     capacities: tuple[Capacity | None, ...],
     policies: tuple[str, ...],
     cache: CacheOptions,
-    kv_bytes_per_token: int | None,
     block_tokens: int | None,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
@@ -281,14 +279,14 @@ def advise(
         prefill_rate=prefill_tokens_per_second,
         link_bandwidth=link_bandwidth,
     )
-    size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
-    size.check()
-    fleet = None
-    if engines is not None:
-        fleet = _FleetOptions(engines, routers, shared, disk_policies, price)
-    _check(size, capacities, disk, disk_policies, fleet)
-    if fleet is None:
-        _check_none({"router": routers, "shared": shared, "price": price})
+    cache = cache.on_workers(engine.workers)
+    cache.check()
+    _check(cache, capacities, is_fleet=engines is not None)
+    if disk_policies and disk is None and not (engines and shared):
+        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
+    for option, given in {"router": routers, "shared": shared, "price": price}.items():
+        if given and engines is None:
+            raise click.UsageError(f"--{option} must go with --engines, got it without")
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
     if report is not None:
@@ -320,8 +318,8 @@ def advise(
             device_memory,
             recorded.trace.unique_blocks,
             block_tokens=known.count,
-            token_bytes=size.of(source, known.count),
-            cache=size.cache,
+            token_bytes=_token_bytes(cache, source, known.count),
+            cache=cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
         )
@@ -335,7 +333,7 @@ def advise(
         context: dict[str, Any] = {
             "trace": source.name,
             "model": model,
-            "dtype": size.cache.dtype,
+            "dtype": cache.dtype,
             "command": typed_command(),
             "block_tokens_from": known.origin or "lengths",
             "assumed_text": source.assumed_text,
@@ -349,75 +347,58 @@ def advise(
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
-            subject: Answer
-            if fleet is None:
+            subject: Subject | FleetSubject
+            if engines is None:
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
-                grows = None in capacities
-                advice = _fleet_advice(
-                    recorded, setup, fleet, typical, effort, disk=behind, grows=grows
+                setup = replace(
+                    setup,
+                    engines=engines,
+                    routers=routers or STACK_ROUTERS,
+                    tiers=_tiers(shared, behind, disk_policies, setup, recorded.trace),
+                    prices=price,
                 )
+                grows = None in capacities
+                advice = _fleet_advice(recorded, setup, typical, effort, grows=grows)
                 subject = FleetSubject(advice=advice, **context)
         if earlier is not None:
-            subject = _since(subject, source, *earlier)
-        fault = None if report is None else _write(subject, report)
+            subject = replace(subject, since=_since(subject, source, *earlier))
+        faults = write_files((report, functools.partial(write_report, subject)))
         if as_json:
             said = {"hints": hints_object(hints, told), **order_object(survey)}
             said |= broken.as_object()
-            print_json({**source.head(), **_object(subject), **said})
+            print_json({**source.head(), **as_object(subject), **said})
         else:
             print_answer(subject)
-        if fault is not None:
-            raise fault
+        if faults:
+            raise faults[0]
 
 
-def _check(
-    size: _TokenSize,
-    capacities: tuple[Capacity | None, ...],
-    disk: Capacity | None,
-    disk_policies: tuple[str, ...],
-    fleet: _FleetOptions | None,
-) -> None:
+def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_fleet: bool) -> None:
     """Refuse options that contradict each other."""
     if None in capacities and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity auto must be the only value, got {len(capacities)} values"
         )
-    if fleet is not None and len(capacities) > 1:
+    if is_fleet and len(capacities) > 1:
         raise click.UsageError(
             f"--capacity must be one size with --engines, got {len(capacities)}: half, twice and "
             "four times it are compared"
         )
-    if fleet is not None and size.cache.layout() is not None:
+    if is_fleet and cache.layout() is not None:
         raise click.UsageError("--model must have one group for a fleet, got several")
-    if fleet is not None and not is_default("step_tokens"):
+    if is_fleet and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
-    if disk_policies and disk is None and not (fleet and fleet.shared):
-        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
 
 
-def _check_none(options: dict[str, object]) -> None:
-    """Refuse options of a fleet without --engines."""
-    for option, given in options.items():
-        if given:
-            raise click.UsageError(f"--{option} must go with --engines, got it without")
-
-
-def _since(subject: Answer, source: Source, path: str, earlier: dict[str, Any]) -> Answer:
+def _since(
+    subject: Subject | FleetSubject, source: Source, path: str, earlier: dict[str, Any]
+) -> Comparison:
     """Compare the advice with an earlier one."""
     try:
-        found = compared_advice(path, earlier, {**source.head(), **_object(subject)})
+        return compared_advice(path, earlier, {**source.head(), **as_object(subject)})
     except ValueError as error:
         raise click.UsageError(f"--compare {error}") from None
-    return replace(subject, since=found)
-
-
-def _object(subject: Answer) -> dict[str, object]:
-    if isinstance(subject, FleetSubject):
-        return fleet_advice_object(subject)
-    if isinstance(subject, Subject):
-        return as_object(subject)
-    raise TypeError(f"subject must be advice on one engine or on several, got {subject!r}")
 
 
 def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
@@ -435,11 +416,9 @@ def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
 def _fleet_advice(
     recorded: RecordedTrace,
     setup: Setup,
-    options: _FleetOptions,
     typical: int,
     effort: Effort,
     *,
-    disk: Disk | None,
     grows: bool,
 ) -> FleetAdvice:
     """Replay the fleets; note what limits them.
@@ -459,12 +438,8 @@ def _fleet_advice(
         others=(),
         device_memory=setup.device_memory or typical,
         device_is_assumed=not setup.device_memory and typical > 0,
-        engines=options.engines,
-        routers=options.routers or STACK_ROUTERS,
-        tiers=options.tiers(disk, setup, trace.unique_blocks),
         engine=engine,
         loop=loop,
-        prices=options.price,
     )
     try:
         cases = cases_of(question, trace.unique_blocks)
@@ -487,31 +462,24 @@ def _replayed(recorded: RecordedTrace, question: Setup, effort: Effort) -> Fleet
         return advise_fleet(recorded, question, **how)
 
 
-@dataclass(frozen=True, slots=True)
-class _FleetOptions:
-    """The options of a fleet, as they were given."""
-
-    engines: int
-    routers: tuple[str, ...]
-    shared: tuple[Shared, ...]
-    tier_policies: tuple[str, ...]
-    price: Prices | None
-
-    def tiers(
-        self, disk: Disk | None, setup: Setup, unique_blocks: int
-    ) -> tuple[FleetTier | None, ...]:
-        """Return the tiers to compare, none first."""
-        policies = self.tier_policies or ("lru",)
-        found: list[FleetTier | None] = [None]
-        for one in self.shared:
-            if one.capacity is None:
-                continue
-            memory = _bytes_of(one.capacity, "--shared", setup.chunks, unique_blocks)
+def _tiers(
+    shared: Iterable[Shared],
+    disk: Disk | None,
+    tier_policies: tuple[str, ...],
+    setup: Setup,
+    trace: DecodedTrace,
+) -> tuple[FleetTier | None, ...]:
+    """Return the tiers of a fleet to compare, none first."""
+    policies = tier_policies or ("lru",)
+    found: list[FleetTier | None] = [None]
+    for one in shared:
+        if one.capacity is not None:
+            memory = _bytes_of(one.capacity, "--shared", setup.chunks, trace.unique_blocks)
             given = policies if one.policy is None else (one.policy,)
             found += [FleetTier("shared", memory, policy) for policy in given]
-        if disk is not None:
-            found += [FleetTier("private", disk.size, policy) for policy in policies]
-        return tuple(dict.fromkeys(found))
+    if disk is not None:
+        found += [FleetTier("private", disk.size, policy) for policy in policies]
+    return tuple(dict.fromkeys(found))
 
 
 def _subject(
@@ -577,15 +545,6 @@ def _retentions(
         return tuple(retentions(recorded, advice, **how))
 
 
-def _write(subject: Answer, report: str) -> OSError | None:
-    """Write the page; return the error, if any, so that the advice is still printed."""
-    try:
-        write_report(subject, report)
-    except OSError as error:
-        return error
-    return None
-
-
 def _why_no_block_tokens(survey: Survey) -> str:
     if not survey.input_tokens:
         return "the trace does not say how long its requests are"
@@ -593,34 +552,19 @@ def _why_no_block_tokens(survey: Survey) -> str:
     return f"no block size fits all requests; they have {mean:,.0f} tokens per block on average"
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenSize:
-    """The options that give the bytes of KV cache per token, or per slot."""
-
-    cache: CacheOptions
-    given: int | None
-
-    def check(self) -> None:
-        """Refuse options that contradict each other or would have no effect."""
-        if self.cache.model is not None and self.given is not None:
-            raise click.UsageError("at most one of --model and --kv-bytes-per-token must be given")
-        self.cache.check()
-
-    def of(self, source: Source, block_tokens: int) -> int:
-        """Return the bytes per token; 0 for a model with groups, which has none."""
-        if self.cache.layout() is not None:
-            return 0
-        known = self.cache.token_bytes()
-        if known is not None:
-            return known
-        if self.given is not None:
-            return self.given
-        if source.block_bytes is None or source.block_tokens is None:
-            raise click.UsageError(
-                "one of --model and --kv-bytes-per-token must be given: the trace does not say "
-                "how many bytes its blocks have"
-            )
-        return max(1, source.block_bytes // block_tokens)
+def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
+    """Return the bytes of KV cache per token; 0 for a model with groups, which has none."""
+    if cache.layout() is not None:
+        return 0
+    known = cache.token_bytes() or cache.kv_bytes_per_token
+    if known is not None:
+        return known
+    if source.block_bytes is None or source.block_tokens is None:
+        raise click.UsageError(
+            "one of --model and --kv-bytes-per-token must be given: the trace does not say "
+            "how many bytes its blocks have"
+        )
+    return max(1, source.block_bytes // block_tokens)
 
 
 def _bytes_of(

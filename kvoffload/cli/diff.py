@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from kvoffload.advise.answer import column
 from kvoffload.errors import describe
 
 from ._fields import FIELDS
 from ._options import examples, json_option
 from ._output import check_outputs
-from ._terminal import Column, flat, print_json, print_tables
+from ._terminal import flat, print_json, print_tables
 
 MOST_BYTES = 2**28
 WHICH: dict[str, Any] = dict.fromkeys(("policy", "capacity_given", "tier_given"))
@@ -49,7 +50,7 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
         print_json({"results": [_object(which, old[which], new[which]) for which in shared]})
         return
     leading = [
-        Column(name.removesuffix("_given"), [str(which[index]) for which in shared], numeric=False)
+        column(name.removesuffix("_given"), [str(which[index]) for which in shared], numeric=False)
         for index, name in enumerate(WHICH)
         if name == "policy" or len({which[index] for which in shared}) > 1
     ]
@@ -57,7 +58,7 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
         (name, [_text(name, old[which], new[which]) for which in shared]) for name in FIGURES
     ]
     columns = [
-        [Column(TITLES.get(name, FIELDS[name].title), texts)]
+        [column(TITLES.get(name, FIELDS[name].title), texts)]
         for name, texts in figures
         if any(text.endswith(")") for text in texts)
     ]

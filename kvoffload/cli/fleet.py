@@ -17,7 +17,7 @@ from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, T
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
-from ._decoding import Decoding, decode
+from ._decoding import Decoding
 from ._fields import Row
 from ._fleet_options import (
     Shared,
@@ -54,8 +54,8 @@ from ._options import (
     values_of,
 )
 from ._output import check_csv, check_outputs, check_plot, show
-from ._sources import Reading, note_order, open_source, order_object
-from ._terminal import note, note_bad_lines, progress_bar
+from ._sources import Reading
+from ._terminal import note
 
 _NS_A_MS = 10**6
 
@@ -64,7 +64,7 @@ _NS_A_MS = 10**6
 class _Memory:
     """The memory that is compared, as it was given."""
 
-    block_bytes: int | None
+    block_bytes: int  # 0 if not known
     unique_blocks: int  # of the trace
     capacities: tuple[Capacity, ...]
     device: Capacity | None
@@ -293,31 +293,25 @@ def fleet(
     check_plot(plot, quiet=quiet)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
-    with open_source(traces, reading, block_tokens) as source:
-        decoded, known, survey = decode(
-            source,
-            block_tokens,
-            reading.limit,
-            hints,
-            full_blocks=full_blocks,
-            arrivals=True,
-            quiet=quiet,
-        )
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
-    if known.count is None:
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
+    read = decoding.read(quiet=quiet)
+    trace, block_tokens = read.trace, read.block_tokens.count
+    if block_tokens is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
-    block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
-    groups = cache.groups(known.count, block_bytes)
+    groups = cache.groups(block_tokens, block_bytes or read.source.block_bytes)
     if not groups.is_plain:
         raise click.UsageError("--model must have one group for a fleet, got several")
     sizes = [one.capacity for one in shared]
-    if price is not None and block_bytes is None:
+    if price is not None and not groups.slot_bytes:
         raise click.UsageError("--price needs --model or --block-bytes, got neither")
     check_sizes(
-        block_bytes, capacity=capacities, device_memory=[device_memory], disk=disks, shared=sizes
+        groups.slot_bytes,
+        capacity=capacities,
+        device_memory=[device_memory],
+        disk=disks,
+        shared=sizes,
     )
-    if rate is not None and block_bytes is None:
+    if rate is not None and not groups.slot_bytes:
         raise click.UsageError(
             "--prefill-tokens-per-second needs --model or --block-bytes, for the times of reads, "
             f"got {rate} without"
@@ -334,8 +328,8 @@ def fleet(
     }
 
     memory = _Memory(
-        block_bytes,
-        decoded.unique_blocks,
+        groups.slot_bytes,
+        trace.unique_blocks,
         capacities,
         device_memory,
         disks,
@@ -352,22 +346,12 @@ def fleet(
     ]
     for one, _, _ in cells:
         manager_of(one.policy, one.host, "block")
-    _check(decoded, cells[0][0])
-    note_limits(decoded, {one: given for one, given, _ in cells}, quiet=quiet)
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    with efforts(jobs, dask, decoding, decoded.num_blocks, quiet=quiet) as effort:
-        results = _replayed(decoded, [one for one, _, _ in cells], effort)
-    view = Fleets(
-        source,
-        decoded,
-        known,
-        [Row(one, results[one], given, tier) for one, given, tier in cells],
-        cache.text(known.count),
-        order_object(survey),
-        hints,
-        pooled=results,
-        prices=price,
-    )
+    _check(trace, cells[0][0])
+    note_limits(trace, {one: given for one, given, _ in cells}, quiet=quiet)
+    with efforts(jobs, dask, decoding, trace.num_blocks, quiet=quiet) as effort:
+        results = _replayed(trace, [one for one, _, _ in cells], effort)
+    rows = [Row(one, results[one], given, tier) for one, given, tier in cells]
+    view = Fleets(read, rows, cache.text(groups), pooled=results, prices=price)
     _warn_of_load(view, quiet=quiet)
     show(view, plot=plot, csv=csv, as_json=as_json)
 
@@ -388,13 +372,8 @@ def _replayed(
     """Replay all fleets, and the same memory as one cache."""
     pooled = [one for fleet in fleets for one in pooled_of(fleet)]
     work = list(dict.fromkeys([*fleets, *pooled]))
-    results: dict[Configuration, Result] = {}
-    with progress_bar("replaying", len(work), quiet=effort.quiet, unit="fleets") as progress:
-        for result in replay_all(trace, work, jobs=effort.jobs, elsewhere=effort.elsewhere):
-            results[result.configuration] = result
-            if progress is not None:
-                progress(len(results))
-    return results
+    with effort.on("replaying", len(work), "fleets") as how:
+        return {result.configuration: result for result in replay_all(trace, work, **how)}
 
 
 def _warn_of_load(view: Fleets, *, quiet: bool) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import click
 
-from kvoffload.traces import Request, Workload
+from kvoffload.traces import Workload
 
 from ._options import examples, quiet_option, seed_option
 from ._output import check_output_option, output_option, write_output
-from ._terminal import progress_bar
+from ._terminal import counted, progress_bar
 
 
 @click.command(epilog=examples("kvoffload generate --requests 2000 --output chats.jsonl.gz"))
@@ -40,14 +38,4 @@ def generate(requests: int, seed: int, block_tokens: int, output: str, *, quiet:
     check_output_option((), output)
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
     with progress_bar("writing", requests, quiet=quiet) as progress:
-        write_output(_counted(workload, progress), output)
-
-
-def _counted(
-    requests: Iterable[Request], progress: Callable[[int], None] | None
-) -> Iterable[Request]:
-    """Yield requests and report their number."""
-    for count, request in enumerate(requests, start=1):
-        yield request
-        if progress is not None:
-            progress(count)
+        write_output(counted(workload, progress), output)

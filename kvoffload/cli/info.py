@@ -7,7 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
-from kvoffload._extras import require
+from kvoffload.advise.answer import column
 from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
 from kvoffload.traces.breaks import PrefixBreaks
@@ -23,9 +23,9 @@ from ._options import (
     traces_argument,
     value_of,
 )
-from ._output import check_outputs
+from ._output import check_outputs, check_plot, write_files
 from ._sources import Reading, Source, note_order, open_source, order_object
-from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
+from ._terminal import note_bad_lines, print_json, print_tables, progress_bar
 
 
 @click.command(
@@ -65,9 +65,7 @@ def info(
     such files, or a pattern; several are merged by time. - means standard input.
     """
     check_outputs(traces, {"--plot": plot})
-    if plot is not None:
-        require("matplotlib", "--plot", "plot")
-    fault: OSError | None = None
+    check_plot(plot, quiet=quiet)
     returns, sample = Returns(), PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
@@ -76,32 +74,27 @@ def info(
         note_order(survey, source, quiet=quiet)
         ratio = survey.ideal_hit_ratio
         broken = Broken.of(source, sample, ratio, shows_text=show_text, quiet=quiet)
-        if plot is not None:
-            fault = _draw(source.name, returns, plot)
+
+        def draw(path: str) -> None:
+            from ._plot import draw_kept
+
+            draw_kept(source.name, returns.blocks, path)
+
+        faults = write_files((plot, draw))
         if as_json:
             print_json(as_object(source, survey) | returns_object(returns) | broken.as_object())
         else:
             _print(source, survey, returns, broken)
             note_bad_lines(source.bad_lines, quiet=quiet)
-    if fault is not None:
-        raise fault
-
-
-def _draw(name: str, returns: Returns, plot: str) -> OSError | None:
-    from ._plot import draw_kept
-
-    try:
-        draw_kept(name, returns.blocks, plot)
-    except OSError as error:
-        return error
-    return None
+    if faults:
+        raise faults[0]
 
 
 def _print(source: Source, survey: Survey, returns: Returns, broken: Broken) -> None:
     rows = as_rows(source, survey) + broken.rows() + returns_rows(returns, survey.seconds)
     names, values = zip(*rows, strict=True)
     title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
-    print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
+    print_tables(title, [column("", [*names], numeric=False)], [[column("", [*values])]])
 
 
 def as_object(source: Source, survey: Survey) -> dict[str, object]:

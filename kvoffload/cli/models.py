@@ -7,12 +7,13 @@ from collections import Counter
 import click
 
 from kvoffload.advise import model_shape
+from kvoffload.advise.answer import column
 from kvoffload.advise.model_shape import ModelShape
 from kvoffload.advise.models import model_names
 
 from ._options import examples, json_option
 from ._output import check_outputs
-from ._terminal import Column, print_json, print_prose, print_tables
+from ._terminal import print_json, print_prose, print_tables
 
 
 @click.command(
@@ -33,11 +34,11 @@ def models(*, as_json: bool) -> None:
         return
     print_tables(
         [f"{len(shapes)} models, bfloat16, one worker"],
-        [Column("model", [shape.name for shape in shapes], numeric=False)],
+        [column("model", [shape.name for shape in shapes], numeric=False)],
         [
             [
-                Column("bytes of\na block", [f"{s.layout().block_bytes:,}" for s in shapes]),
-                Column("groups × layers", [_groups_text(s) for s in shapes], numeric=False),
+                column("bytes of\na block", [f"{s.layout().block_bytes:,}" for s in shapes]),
+                column("groups × layers", [_groups_text(s) for s in shapes], numeric=False),
             ]
         ],
     )

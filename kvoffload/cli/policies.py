@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from kvoffload.policies import registry
@@ -33,16 +35,7 @@ def policies(*, as_json: bool) -> None:
                         "name": entry.name,
                         "summary": entry.summary,
                         "ranks_by_return": entry.ranks_by_return,
-                        "options": [
-                            {
-                                "name": option.name,
-                                "default": option.default,
-                                "minimum": option.minimum,
-                                "maximum": option.maximum,
-                                "summary": option.summary,
-                            }
-                            for option in entry.options
-                        ],
+                        "options": [asdict(option) for option in entry.options],
                     }
                     for entry in entries
                 ],

@@ -7,29 +7,21 @@ from typing import Any
 
 import click
 
-from kvoffload.replay import Configuration, HintOptions
+from kvoffload.replay import HintOptions
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import CEILINGS
 
-from ._decoding import decode
+from ._cells import cells_of
+from ._decoding import Decoding
 from ._fields import Row, columns
 from ._hint_options import hint_options
-from ._loop_options import check_arrivals, check_loop, loop_options, without_belady
-from ._model_options import (
-    CacheOptions,
-    model_options,
-    note_no_ceiling,
-    unique_chunks,
-    without_unknown_ceilings,
-)
+from ._loop_options import loop_options
+from ._model_options import CacheOptions, model_options
 from ._options import (
     Capacity,
     block_bytes_option,
     block_tokens_option,
     capacity_option,
-    check_sizes,
-    check_steps,
-    device_memory_blocks,
     device_memory_option,
     examples,
     is_default,
@@ -41,9 +33,9 @@ from ._options import (
     workload_seed_option,
 )
 from ._output import check_outputs
-from ._sources import Reading, note_order, open_or_generate, order_object
+from ._sources import Reading, open_or_generate
 from ._streams import standard_input_waits
-from ._terminal import note, note_bad_lines, print_json, print_tables, progress_bar
+from ._terminal import note, print_json, print_tables, progress_bar
 from ._view import View
 
 GENERATED_REQUESTS = 5_000
@@ -70,7 +62,7 @@ class Replayed(View):
         if any(row.result.not_admitted for row in rows):
             kept.append("not_admitted")
         ran_by = columns(rows, "implementation")
-        ways = sorted({way for column in ran_by for way in column.cells} - {"-"})
+        ways = sorted({cell.text for column in ran_by for cell in column.cells} - {"-"})
         title = self.title()
         if len(ways) == 1:
             title.append(f"ms: time in the manager per request, {ways[0]} implementation")
@@ -134,62 +126,39 @@ def replay(
     """
     cache.check(block_bytes)
     check_outputs(traces)
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
-        decoded, known, survey = decode(
-            source,
-            block_tokens,
-            reading.limit,
-            hints,
-            full_blocks=full_blocks,
-            arrivals=bool(loop),
+        read = decoding.of(source, quiet=quiet)
+    cells = cells_of(
+        read,
+        cache,
+        policies,
+        capacities,
+        block_bytes=block_bytes,
+        device_memory=device_memory,
+        loop=loop,
+        quiet=quiet,
+        unasked=is_default("policies"),
+    )
+    groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
+    if not groups.knows_tokens:
+        note("no block size fits all requests: token ratios need --block-tokens", quiet=quiet)
+    replays, rows = Replays(read.trace), []
+    for given, one in cells:
+        manager = None
+        if one.policy not in CEILINGS:
+            manager = manager_of(one.policy, one.host, unit, read.block_tokens.count)
+        description = f"{one.policy}, {one.host:,} {unit}s"
+        with progress_bar(description, read.trace.num_requests, quiet=quiet) as progress:
+            result = replays.of(one, manager=manager, progress=progress)
+        rows.append(Row(one, result, given))
+    if not traces and standard_input_waits():
+        note(
+            "a generated workload was replayed; standard input was not read: TRACE - reads it",
             quiet=quiet,
         )
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
-        block_tokens = known.count
-        check_steps(cache.step_tokens, block_tokens)
-        block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
-        check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
-        groups = cache.groups(block_tokens, block_bytes)
-        unasked = is_default("policies")
-        policies = without_unknown_ceilings(policies, groups, quiet=quiet or unasked)
-        check_loop(loop, groups, block_tokens, step_tokens=cache.step_tokens)
-        if loop:
-            policies = without_belady(policies, quiet=quiet or unasked)
-        if block_tokens is None:
-            note(
-                "no block size fits all requests: token ratios need --block-tokens",
-                quiet=quiet,
-            )
-        unique = unique_chunks(groups, decoded.unique_blocks)
-        unit = groups.slot_name
-        sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
-        device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
-        note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-        replays, rows = Replays(decoded), []
-        for asked, num_blocks in zip(capacities, sizes, strict=True):
-            for policy in policies:
-                one = Configuration(
-                    policy=policy, host=num_blocks, device=device_blocks, groups=groups, **loop
-                )
-                if loop:
-                    check_arrivals(one, decoded)
-                manager = None
-                if policy not in CEILINGS:
-                    manager = manager_of(policy, num_blocks, unit, block_tokens)
-                description = f"{policy}, {num_blocks:,} {unit}s"
-                with progress_bar(description, decoded.num_requests, quiet=quiet) as progress:
-                    result = replays.of(one, manager=manager, progress=progress)
-                rows.append(Row(one, result, asked.text))
-        if not traces and standard_input_waits():
-            note(
-                "a generated workload was replayed; standard input was not read: TRACE - reads it",
-                quiet=quiet,
-            )
-        view = Replayed(
-            source, decoded, known, rows, cache.text(block_tokens), order_object(survey), hints
-        )
-        if as_json:
-            print_json(view.as_object())
-        else:
-            view.print()
+    view = Replayed(read, rows, cache.text(groups))
+    if as_json:
+        print_json(view.as_object())
+    else:
+        view.print()

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvoffload.advise.answer import column
 from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
@@ -14,32 +15,19 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
 
-from ._decoding import Decoding, decode
+from ._cells import cells_of
+from ._decoding import Decoding
 from ._fields import FIELDS, Row
 from ._hint_options import hint_options
-from ._loop_options import (
-    check_arrivals,
-    check_loop,
-    loop_options,
-    without_belady,
-)
+from ._loop_options import loop_options
 from ._machines import Effort, check_dask, efforts
-from ._model_options import (
-    CacheOptions,
-    model_options,
-    note_no_ceiling,
-    unique_chunks,
-    without_unknown_ceilings,
-)
+from ._model_options import CacheOptions, model_options
 from ._options import (
     Capacity,
     block_bytes_option,
     block_tokens_option,
     capacity_option,
-    check_sizes,
-    check_steps,
     dask_option,
-    device_memory_blocks,
     device_memory_option,
     examples,
     jobs_option,
@@ -53,8 +41,8 @@ from ._options import (
     value_of,
 )
 from ._output import check_csv, check_outputs, check_plot, show
-from ._sources import Reading, note_order, open_source, order_object
-from ._terminal import Column, note, note_bad_lines, print_prose, print_tables, progress_bar
+from ._sources import Reading
+from ._terminal import note, print_prose, print_tables
 from ._view import View
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
@@ -99,11 +87,11 @@ class Swept(View):
             "ttft_mean": ["first token, mean, s"],
             "ttft_p95": ["first token, 95th percentile, s"],
         }
+        if not groups.is_plain and not self.first.device:  # all tokens are asked for
+            del titles["token_hit_ratio"]
         names = [
             name for name in titles if any(FIELDS[name].value(row) is not None for row in self.rows)
         ]
-        if not groups.is_plain and not self.first.device:  # all tokens are asked for
-            names.remove("token_hit_ratio")
         for name in names:
             if name != names[0]:
                 click.echo()
@@ -122,10 +110,10 @@ class Swept(View):
             headings["size"] = [bytes_text(slots * size) for slots in sizes.values()]
         texts = [[FIELDS[name].text_of(row) for row in self.of(policy)] for policy in self.policies]
         columns = [
-            [Column("\n".join(heading), [row[index] for row in texts])]
+            [column("\n".join(heading), [row[index] for row in texts])]
             for index, heading in enumerate(zip(*headings.values(), strict=True))
         ]
-        leading = Column("\n".join(headings), self.policies, numeric=False)
+        leading = column("\n".join(headings), self.policies, numeric=False)
         print_tables(title, [leading], columns)
 
 
@@ -209,63 +197,36 @@ def sweep(
     check_outputs(traces, files, append=("--results",))
     check_dask(dask, traces)
     if results is not None:
-        _check_results(results)
+        try:
+            ResultsFile.check(results)
+        except ValueError as error:
+            raise click.UsageError(f"--results {error}") from None
     check_plot(plot, quiet=quiet)
-    with open_source(traces, reading, block_tokens) as source:
-        decoded, known, survey = decode(
-            source,
-            block_tokens,
-            reading.limit,
-            hints,
-            full_blocks=full_blocks,
-            arrivals=bool(loop),
-            quiet=quiet,
-        )
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
-    check_steps(cache.step_tokens, known.count)
-    block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
-    groups = cache.groups(known.count, block_bytes)
-    check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
-    unique = unique_chunks(groups, decoded.unique_blocks)
-    unit = groups.slot_name
-    sizes = {asked.text: asked.resolve(block_bytes, unique, unit=unit) for asked in capacities}
-    device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
-    note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-    policies = without_unknown_ceilings(policies, groups, quiet=quiet)
-    check_loop(
-        loop, groups, known.count, step_tokens=cache.step_tokens, pending=pending, results=results
+    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
+    read = decoding.read(quiet=quiet)
+    cells = cells_of(
+        read,
+        cache,
+        tuple(dict.fromkeys(policies)),
+        capacities,
+        block_bytes=block_bytes,
+        device_memory=device_memory,
+        loop=loop,
+        quiet=quiet,
+        pending=pending,
+        results=results,
     )
-    if loop:
-        policies = without_belady(policies, quiet=quiet)
-    common: dict[str, Any] = {"device": device_blocks, "groups": groups, "pending": pending, **loop}
-    cells = [
-        (text, Configuration(policy=policy, host=size, **common))
-        for policy in dict.fromkeys(policies)
-        for text, size in sizes.items()
-    ]
-    wanted = [one for _, one in cells]
-    if loop:
-        check_arrivals(wanted[0], decoded)
+    cells = sorted(dict.fromkeys(cells), key=lambda cell: policies.index(cell[1].policy))
+    wanted, groups = [one for _, one in cells], cells[0][1].groups
     for one in wanted:
         if one.policy not in CEILINGS:
-            manager_of(one.policy, one.host, unit)
-    file = None if results is None else ResultsFile(results, decoded, groups)
+            manager_of(one.policy, one.host, groups.slot_name)
+    file = None if results is None else ResultsFile(results, read.trace, groups)
     faults: list[OSError] = []  # of files; the result is still printed
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
-    with efforts(jobs, dask, decoding, decoded.num_blocks, quiet=quiet) as effort:
-        found = _results(decoded, wanted, file, effort, faults)
+    with efforts(jobs, dask, decoding, read.trace.num_blocks, quiet=quiet) as effort:
+        found = _results(read.trace, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
-    view = Swept(source, decoded, known, rows, cache.text(known.count), order_object(survey), hints)
-    show(view, plot=plot, csv=csv, as_json=as_json, faults=faults)
-
-
-def _check_results(results: str) -> None:
-    """Refuse a file that holds anything but results, because results would be appended."""
-    try:
-        ResultsFile.check(results)
-    except ValueError as error:
-        raise click.UsageError(f"--results {error}") from None
+    show(Swept(read, rows, cache.text(groups)), plot=plot, csv=csv, as_json=as_json, faults=faults)
 
 
 def _results(
@@ -284,15 +245,12 @@ def _results(
     wanted = [one for one in every if one not in found]
     if len(wanted) < len(every) and file is not None:
         note(f"{len(every) - len(wanted):,} of {len(every):,} results were known", quiet=quiet)
-    with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        results = replay_all(trace, wanted, jobs=effort.jobs, elsewhere=effort.elsewhere)
+    with effort.on("sweeping", len(wanted), "cells") as how:
         try:
-            for done, result in enumerate(results, start=1):
+            for result in replay_all(trace, wanted, **how):
                 found[result.configuration] = result
                 if file is not None and not faults and not is_own(result.configuration.policy):
                     _add(file, result, faults)
-                if progress is not None:
-                    progress(done)
         except (KeyboardInterrupt, SystemExit):
             if file is not None:
                 kept = f"{len(file.read(every)):,} of {len(every):,} results"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvoffload._printable import printable
+from kvoffload.advise.answer import Column, column
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import MissingExtraError, describe
 
 from ._group import Group
 from ._options import examples, json_option, quiet_option
-from ._terminal import Column, note, print_json, print_tables, progress_bar
+from ._terminal import note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
     from kvoffload.tiers.local.slab import SlabFolder, Verdict
@@ -51,7 +52,7 @@ def info(path: str, *, as_json: bool) -> None:
     rows = [_as_row(slab) for slab in found]
     titles = ("model", "generation", "blocks", "of", "block size", "used", "on disk", "in use by")
     columns = [
-        Column(title, [*cells], numeric=title not in {"model", "generation", "in use by"})
+        column(title, [*cells], numeric=title not in {"model", "generation", "in use by"})
         for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
         if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
@@ -105,8 +106,8 @@ def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None
         print_json({"path": path, "slabs": rows})
     else:
         columns = [
-            Column("sound", [f"{verdict.sound:,}" for verdict in verdicts]),
-            Column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts]),
+            column("sound", [f"{verdict.sound:,}" for verdict in verdicts]),
+            column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts]),
         ]
         print_tables([path], [_names(found)], [[column] for column in columns])
     ctx.exit(1 if any(verdict.corrupt for verdict in verdicts) else 0)
@@ -186,7 +187,7 @@ def _slabs() -> Iterator[ModuleType]:
 
 
 def _names(slabs: list[SlabFolder]) -> Column:
-    return Column("slab", [slab.folder.name for slab in slabs], numeric=False)
+    return column("slab", [slab.folder.name for slab in slabs], numeric=False)
 
 
 def _name_of(generation: str) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvoffload.traces import Request
 
-__all__ = ["Arrivals", "ArrivalsCollector", "NoSessionsError"]
+__all__ = ["Arrivals", "ArrivalsCollector", "Collector", "NoSessionsError"]
 
 _NANOSECONDS_A_MS = 10**6
 _MOST_NS = 2**62
@@ -106,13 +106,12 @@ class Arrivals:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class ArrivalsCollector:
-    """A pass over a trace that finds its `Arrivals`."""
+class Collector:
+    """A pass over a trace that notes the sessions and the times of its requests."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}  # of the sessions
-        self._sessions, self._answers = array("q"), array("q")
-        self._times, self._think, self._service = array("d"), array("d"), array("d")  # ms
+        self._sessions, self._times = array("q"), array("d")  # ms
 
     def add(self, request: Request) -> None:
         """Note a request."""
@@ -120,16 +119,29 @@ class ArrivalsCollector:
         self._sessions.append(
             NONE if session is None else self._numbers.setdefault(session, len(self._numbers))
         )
-        self._answers.append(request.output_length)
         self._times.append(request.timestamp)
-        self._think.append(math.nan if request.think is None else request.think)
-        self._service.append(0 if request.service is None else request.service)
 
     def collecting(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield requests and note them."""
         for request in requests:
             self.add(request)
             yield request
+
+
+class ArrivalsCollector(Collector):
+    """A pass over a trace that finds its `Arrivals`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers = array("q")
+        self._think, self._service = array("d"), array("d")  # ms
+
+    def add(self, request: Request) -> None:
+        """Note a request."""
+        super().add(request)
+        self._answers.append(request.output_length)
+        self._think.append(math.nan if request.think is None else request.think)
+        self._service.append(0 if request.service is None else request.service)
 
     def arrivals(self) -> Arrivals:
         """Return the arrivals."""

@@ -13,10 +13,11 @@ from typing import Literal
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
+from .events import duration
 from .groups import GroupChunks
 from .offline import BELADY, CEILINGS
 from .requests import DecodedTrace
-from .routers import Costs, RouterSpec, parse_router
+from .routers import RouterSpec, parse_router
 
 __all__ = ["DECODE_NS", "MOST_ENGINES", "Configuration", "Loop", "Tier"]
 
@@ -161,10 +162,16 @@ class Configuration:
         """Bytes of a slot; 0 if not known."""
         return self.groups.slot_bytes
 
-    @property
-    def costs(self) -> Costs:
-        """The costs of computing and reading."""
-        return Costs(self.rate, self.link, self.tier_link, self.block_bytes)
+    def prefill_ns(self, missed: int, from_host: int, from_tier: int) -> int:
+        """Return the time of a prompt in nanoseconds, for its tokens and the blocks read."""
+        if self.rate is None:
+            return 0
+        size = self.block_bytes
+        return (
+            duration(missed, self.rate)
+            + duration(from_host * size, self.link)
+            + duration(from_tier * size, self.tier_link)
+        )
 
     def check_trace(self, trace: DecodedTrace) -> None:
         """Raise if a trace cannot be replayed: without times, or without sessions for a loop."""

@@ -23,6 +23,7 @@ def replay_all(
     parts: int = 1,
     jobs: int = 1,
     elsewhere: Elsewhere | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Iterator[Result]:
     """Replay a trace through configurations; yield each result when it is known, without a log.
 
@@ -43,6 +44,8 @@ def replay_all(
         Number of processes; 1 computes in this one.
     elsewhere : Elsewhere, optional
         Other machines, which compute them instead.
+    progress : callable, optional
+        Called with the number of results that have been yielded and used.
 
     Raises
     ------
@@ -55,8 +58,10 @@ def replay_all(
     for configuration in ordered:
         configuration.check_trace(trace)
     make = functools.partial(_replaying, parts=parts)
-    for _, result in spread(trace, ordered, make, jobs, elsewhere):
+    for done, result in enumerate(spread(trace, ordered, make, jobs, elsewhere), start=1):
         yield result
+        if progress is not None:
+            progress(done)
 
 
 def _shortness(one: Configuration) -> tuple[Any, ...]:

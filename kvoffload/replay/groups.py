@@ -261,7 +261,6 @@ class GroupChunks:
                 f"block_tokens must give chunks of at most {MAX_CHUNK_TOKENS} tokens, got "
                 f"{block_tokens}, which gives {largest}"
             )
-        _check_retention(layout, engine_chunks, retention)
         exact = chunks == engine_chunks
         rules = tuple(
             _Rule.of(group, chunk, group.block_tokens if exact else chunk)
@@ -271,7 +270,7 @@ class GroupChunks:
         full = [group for group, rule in enumerate(rules) if not rule.span]
         sparse.sort(key=lambda group: -rules[group].span)
         of_full = {rules[group].chunk for group in full}
-        return cls(
+        groups = cls(
             layout=layout,
             block_tokens=block_tokens,
             retention=retention,
@@ -287,6 +286,8 @@ class GroupChunks:
             _interval=(retention or 0) // (unit * blocks_per_chunk) * smallest,
             _step_block=math.lcm(*(rule.block for rule in rules)),
         )
+        groups._check_retention()
+        return groups
 
     @classmethod
     def of_blocks(
@@ -380,7 +381,23 @@ class GroupChunks:
     @property
     def retention_multiple(self) -> int:
         """Tokens of which a retention interval is a multiple."""
-        return _retention_multiple(self.layout, self.engine_chunk_tokens)
+        groups = self.layout.groups
+        pairs = zip(groups, self.engine_chunk_tokens, strict=True)
+        chunks = (tokens for group, tokens in pairs if group.kind != "full")
+        return math.lcm(*(group.block_tokens for group in groups), *chunks)
+
+    def _check_retention(self) -> None:
+        """Raise ValueError unless the engine accepts the retention."""
+        retention, multiple = self.retention, self.retention_multiple
+        if retention and not self.layout.is_sparse:
+            raise ValueError(
+                "retention must be 0 or none where no group is a window or a state, got "
+                f"{retention}"
+            )
+        if retention and (retention < 0 or retention % multiple):
+            raise ValueError(
+                f"retention must be 0, none or a multiple of {multiple}, got {retention}"
+            )
 
     def is_bounded(self, *, junctions: bool) -> bool:
         """Return whether an unbounded cache is an upper bound of every policy's hits.
@@ -780,33 +797,6 @@ def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> in
         end -= run + 1
         needed = rule.span
     return 0
-
-
-def _check_retention(
-    layout: GroupLayout, chunk_tokens: tuple[int, ...], retention: Retention
-) -> None:
-    """Raise ValueError unless the engine accepts the retention."""
-    if not retention:
-        return
-    if not layout.is_sparse:
-        raise ValueError(
-            f"retention must be 0 or none where no group is a window or a state, got {retention}"
-        )
-    multiple = _retention_multiple(layout, chunk_tokens)
-    if retention < 0 or retention % multiple:
-        raise ValueError(f"retention must be 0, none or a multiple of {multiple}, got {retention}")
-
-
-def _retention_multiple(layout: GroupLayout, chunk_tokens: tuple[int, ...]) -> int:
-    """Return the tokens of which a retention interval is a multiple."""
-    return math.lcm(
-        *(group.block_tokens for group in layout.groups),
-        *(
-            tokens
-            for group, tokens in zip(layout.groups, chunk_tokens, strict=True)
-            if group.kind != "full"
-        ),
-    )
 
 
 def check_step_tokens(step_tokens: int) -> None:

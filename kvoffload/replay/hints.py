@@ -12,7 +12,7 @@ import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from kvoffload import Hints
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.traces import Request
+
+from .arrivals import NONE, Collector
 
 __all__ = [
     "HINT_KINDS",
@@ -172,12 +174,7 @@ class TraceHints:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``TraceHints(**hints.arrays())`` equals the hints."""
-        return {
-            "now_s": self.now_s,
-            "expect_s": self.expect_s,
-            "ends": self.ends,
-            "lies": self.lies,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def of_each(self) -> Iterator[Told]:
         """Yield the hints of each request."""
@@ -195,41 +192,29 @@ class TraceHints:
 
 
 _ENDS = Hints(ends=True)
-_UNKNOWN = -1
 
 
-class HintCollector:
+class HintCollector(Collector):
     """A pass over a trace that collects `TraceHints`: some 25 bytes per request, and names."""
 
     def __init__(self, options: HintOptions) -> None:
+        super().__init__()
         self._options = options
-        self._numbers: dict[str, int] = {}  # of the sessions
-        self._sessions = array("q")  # by request, the number of its session
-        self._times, self._expect = array("d"), array("d")  # milliseconds; NaN where not known
+        self._expect = array("d")  # milliseconds; NaN where not known
         self._ends = bytearray()
 
     def add(self, request: Request) -> None:
         """Note a request."""
-        session = request.session
-        self._sessions.append(
-            _UNKNOWN if session is None else self._numbers.setdefault(session, len(self._numbers))
-        )
-        self._times.append(request.timestamp)
+        super().add(request)
         self._expect.append(math.nan if request.expect is None else request.expect)
         self._ends.append(request.ends)
-
-    def collecting(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests and note them."""
-        for request in requests:
-            self.add(request)
-            yield request
 
     def hints(self) -> TraceHints:
         """Return the hints; `NothingToldError` if the trace has no data for any."""
         times, sessions = np.array(self._times), np.array(self._sessions)
         order = np.argsort(sessions, kind="stable")
         before, after = order[:-1], order[1:]
-        returns = (sessions[before] == sessions[after]) & (sessions[before] != _UNKNOWN)
+        returns = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
         before, after = before[returns], after[returns]
         gaps = np.full(len(times), np.nan)
         gaps[before] = times[after] - times[before]
@@ -271,9 +256,9 @@ class HintCollector:
         session, says, lies = None, False, False
         for row in order.tolist():
             number, gap = int(sessions[row]), float(gaps[row])
-            if number == _UNKNOWN and math.isnan(gap) and not ends[row]:
+            if number == NONE and math.isnan(gap) and not ends[row]:
                 continue
-            if number == _UNKNOWN or number != session:
+            if number == NONE or number != session:
                 session = number
                 dice = self._dice(f"request {row}" if number < 0 else f"session {names[number]}")
                 lies, says = dice.random() < options.liars, dice.random() < options.share

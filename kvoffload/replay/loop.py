@@ -26,7 +26,6 @@ from .index import Change
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits
 from .requests import DecodedTrace
 from .results import COUNTS, TIMES, Columns, Result
-from .routers import new_router
 from .rows import Rows
 
 __all__ = ["Replays", "replay"]
@@ -196,16 +195,8 @@ def _in_time(
 ) -> tuple[list[int], dict[str, list[int]]]:
     """Let all rows arrive, be computed and finish; return the engine and the times of each."""
     tokens, size, loop = rows.tokens.tolist(), rows.groups.block_tokens, configuration.loop
-    costs, spec = configuration.costs, configuration.spec
-    tier = configuration.tier
-    router = new_router(
-        spec,
-        rows,
-        configuration.engines,
-        costs=costs,
-        seed=configuration.seed,
-        shared_tier=tier is not None and tier.kind == "shared",
-    )
+    spec = configuration.spec
+    router = spec.router(rows, configuration)
     served = [0] * len(rows)
     arrived, started, first, ended = ([0] * len(rows) for _ in TIMES)
     told = list(rows.told())
@@ -278,7 +269,7 @@ def _in_time(
                 row, None if said is None else said._replace(now_s=now / NANOSECONDS)
             )
             missed = max(0, tokens[row] - sum(hits) * size)
-            needed = costs.prefill_ns(missed, hits.host, hits.tier)
+            needed = configuration.prefill_ns(missed, hits.host, hits.tier)
             started[row] = now
             events.push(now + needed, PREFILL_END, engine, row)
     times = dict(zip(TIMES, (arrived, started, first, ended), strict=True))

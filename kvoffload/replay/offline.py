@@ -8,7 +8,7 @@ Stores complete at once.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,12 @@ from kvoffload._sampling import hash_ids
 
 from .groups import GroupChunks
 from .requests import DecodedTrace
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+    Prompts = DecodedTrace | Rows
+    """The blocks of prompts, in the order of the trace or in another."""
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
     from ._belady_py import belady as chosen
@@ -41,22 +47,6 @@ CEILINGS = (BELADY, INFINITE)
 
 MOST_POSITIONS = 1_000_000
 """Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
-
-
-class Prompts(Protocol):
-    """The blocks of prompts: a `DecodedTrace`, or its requests in another order."""
-
-    @property
-    def starts(self) -> npt.NDArray[np.int64]: ...
-
-    @property
-    def blocks(self) -> npt.NDArray[np.uint32]: ...
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]: ...
-
-    @property
-    def unique_blocks(self) -> int: ...
 
 
 def infinite_hits(prompts: Prompts, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

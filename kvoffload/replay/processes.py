@@ -128,8 +128,8 @@ def spread(
     make: Callable[[DecodedTrace], Callable[[Job], Result]],
     processes: int,
     elsewhere: Elsewhere | None = None,
-) -> Iterator[tuple[Job, Result]]:
-    """Run jobs over a trace; yield each job with its result as soon as it is ready.
+) -> Iterator[Result]:
+    """Run jobs over a trace; yield each result as soon as it is ready.
 
     The processes map the trace and start the jobs in the given order; with 1, or for a single job,
     no process is started. `make` is called once per process, before its first job, and returns the
@@ -146,18 +146,20 @@ def spread(
         yield from _by_executor(trace, jobs, make, elsewhere)
         return
     if processes == 1 or len(jobs) < 2:
-        do = make(trace)
-        for job in jobs:
-            yield job, do(job)
+        yield from map(make(trace), jobs)
         return
-    told = {} if trace.hints is None else trace.hints.arrays()
-    coming = {} if trace.arrivals is None else trace.arrivals.arrays()
-    with (
-        shared_arrays(trace.arrays()) as paths,
-        shared_arrays(told) as told_paths,
-        shared_arrays(coming) as coming_paths,
-    ):
-        yield from _in_processes(jobs, processes, (paths, told_paths, coming_paths, make))
+    with contextlib.ExitStack() as opened:
+        paths = {
+            part: opened.enter_context(shared_arrays(arrays))
+            for part, arrays in _parts(trace).items()
+        }
+        yield from _in_processes(jobs, processes, (paths, make))
+
+
+def _parts(trace: DecodedTrace) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Return the arrays of the parts of a trace that a replay uses."""
+    parts = {"trace": trace, "hints": trace.hints, "arrivals": trace.arrivals}
+    return {name: part.arrays() for name, part in parts.items() if part is not None}
 
 
 def _by_executor(
@@ -165,18 +167,19 @@ def _by_executor(
     jobs: Sequence[Job],
     make: Callable[[DecodedTrace], Callable[[Job], Result]],
     elsewhere: Elsewhere,
-) -> Iterator[tuple[Job, Result]]:
+) -> Iterator[Result]:
     elsewhere.watch(len(jobs))
     wanted = code_here(), _digest(trace)
     arguments = wanted, secrets.token_hex(16), elsewhere.read, make
-    running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job): job for job in jobs}
+    running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job) for job in jobs}
     try:
         while running:
             done = wait(running, ASK_SECONDS, return_when=FIRST_COMPLETED).done
             if not done or any(future.exception() for future in done):
                 elsewhere.watch(len(running))
             for future in done:
-                yield running.pop(future), future.result()
+                running.remove(future)
+                yield future.result()
     finally:
         for future in running:
             future.cancel()
@@ -184,9 +187,7 @@ def _by_executor(
 
 def _digest(trace: DecodedTrace) -> str:
     """Return a digest of the parts of a trace that a replay uses."""
-    parts = (trace, trace.hints, trace.arrivals)
-    found = [digest_of(part.arrays()) for part in parts if part is not None]
-    return ":".join(found)
+    return ":".join(map(digest_of, _parts(trace).values()))
 
 
 @dataclass(slots=True)
@@ -242,9 +243,7 @@ def _own_name() -> str:
         return platform.node()
 
 
-def _in_processes(
-    jobs: Sequence[Job], processes: int, arguments: tuple[Any, ...]
-) -> Iterator[tuple[Job, Any]]:
+def _in_processes(jobs: Sequence[Any], processes: int, arguments: tuple[Any, ...]) -> Iterator[Any]:
     with _signals_held():
         # A spawned process is safe with any threads; a forked one is not.
         pool = ProcessPoolExecutor(
@@ -255,10 +254,11 @@ def _in_processes(
         )
     try:
         with _signals_held():
-            running = {pool.submit(_do, job): job for job in jobs}
+            running = {pool.submit(_do, job) for job in jobs}
         while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
     except BrokenProcessPool:
         message = "a process was killed, perhaps for want of memory; fewer of them need less"
         raise ChildProcessError(message) from None
@@ -304,9 +304,7 @@ _job_of_process: Callable[[Any], Any]
 
 
 def _begin(
-    paths: Mapping[str, str],
-    told_paths: Mapping[str, str],
-    coming_paths: Mapping[str, str],
+    paths: Mapping[str, Mapping[str, str]],
     make: Callable[[DecodedTrace], Callable[[Any], Any]],
 ) -> None:
     """Set up a new process: it ends silently on Ctrl-C, and when its parent ends."""
@@ -316,9 +314,10 @@ def _begin(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        hints = TraceHints(**mapped_arrays(told_paths)) if told_paths else None
-        arrivals = Arrivals(**mapped_arrays(coming_paths)) if coming_paths else None
-        trace = DecodedTrace(**mapped_arrays(paths), hints=hints, arrivals=arrivals)
+        arrays = {part: mapped_arrays(files) for part, files in paths.items()}
+        hints = TraceHints(**arrays["hints"]) if "hints" in arrays else None
+        arrivals = Arrivals(**arrays["arrivals"]) if "arrivals" in arrays else None
+        trace = DecodedTrace(**arrays["trace"], hints=hints, arrivals=arrivals)
         _job_of_process = make(trace)
     except OSError:  # its files are gone with it
         parent = multiprocessing.parent_process()

@@ -15,50 +15,23 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
 from operator import add
+from typing import TYPE_CHECKING
 
 from kvoffload.errors import describe, unknown_name
 from kvoffload.policies.registry import Option, parse_options
 
-from .events import duration
 from .index import DEVICE, HOST, TIER, Change, EventIndex, History, Leads
 from .requests import Blocks
 from .rows import Rows
 
-__all__ = ["ROUTERS", "Costs", "Router", "RouterSpec", "new_router", "parse_router"]
+if TYPE_CHECKING:
+    from .configuration import Configuration
+
+__all__ = ["ROUTERS", "Router", "RouterSpec", "parse_router"]
 
 PLACES = {"device": DEVICE, "host": HOST, "tier": TIER}
 _PERCENT = 100
 _X_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The time an engine takes to compute and to read.
-
-    Attributes
-    ----------
-    rate : int or None
-        Prompt tokens that an engine computes per second; None: no time passes.
-    link, tier_link : int or None
-        Bytes per second from host memory, and from the tier. None: at once.
-    block_bytes : int
-        Bytes of a block.
-    """
-
-    rate: int | None
-    link: int | None
-    tier_link: int | None
-    block_bytes: int
-
-    def prefill_ns(self, missed: int, from_host: int, from_tier: int) -> int:
-        """Return the time of a prompt in nanoseconds, for its tokens and the blocks read."""
-        if self.rate is None:
-            return 0
-        return (
-            duration(missed, self.rate)
-            + duration(from_host * self.block_bytes, self.link)
-            + duration(from_tier * self.block_bytes, self.tier_link)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,46 +125,27 @@ class Router:
     ----------
     rows : Rows
         The requests.
-    num_engines : int
-        Engines.
-    options : mapping
-        All options of the class by name.
-    costs : Costs
-        The costs of computing and reading.
-    seed : int
-        Seed of random choices.
-    shared_tier : bool
-        Whether the engines share one tier.
+    configuration : Configuration
+        The engines, and the router with its options and seed.
     """
 
     name: str
     summary: str
     options: tuple[Option | Choice, ...] = ()
 
-    def __init__(
-        self,
-        rows: Rows,
-        num_engines: int,
-        options: Mapping[str, Value],
-        *,
-        costs: Costs,
-        seed: int = 0,
-        shared_tier: bool = False,
-    ) -> None:
-        self.num_engines = num_engines
-        self.open = [0] * num_engines
+    def __init__(self, rows: Rows, configuration: Configuration) -> None:
+        self.num_engines = configuration.engines
+        self.open = [0] * self.num_engines
         """Number of open requests per engine: sent and not finished."""
-        self.waiting = [0] * num_engines
+        self.waiting = [0] * self.num_engines
         """Number of requests per engine whose prefill has not begun."""
-        self.sent = [0] * num_engines
+        self.sent = [0] * self.num_engines
         """Number of requests sent to each engine so far."""
         self.arrived = 0
         """Number of requests before this one."""
         self._rows = rows
-        self._given = options
-        self._costs = costs
-        self._seed = seed
-        self._shared_tier = shared_tier
+        self._configuration = configuration
+        self._given = configuration.spec.options
         self._set_up()
 
     def _set_up(self) -> None:
@@ -271,7 +225,7 @@ class RandomRouter(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return a random engine."""
-        return _hashed(b"%d:%d" % (self._seed, self.arrived)) % self.num_engines
+        return _hashed(b"%d:%d" % (self._configuration.seed, self.arrived)) % self.num_engines
 
 
 class LeastLoaded(Router):
@@ -336,7 +290,24 @@ class Sticky(Router):
         return home
 
 
-class Prefix(Router):
+class _Remembering(Router):
+    """A router that remembers the blocks that it has sent to each engine."""
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._history = History(
+            self._rows.unique_blocks, self.num_engines, self._number("index_blocks")
+        )
+
+    def _blocks(self, row: int) -> Blocks:
+        """Return the blocks of a row that count."""
+        return self._rows.blocks_of(row)
+
+    def _note(self, row: int, engine: int) -> None:
+        self._history.add(engine, self._blocks(row))
+
+
+class Prefix(_Remembering):
     """A router to the engine last sent the longest known prefix, as in SGLang's router.
 
     Newer releases of SGLang's router have the defaults 64, 1.5 and .3.
@@ -352,12 +323,10 @@ class Prefix(Router):
     )
 
     def _set_up(self) -> None:
+        super()._set_up()
         self._abs = self._number("abs")
         self._rel = float(self._given["rel"])
         self._threshold = float(self._given["threshold"])
-        self._history = History(
-            self._rows.unique_blocks, self.num_engines, self._number("index_blocks")
-        )
 
     def choose(self, row: int) -> int:
         """Return the engine by load, by prefix, or with the fewest blocks."""
@@ -371,9 +340,6 @@ class Prefix(Router):
                 return engine
         sizes = self._history.sizes
         return sizes.index(min(sizes))
-
-    def _note(self, row: int, engine: int) -> None:
-        self._history.add(engine, self._rows.blocks_of(row))
 
 
 class _Scoring(Router):
@@ -398,6 +364,7 @@ class _Scoring(Router):
         )
 
     def _set_up(self) -> None:
+        super()._set_up()
         weights = [self._fraction("prefix"), self._fraction("queue")]
         whole = weights[0].denominator * weights[1].denominator
         self._weights = [int(weight * whole) for weight in weights]
@@ -407,7 +374,7 @@ def _weight(name: str, default: float, summary: str) -> Option:
     return Option(name, default, 0.0, 1e6, summary)
 
 
-class Scored(_Scoring):
+class Scored(_Remembering, _Scoring):
     """A router to the best score of history and queue, as in llm-d without engines' events."""
 
     name = "scored"
@@ -421,9 +388,6 @@ class Scored(_Scoring):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._history = History(
-            self._rows.unique_blocks, self.num_engines, self._number("index_blocks")
-        )
         self._match = self._number("match_blocks")
 
     def _blocks(self, row: int) -> Blocks:
@@ -434,9 +398,6 @@ class Scored(_Scoring):
         """Return the engine with the best score."""
         blocks = self._blocks(row)
         return self._score(self._history.leads(blocks), len(blocks) or 1)
-
-    def _note(self, row: int, engine: int) -> None:
-        self._history.add(engine, self._blocks(row))
 
 
 def _hearing(
@@ -464,9 +425,9 @@ class _Hearing(Router):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._index = EventIndex(
-            self._rows.unique_blocks, self.num_engines, shared_tier=self._shared_tier
-        )
+        tier = self._configuration.tier
+        is_shared = tier is not None and tier.kind == "shared"
+        self._index = EventIndex(self._rows.unique_blocks, self.num_engines, shared_tier=is_shared)
         self._has_ahead = bool(self._number("ahead"))
         if "host" in self._given:
             worth = [self._fraction("host"), self._fraction("tier")]
@@ -498,6 +459,25 @@ class _Hearing(Router):
             self._index.arrive(engine)
 
 
+class _Promising(_Hearing):
+    """A router that counts what each row sent to an engine costs until its prefill ends."""
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._promised = [0] * self.num_engines
+        self._share: dict[int, int] = {}  # of each row whose prefill has not ended
+        self._new: list[int] = []  # of the row being routed, by engine
+
+    def _note(self, row: int, engine: int) -> None:
+        super()._note(row, engine)
+        self._share[row] = self._new[engine]
+        self._promised[engine] += self._new[engine]
+
+    def prefilled(self, row: int, engine: int) -> None:
+        """Subtract what was promised."""
+        self._promised[engine] -= self._share.pop(row)
+
+
 class Events(_Hearing, _Scoring):
     """A router to the best score of caches and queue, as in llm-d with engines' events."""
 
@@ -515,7 +495,7 @@ class Events(_Hearing, _Scoring):
         return self._score(self._credits(leads), self._unit * (blocks or 1))
 
 
-class Cost(_Hearing):
+class Cost(_Promising):
     """A router to the engine with the least to compute and hold, as in Dynamo at temperature 0."""
 
     name = "cost"
@@ -527,11 +507,8 @@ class Cost(_Hearing):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._promised = [0] * self.num_engines  # tokens, in parts of `_unit`
         self._blocks = [0] * self.num_engines  # of open rows
-        self._share: dict[int, int] = {}  # of each row whose prefill has not ended
         self._weight = self._fraction("weight")
-        self._new: list[int] = []  # of the row being routed, by engine
 
     def choose(self, row: int) -> int:
         """Return the engine with the least cost."""
@@ -551,13 +528,7 @@ class Cost(_Hearing):
 
     def _note(self, row: int, engine: int) -> None:
         super()._note(row, engine)
-        self._share[row] = self._new[engine]
-        self._promised[engine] += self._new[engine]
         self._blocks[engine] += len(self._rows.blocks_of(row))
-
-    def prefilled(self, row: int, engine: int) -> None:
-        """Subtract the promised tokens."""
-        self._promised[engine] -= self._share.pop(row)
 
     def finishes(self, row: int, engine: int) -> None:
         """Subtract the held blocks."""
@@ -565,7 +536,7 @@ class Cost(_Hearing):
         self._blocks[engine] -= len(self._rows.blocks_of(row))
 
 
-class Earliest(_Hearing):
+class Earliest(_Promising):
     """A router to the engine expected to end the prefill first, as in Mooncake; a reference.
 
     Qin et al., "Mooncake", FAST 2025, section 6.
@@ -575,30 +546,16 @@ class Earliest(_Hearing):
     summary = "the engine expected to end the prefill first; a reference"
     options = _hearing("host", 0, host=None, tier=None)
 
-    def _set_up(self) -> None:
-        super()._set_up()
-        self._expected = [0] * self.num_engines
-        self._share: dict[int, int] = {}  # of each row whose prefill has not ended
-        self._new: list[int] = []
-
     def choose(self, row: int) -> int:
         """Return the engine expected to end the prefill first."""
         _, leads = self._leads(row)
         length, size = int(self._rows.tokens[row]), self._rows.groups.block_tokens
+        prefill_ns = self._configuration.prefill_ns
         self._new = [
-            self._costs.prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
+            prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
             for near, in_host, far in zip(*leads, strict=True)
         ]
-        return self._least(list(map(add, self._expected, self._new)))
-
-    def _note(self, row: int, engine: int) -> None:
-        super()._note(row, engine)
-        self._share[row] = self._new[engine]
-        self._expected[engine] += self._new[engine]
-
-    def prefilled(self, row: int, engine: int) -> None:
-        """Subtract the expected time."""
-        self._expected[engine] -= self._share.pop(row)
+        return self._least(list(map(add, self._promised, self._new)))
 
 
 ROUTERS: dict[str, type[Router]] = {
@@ -617,18 +574,3 @@ ROUTERS: dict[str, type[Router]] = {
     )
 }
 """The routers by name, in the order of the documentation."""
-
-
-def new_router(
-    spec: RouterSpec,
-    rows: Rows,
-    num_engines: int,
-    *,
-    costs: Costs,
-    seed: int = 0,
-    shared_tier: bool = False,
-) -> Router:
-    """Return a new router; the arguments are those of `Router`."""
-    return spec.router(
-        rows, num_engines, spec.options, costs=costs, seed=seed, shared_tier=shared_tier
-    )

@@ -49,7 +49,7 @@ def test_a_memory_that_the_trace_does_not_fill_is_never_chosen():
     for size in range(1, 4):
         asked = setup(policies=("lru",), memory=size * found.memory // 2)
         assert (advise(recorded, asked).policy is None) == (size > 2)
-    assert "the trace does not show the knee" in capacity_text(found)
+    assert "the trace does not show the knee" in capacity_text(found, setup())
 
 
 @pytest.mark.thorough

@@ -147,15 +147,17 @@ def test_sweep_agrees_with_replay_in_any_number_of_processes(kvoffload, trace):
 
 def test_a_sweep_does_not_repeat_ratios_or_make_up_loads(kvoffload, trace):
     """Where no accelerator is in front the two ratios are one; `belady` knows one group's loads."""
-    arguments = (*MODEL, "--capacity", "1GiB", "--policy", "lru,belady")
-    lru, belady = read(kvoffload, "sweep", trace, *arguments, "--jobs", "1")["results"]
+    arguments = (*MODEL, "--capacity", "1GiB")
+    both = (*arguments, "--policy", "lru,belady")
+    lru, belady = read(kvoffload, "sweep", trace, *both, "--jobs", "1")["results"]
     assert lru["hit_ratio"] == lru["token_hit_ratio"]
     assert lru["loaded"] > 0
     assert belady["hits"] > 0
     assert belady["loaded"] is None
-    table = kvoffload("sweep", trace, *ONE, *arguments).out
-    assert "hit ratio of tokens" in table
-    assert "share of prompt tokens found" not in table
+    for policies in ("lru,belady", "belady"):
+        table = kvoffload("sweep", trace, *ONE, *arguments, "--policy", policies).out
+        assert "hit ratio of tokens" in table
+        assert "share of prompt tokens found" not in table
 
 
 def test_results_of_other_models_and_intervals_are_not_used(kvoffload, trace, tmp_path):

@@ -245,6 +245,7 @@ def test_the_lines_above_a_table_fit_the_width_where_a_word_does(kvoffload):
 
 def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
+    from kvoffload.cli._decoding import Decoded
     from kvoffload.cli._fields import Row
     from kvoffload.cli._sources import BlockTokens, Source
     from kvoffload.cli.replay import Replayed
@@ -254,7 +255,8 @@ def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch
     for count, is_shown in ((1234, True), (0, False)):
         row = Row(one, replace(found, not_admitted=count), "5")
         trace = DecodedTrace.of([Request(0, 16, 1, (1,))])
-        Replayed(Source("t", ()), trace, BlockTokens(None, None), [row]).print()
+        read = Decoded(Source("t", ()), trace, BlockTokens(None, None))
+        Replayed(read, [row]).print()
         out = capsys.readouterr().out
         assert ("admitted" in out, "1,234" in out) == (is_shown, is_shown)
 
