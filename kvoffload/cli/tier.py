@@ -71,12 +71,12 @@ def _show_directory(url: str, *, as_json: bool) -> None:
         print_json({"path": url, "generations": [kept._asdict() for kept in found]})
         return
     columns = [
-        Column("model", [_model_of(kept.namespace) for kept in found], numeric=False),
-        Column("generation", [_name_of(kept.generation) for kept in found], numeric=False),
-        Column("blocks", [f"{kept.blocks:,}" for kept in found]),
-        Column("on disk", [bytes_text(kept.nbytes) for kept in found]),
+        column("model", [_model_of(kept.namespace) for kept in found], numeric=False),
+        column("generation", [_name_of(kept.generation) for kept in found], numeric=False),
+        column("blocks", [f"{kept.blocks:,}" for kept in found]),
+        column("on disk", [bytes_text(kept.nbytes) for kept in found]),
     ]
-    first = Column("namespace", [kept.fingerprint for kept in found], numeric=False)
+    first = column("namespace", [kept.fingerprint for kept in found], numeric=False)
     print_tables([url], [first], [[column] for column in columns])
 
 
