@@ -820,7 +820,8 @@ static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
     most = most < KVO_SHORT_RUN ? KVO_SHORT_RUN : most > KVO_RUN_BYTES ? KVO_RUN_BYTES : most;
     most = most / each > KVO_RUN_BLOCKS ? KVO_RUN_BLOCKS : most / each;
     if (store->kind == KVO_CALLS) { /* no thread is idle while another has several blocks */
-        int64_t each_thread = (job->size + pool->num_workers - 1) / pool->num_workers;
+        int threads = job->op == KVO_WRITE ? pool->num_writers : pool->num_workers;
+        int64_t each_thread = (job->size + threads - 1) / threads;
         most = most < store->blocks_per_call ? most : store->blocks_per_call;
         most = most < each_thread ? most : each_thread;
     }
