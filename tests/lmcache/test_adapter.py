@@ -5,12 +5,8 @@ import select
 import threading
 import time
 
-import pytest
-
-pytest.importorskip("lmcache")
-pytest.importorskip("torch")
-
 import prometheus_client
+import pytest
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener

@@ -14,10 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("lmcache")
-pytest.importorskip("torch")
-
 from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
 
 from kvoffload.integrations.lmcache import adapter as module

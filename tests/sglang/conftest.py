@@ -13,6 +13,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.needed import needs
+
+pytest_pycollect_makemodule = needs("sglang")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave SGLang and torch their own warnings: importing them meets these."""

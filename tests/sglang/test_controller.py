@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 

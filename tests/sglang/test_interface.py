@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang", reason="it needs SGLang: .ci/sglang-env")
-
 from sglang.version import __version__
 
 import kvoffload.integrations.sglang as integration

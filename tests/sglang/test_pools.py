@@ -6,9 +6,6 @@ import random
 import time
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheFile,

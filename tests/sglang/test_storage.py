@@ -6,11 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import numpy as np
+import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from sglang.srt.runtime_context import get_context

@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 import torch
 from vllm.config import (
     CacheConfig,

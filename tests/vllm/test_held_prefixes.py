@@ -11,9 +11,6 @@ import time
 from collections import defaultdict
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
 from kvoffload.policies import registry

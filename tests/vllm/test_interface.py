@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.integrations.vllm import _upstream
 from tests.vllm.renamed import PARTS
 

@@ -11,9 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import Locality
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 

@@ -14,9 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 

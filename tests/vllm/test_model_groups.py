@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.advise import model_shape
 from kvoffload.advise.model_config import shape_of_fields
 from kvoffload.integrations.vllm._upstream import installed_release

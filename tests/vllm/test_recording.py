@@ -13,9 +13,6 @@ import weakref
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import OffloadingGroupConfig

@@ -14,9 +14,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,

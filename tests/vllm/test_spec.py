@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory

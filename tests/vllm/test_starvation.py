@@ -9,9 +9,6 @@ import random
 import time
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier

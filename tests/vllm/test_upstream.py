@@ -14,8 +14,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.integrations.vllm._upstream import installed_release
 
 ROOT = Path(__file__).parents[2]

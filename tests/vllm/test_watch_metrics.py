@@ -10,11 +10,8 @@ import subprocess
 import sys
 from dataclasses import fields
 
-import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.config import VllmConfig
