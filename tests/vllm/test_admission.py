@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload import CPUOffloadingManager
@@ -14,24 +14,13 @@ from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
+from tests.vllm.requests import CHUNK_TOKENS, context, key
 from tests.vllm.test_tiers import OURS, assert_nothing_is_left
 from tests.vllm.test_tiers import Engine as TieredEngine
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
 # Without the guard, which may follow a policy that stores everything.
 DECLINES = ["hit-density?guard=0", "hit-density?ghosts=1.5&guard=0"]
-CHUNK_TOKENS = 16
-
-
-def key(number: int, group: int = 0) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, group))
-
-
-def context(keys) -> ReqContext:
-    made = ReqContext("r")
-    for place, one in enumerate(keys):
-        made.set_offload_key_position(one, (place + 1) * CHUNK_TOKENS)
-    return made
 
 
 def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:

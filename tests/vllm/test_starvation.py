@@ -9,14 +9,15 @@ import random
 import time
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import BLOCK_TOKENS, Engine
-from tests.vllm.test_admission import Drive, context, popular_and_unique
+from tests.vllm.requests import context, key
+from tests.vllm.test_admission import Drive, popular_and_unique
 from tests.vllm.test_construction import Region
 from tests.vllm.test_tiers import OURS
 
@@ -25,10 +26,6 @@ pytestmark = pytest.mark.usefixtures("host_platform")
 STEPS = 300
 MOST_STEPS = 2000  # until the last request is answered
 SIZES = (1, 2, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
-
-
-def key(number: int) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, 0))
 
 
 class TieredEngine(Engine):

@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.requests import context as context_of
 
 OURS = {"spec_name": "KVOffloadTieringSpec", "spec_module_path": PACKAGE}
 THEIRS = {"spec_name": "TieringOffloadingSpec"}
@@ -89,9 +90,7 @@ class Engine:
     def request(self, keys, store_succeeds=True, params=None):
         """Run one request: what hits is loaded and compared, the rest is stored."""
         self.count += 1
-        context = ReqContext(f"r{self.count}", params)
-        for position, one in enumerate(keys):
-            context.set_offload_key_position(one, (position + 1) * 16)
+        context = context_of(keys, f"r{self.count}", params)
         self.manager.on_new_request(context)
         answers = self.look_up(keys, context)
         hits = 0
