@@ -19,7 +19,7 @@ from tests.vllm.conftest import SEED
 from tests.vllm.engine import Engine as SchedulerEngine
 from tests.vllm.requests import context as context_of
 from tests.vllm.test_secondary_tiers import TierEngine, slab
-from tests.vllm.test_starvation import MOST_STEPS, TieredEngine, prompts, tier
+from tests.vllm.test_starvation import TieredEngine, prompts, run_to_the_end, tier
 from tests.vllm.test_tiers import OURS, Engine, key
 
 POLICIES = pytest.mark.parametrize("policy", registry.names())
@@ -236,23 +236,8 @@ def test_in_the_real_scheduler_no_walk_loses_what_an_earlier_one_found(
     manager.lookup, primary.prepare_write = looked_up, written
     primary.prepare_load, primary.reset_cache = loaded, forgotten
     try:
-        waiting = prompts(rng, 8) * 6
-        rng.shuffle(waiting)
-        count = 0
-        while waiting or not engine.is_idle():
-            if waiting and rng.random() < 0.5:
-                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
-                count += 1
-                if rng.random() < 0.7 and not engine.is_loading():
-                    engine.scheduler.reset_prefix_cache(False, False)
-            engine.step(rng.randrange(2))
-            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+        run_to_the_end(engine, rng, prompts(rng, 8) * 6, 0, resets=0.7)
         assert compared
-        for _ in range(3):
-            engine.step(0)
-        assert not primary._held
-        assert primary._usage() == (0, 0)
-        check_invariants(primary)
     finally:
         manager.shutdown()
 

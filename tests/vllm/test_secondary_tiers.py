@@ -473,26 +473,16 @@ def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
 # -- recency -------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_request_is_one_access_of_its_chunks(tmp_path, engines):
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(tmp_path, engines, ends):
     engine = engines(slab(tmp_path, 10), num_chunks=8)
     engine.request(chain(0))
-    engine.request(chain(10))
-    engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
-    engine.request(chain(20))  # evicts two: the tail of the oldest
-    there = [
-        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
-    ]
-    assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
-
-
-def test_the_chunks_of_a_session_that_ends_leave_the_tier_first(tmp_path, engines):
-    engine = engines(slab(tmp_path, 10), num_chunks=8)
-    engine.request(chain(0))
-    engine.request(chain(10), params={"kvoffload": {"ends": True}})
-    engine.request(chain(20))  # without the hint it evicts the tail of the oldest
-    there = [
-        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
-    ]
+    engine.request(chain(10), params={"kvoffload": {"ends": True}} if ends else None)
+    if not ends:
+        engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
+    engine.request(chain(20))  # evicts two: the tail of the oldest, or of what has ended
+    every = [*chain(0), *chain(10), *chain(20)]
+    there = [engine.tier.tier.state(one) == State.HIT for one in every]
     assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 

@@ -61,28 +61,32 @@ def prompts(rng: random.Random, count: int) -> list[list[int]]:
     return made
 
 
+def run_to_the_end(engine, rng, waiting, steps, resets) -> None:
+    """Serve prompts in as many steps at least, until nothing is held."""
+    rng.shuffle(waiting)
+    count = 0
+    while engine.steps < steps or waiting or not engine.is_idle():
+        if waiting and (rng.random() < 0.5 or engine.steps >= steps > 0):
+            engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
+            count += 1
+            if rng.random() < resets and not engine.is_loading():
+                engine.scheduler.reset_prefix_cache(False, False)
+        engine.step(rng.randrange(2))
+        assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+    for _ in range(3):
+        engine.step(0)
+    assert engine.primary._usage() == (0, 0)
+    assert not engine.primary._held
+    check_invariants(engine.primary)
+
+
 @pytest.mark.parametrize("cache_policy", registry.names())
 @pytest.mark.parametrize("num_chunks", SIZES)
 def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_policy, num_chunks):
     rng = random.Random(SEED + num_chunks)
     engine = TieredEngine(tmp_path, num_chunks, eviction_policy=cache_policy)
     try:
-        waiting = prompts(rng, 6) * 3
-        rng.shuffle(waiting)
-        count = 0
-        while engine.steps < STEPS or waiting or not engine.is_idle():
-            if waiting and (rng.random() < 0.5 or engine.steps >= STEPS):
-                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
-                count += 1
-                if rng.random() < 0.3 and not engine.is_loading():
-                    engine.scheduler.reset_prefix_cache(False, False)
-            engine.step(rng.randrange(2))
-            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
-        for _ in range(3):
-            engine.step(0)
-        assert engine.primary._usage() == (0, 0)
-        assert not engine.primary._held
-        check_invariants(engine.primary)
+        run_to_the_end(engine, rng, prompts(rng, 6) * 3, STEPS, resets=0.3)
     finally:
         engine.manager.shutdown()
 
