@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kvoffload import Hints
 from kvoffload.watch import Watch
+from tests.blocks import block_hash
 
 SECRET = bytes(range(1, 65))
 
@@ -19,6 +21,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
+
+
+def requests(seed: int, count: int = 600) -> list[list[bytes]]:
+    """Return chains that share documents, as chats do."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        document = min(int(rng.expovariate(0.1)), 60)
+        length = rng.randrange(1, 20)
+        found.append([block_hash(1000 * document + position) for position in range(length)])
+    return found
 
 
 def watched(twin: ModuleType, **options: Any) -> Any:
