@@ -19,7 +19,7 @@ from kvoffload.watch.minis import Miniatures
 from kvoffload.watch.overdue import find_overdue
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
-from .watched import Clock, requests, serve, watched, whole
+from .watched import Clock, requests, serve, served, watched, whole
 
 
 def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
@@ -251,21 +251,6 @@ def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(
     assert marks() == set()
 
 
-def overlapped(manager: Any, asked: list[list[bytes]], under_way: int) -> int:
-    """Serve requests while as many stores are under way; return the hits."""
-    stores: list[list[bytes]] = []
-    hits = 0
-    for hashes in asked:
-        manager.touch(hashes)
-        hits += manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        stores.append([] if output is None else output.block_hashes_to_store)
-        if len(stores) > under_way:
-            manager.complete_store(stores.pop(0))
-    return hits
-
-
 def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
     manager = whole(twin, 100)
     for lag in (5, 21):
@@ -275,15 +260,6 @@ def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
             manager.lookup([block_hash(10_000 + index)])
         manager.complete_store(hashes)
     assert manager.watch._core.progress()[3] == 5 + (21 - 5) / 16
-
-
-def test_a_clock_that_goes_back_stops_the_time(twin):
-    clock = Clock()
-    manager = whole(twin, 2, clock=clock)
-    store(manager, [A])
-    clock.seconds -= 10
-    assert manager.watch._core.now() == 0
-    store(manager, [B])
 
 
 @pytest.mark.thorough
@@ -309,14 +285,17 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
     manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
         16, capacity, policy
     )
-    overlapped(manager, asked, 24)
+    served(manager, asked, under_way=24)
     assert manager.watch._core.progress()[3] == pytest.approx(24, abs=0.5)
     points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
     blocks = sum(map(len, asked))
     for memory in sizes:
         size = int(capacity * memory)
-        truth = overlapped(twin.CPUOffloadingManager(16, size), asked, 24) / blocks
-        plain = overlapped(twin.CPUOffloadingManager(16, size), asked, 0) / blocks
+        truth, plain = (
+            served(twin.CPUOffloadingManager(16, size), asked, under_way=lag).stats()["hit_blocks"]
+            / blocks
+            for lag in (24, 0)
+        )
         assert plain - truth > 0.1
         assert points[memory].hit_ratio == pytest.approx(truth, abs=0.03)
         assert "in_flight" not in points[memory].marks
@@ -617,6 +596,15 @@ def test_a_lookup_that_stops_early_passes_over_what_is_no_hash(twin):
     assert manager.lookup([A, B, None, C]) == 0
     counts = manager.watch._core.counts()
     assert (counts["asked"], sum(map(sum, counts["judged"]))) == (4, 2)
+
+
+def test_a_clock_that_goes_back_stops_the_time(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock)
+    store(manager, [A])
+    clock.seconds -= 10
+    assert manager.watch._core.now() == 0
+    store(manager, [B])
 
 
 def test_a_clock_that_fails_stands_still(twin):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,25 @@ def serve(manager: Any, hashes: list[bytes]) -> int:
     if output is not None:
         manager.complete_store(output.block_hashes_to_store)
     return found
+
+
+def served(
+    manager: Any, asked: list[list[bytes]], *, under_way: int = 0, reset_every: int = 0
+) -> Any:
+    """Serve requests with as many stores under way, and resets between them; return the manager."""
+    stores: deque[list[bytes]] = deque()
+    for index, hashes in enumerate(asked):
+        if reset_every and index and index % reset_every == 0:
+            manager.reset_cache()
+            stores.clear()
+        manager.touch(hashes)
+        manager.lookup(hashes)
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        stores.append([] if output is None else output.block_hashes_to_store)
+        if len(stores) > under_way:
+            manager.complete_store(stores.popleft())
+    return manager
 
 
 def serve_request(
