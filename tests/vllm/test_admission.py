@@ -6,12 +6,11 @@ import random
 
 import pytest
 from vllm.v1.kv_offload.base import LookupResult
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.configuration import PACKAGE, create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
 from tests.vllm.requests import CHUNK_TOKENS, context, key
@@ -310,9 +309,7 @@ def test_above_a_tier_nothing_is_declined(tmp_path):
 
 
 def test_without_a_tier_a_primary_tier_declines():
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(30, **OURS, secondary_tiers=[], eviction_policy="hit-density?guard=0")
-    )
+    spec = create(30, **OURS, secondary_tiers=[], eviction_policy="hit-density?guard=0")
     manager = spec.get_manager()
     drive = Drive(manager.primary_tier, 8)
     for ids in popular_and_unique(random.Random(4), 60):
@@ -326,13 +323,9 @@ def test_without_a_tier_a_primary_tier_declines():
 
 def test_the_spec_reads_the_options():
     names = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
-    )
+    spec = create(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
     policy = spec.get_manager()._rules.policy
     assert (policy.ghosts, policy.guard) == (2.0, 0)
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(8, **names, eviction_policy="hit-density?ghosts=-1")
-    )
+    spec = create(8, **names, eviction_policy="hit-density?ghosts=-1")
     with pytest.raises(ValueError, match="ghosts must be"):
         spec.get_manager()

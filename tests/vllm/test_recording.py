@@ -17,7 +17,6 @@ from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kvoffload import CPUBackend, LRUOffloadingManager
@@ -30,6 +29,7 @@ from kvoffload.replay.hints import TraceHints
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace
 from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.configuration import create as create_spec
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
 from tests.vllm.requests import context as context_of
@@ -43,7 +43,7 @@ ANSWERS = {"offload_prompt_only": False}
 
 
 def create(num_chunks=8, **extra):
-    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **{**SPEC, **extra}))
+    return create_spec(num_chunks, **{**SPEC, **extra})
 
 
 def context(numbers):

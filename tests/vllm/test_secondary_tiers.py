@@ -26,7 +26,6 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
 )
 from vllm.v1.kv_offload.config import OffloadingModelConfig
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
@@ -36,7 +35,7 @@ from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace
 from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration, create
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 
 IN_VLLM = f"vllm:{TIER_PREFIX}"
@@ -58,9 +57,7 @@ class TierEngine(Engine):
     """Drive a tiering manager over any secondary tier."""
 
     def __init__(self, tier, num_chunks=4, names=OURS, **extra):
-        self.spec = OffloadingSpecFactory.create_spec(
-            configuration(num_chunks, **names, secondary_tiers=[tier], **extra)
-        )
+        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
         self.manager = self.spec.get_manager()
         self.primary = self.manager.primary_tier
         (self.tier,) = self.manager.secondary_tiers

@@ -12,7 +12,6 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
     make_offload_key,
 )
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering import spec as tiering_spec
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
@@ -21,7 +20,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, create
 from tests.vllm.requests import context as context_of
 
 OURS = {"spec_name": "KVOffloadTieringSpec", "spec_module_path": PACKAGE}
@@ -51,9 +50,7 @@ class Engine:
 
     def __init__(self, folder, num_chunks, names, **extra):
         tier = {"type": "fs", "root_dir": str(folder), "n_read_threads": 1, "n_write_threads": 1}
-        self.spec = OffloadingSpecFactory.create_spec(
-            configuration(num_chunks, **names, secondary_tiers=[tier], **extra)
-        )
+        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
         self.manager = self.spec.get_manager()
         self.primary = self.manager.primary_tier
         (self.tier,) = self.manager.secondary_tiers
@@ -254,16 +251,14 @@ def test_a_reset_leaves_nothing_behind_and_files_stay(tmp_path, engines):
 
 def test_a_threshold_is_refused_as_in_vllm(tmp_path):
     tier = {"type": "fs", "root_dir": str(tmp_path)}
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(4, **OURS, secondary_tiers=[tier], store_threshold=2)
-    )
+    spec = create(4, **OURS, secondary_tiers=[tier], store_threshold=2)
     with pytest.raises(ValueError, match="store_threshold is not supported"):
         spec.get_manager()
     assert tiering_spec.CPUPrimaryTierOffloadingManager is CPUPrimaryTierOffloadingManager
 
 
 def test_the_exchange_is_guarded(tmp_path, monkeypatch):
-    spec = OffloadingSpecFactory.create_spec(configuration(4, **OURS, secondary_tiers=[]))
+    spec = create(4, **OURS, secondary_tiers=[])
     monkeypatch.setattr(tiering_spec, "CPUPrimaryTierOffloadingManager", object)
     with pytest.raises(RuntimeError, match="is not vLLM's own class"):
         spec.get_manager()
