@@ -21,6 +21,7 @@ from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParse
 
 import kvoffload
 from kvoffload import IMPLEMENTATION
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 
@@ -115,14 +116,8 @@ for row in cells:
     configuration = Configuration(policy=row["policy"], host=row["blocks"])
     assert row["ratio"] == replay(trace, configuration).hit_ratio, row
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    done = run_python("-c", code, cwd=tmp_path, env=env, timeout=1800)
     assert not done.returncode, done.stderr
     assert "hit-density" in done.stdout
     assert (tmp_path / "hits.svg").stat().st_size > 1000

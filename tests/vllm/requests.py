@@ -20,3 +20,15 @@ def context(keys: Iterable[bytes], name: str = "r", params=None, hints=None) -> 
     for place, one in enumerate(keys):
         made.set_offload_key_position(one, (place + 1) * CHUNK_TOKENS)
     return made
+
+
+class WithoutHints(ReqContext):
+    """A context whose hints cannot even be read."""
+
+    @property
+    def kv_hints(self):
+        raise RuntimeError("no hints")
+
+    @kv_hints.setter
+    def kv_hints(self, value):
+        pass

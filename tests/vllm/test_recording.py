@@ -32,8 +32,8 @@ from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.configuration import create as create_spec
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
+from tests.vllm.requests import WithoutHints, key
 from tests.vllm.requests import context as context_of
-from tests.vllm.requests import key
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request
 
@@ -177,18 +177,9 @@ def test_a_row_has_what_the_client_said(tmp_path, params, payload, expected):
 
 
 def test_hints_that_cannot_be_read_do_not_stop_the_recording(tmp_path):
-    class Odd(ReqContext):
-        @property
-        def kv_hints(self):
-            raise RuntimeError("no hints")
-
-        @kv_hints.setter
-        def kv_hints(self, value):
-            pass
-
     path = tmp_path / "trace.jsonl.gz"
     manager = create(8, kvoffload_record=str(path)).get_manager()
-    made = Odd("odd")
+    made = WithoutHints("odd")
     made.set_offload_key_position(key(1), 16)
     manager.on_new_request(made)
     manager.prepare_store([key(1)], made)

@@ -17,7 +17,7 @@ from kvoffload.watch import Watch
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine
 from tests.vllm.pair import Pair
-from tests.vllm.requests import context
+from tests.vllm.requests import WithoutHints, context
 from tests.vllm.sequences import Sequence, Shape
 
 ENDS = {"kvoffload": {"ends": True}}
@@ -200,17 +200,8 @@ def test_malformed_hints_are_counted_once_a_request_and_change_nothing():
 
 
 def test_hints_that_cannot_even_be_read_do_not_fail_the_request():
-    class Odd(ReqContext):
-        @property
-        def kv_hints(self):
-            raise RuntimeError("no hints")
-
-        @kv_hints.setter
-        def kv_hints(self, value):
-            pass
-
     requests = Requests("lru", 3)
-    made = Odd("odd")
+    made = WithoutHints("odd")
     requests.manager.on_new_request(made)
     requests.manager.prepare_store(keys(0, 0, 2), made)
     requests.manager.on_request_finished(made)

@@ -7,8 +7,6 @@ passes on vLLM's manager passes here or is listed with the reason why it cannot.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -16,6 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvoffload.integrations.vllm._upstream import installed_release
+from tests.isolated.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("KVOFFLOAD_VLLM_TESTS", "")
@@ -30,23 +29,17 @@ def run(folder: Path, paths: Iterable[str], *plugin: str) -> list[ET.Element]:
     """Run tests of vLLM with a plug-in from a folder beside this file; return their cases."""
     report = folder / f"{len(plugin)}.xml"
     plugins = [str(Path(__file__).parent / name) for name in plugin[:1]]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
-            *("-c", os.devnull, "--rootdir", SOURCES, f"--junitxml={report}"),
-            *(option for name in plugin[1:] for option in ("-p", name)),
-            *(f"tests/v1/kv_offload/{path}.py" for path in paths),
-        ],
+    done = run_python(
+        *("-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
+        *("-c", os.devnull, "--rootdir", SOURCES, f"--junitxml={report}"),
+        *(option for name in plugin[1:] for option in ("-p", name)),
+        *(f"tests/v1/kv_offload/{path}.py" for path in paths),
         cwd=SOURCES,
         env={
-            "HOME": os.environ["HOME"],
-            "PATH": os.environ["PATH"],
+            **{name: os.environ[name] for name in ("HOME", "PATH")},
             "PYTHONPATH": os.pathsep.join([*plugins, str(ROOT)]),
             "KVOFFLOAD_PURE_PYTHON": "0",
         },
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=900,
     )
     assert report.exists(), done.stdout + done.stderr
