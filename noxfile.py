@@ -24,6 +24,7 @@ import sys
 import tarfile
 import time
 import xml.etree.ElementTree as ET
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -35,9 +36,8 @@ from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
-nox.options.tags = [
-    *("readme", "lint", "tests", "sanitizers", "packages", "tiers", "vllm", "engine")
-]
+JOBS = ("readme", "lint", "tests", "sanitizers", "packages", "tiers", "vllm", "engine")
+nox.options.tags = [*JOBS]
 
 ROOT = Path(__file__).resolve().parent
 WORK = Path(os.environ.get("KVO_WORK") or ROOT / ".nox" / "work").resolve()
@@ -63,6 +63,7 @@ COMPILED = {"KVOFFLOAD_PURE_PYTHON": "0"}
 NO_TRACES = {"KVOFFLOAD_TRACES": str(WORK / "no-traces")}  # other sessions replay whole traces
 TWINS = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
 LONG_TEST = ("-o", "faulthandler_timeout=3600")
+ATTACK = (*PYTEST, "-o", "faulthandler_timeout=900", "-rPs")
 
 
 def check(*tags: str) -> Callable[[Callable[[nox.Session], None]], Any]:
@@ -73,11 +74,10 @@ def check(*tags: str) -> Callable[[Callable[[nox.Session], None]], Any]:
 # Shared by the sessions.
 
 
-def output(
-    session: nox.Session, *command: str | Path, stderr: int | None = None, **options: Any
-) -> str:
+def output(session: nox.Session, *command: str | Path, **options: Any) -> str:
     """Run a command, print its standard output, and return it."""
-    text = str(session.run(*map(str, command), silent=True, stderr=stderr, **options))
+    options.setdefault("stderr", None)
+    text = str(session.run(*map(str, command), silent=True, **options))
     print(text, end="", flush=True)
     return text
 
@@ -147,17 +147,26 @@ def implementation(session: nox.Session, venv: Path) -> str:
     return output(session, venv / "bin" / "python", "-I", "-c", program, **bare()).strip()
 
 
-def variant(
-    session: nox.Session, name: str, python: str = "python", **switches: str
-) -> dict[str, str]:
-    """Build a clone in place with switches that let tests refuse allocations; change to it.
+def build(session: nox.Session, python: str = "python", **variables: str) -> None:
+    """Build the extensions in place."""
+    command = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
+    session.run(*command, env=COMPILED | variables)
+
+
+def variant(session: nox.Session, name: str, **switches: str) -> dict[str, str]:
+    """Build a clone in place with switches of the build; change to it.
 
     Return the variables that put it before the package of the environment.
     """
     session.chdir(fresh_clone(name))
-    build = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
-    session.run(*build, env={**COMPILED, **switches})
-    return {**COMPILED, "PYTHONPATH": str(WORK / name)}
+    build(session, **switches)
+    return COMPILED | {"PYTHONPATH": str(WORK / name)}
+
+
+def pure_clone(session: nox.Session) -> dict[str, str]:
+    """Change to a clone without extensions; return the variables that put it first."""
+    session.chdir(fresh_clone("pure"))
+    return {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"}
 
 
 def quick_start(number: int) -> str:
@@ -198,8 +207,7 @@ def run_tests(
     *command: str,
     name: str = "",
     seed: str | None = SEED,
-    env: dict[str, str] | None = None,
-    include_outer_env: bool = True,
+    **environment: Any,
 ) -> list[str]:
     """Run pytest; run the failed tests once more by themselves, with the same seed.
 
@@ -218,13 +226,7 @@ def run_tests(
         options = ["-o", f"cache_dir={cache}", f"--junitxml={path}"]
         options += [f"--hypothesis-seed={seed}"] if seed else []
         try:
-            session.run(
-                *command,
-                *options,
-                *more,
-                env=env,
-                include_outer_env=include_outer_env,
-            )
+            session.run(*command, *options, *more, **environment)
             break
         except CommandFailed:
             if more or not path.exists():
@@ -377,9 +379,8 @@ def typed_users(session: nox.Session) -> None:
 @check("tests")
 def thorough(session: nox.Session) -> None:
     """The tests that README's line leaves out for their length."""
-    run_tests(
-        session, *PYTEST, "-m", "thorough and not attack and not nightly", "tests", env=COMPILED
-    )
+    chosen = ["-m", "thorough and not attack and not nightly", "tests"]
+    run_tests(session, *PYTEST, *chosen, env=COMPILED)
 
 
 @check("tests")
@@ -388,19 +389,16 @@ def pure(session: nox.Session) -> None:
 
     Tests of the contract and of policies take each Python twin by name.
     """
-    session.chdir(fresh_clone("pure"))
-    env = {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"}
+    env = pure_clone(session) | NO_TRACES | budget(0.25)
     left_out = ["--ignore=tests/contract", "--ignore=tests/policies"]
-    run_tests(session, *PYTEST, *left_out, env={**env, **NO_TRACES, **budget(0.25)})
+    run_tests(session, *PYTEST, *left_out, env=env)
 
 
 def sanitized(session: nox.Session, *options: str, factor: float) -> None:
     """Run the tests of the compiled twins under AddressSanitizer and UBSan."""
     env = variant(session, session.name, KVOFFLOAD_SANITIZE="address,undefined")
-    libraries = [
-        output(session, "gcc", f"-print-file-name={name}").strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
+    names = [f"-print-file-name=lib{name}.so" for name in ("asan", "ubsan")]
+    libraries = [output(session, "gcc", name).strip() for name in names]
     # The sanitizers write to file descriptor 2, which --capture=sys does not capture, and end the
     # process. Python's own allocator would hide overruns. Leaks have tests of their own, as the
     # interpreter leaks at exit.
@@ -449,16 +447,46 @@ def instructions(session: nox.Session) -> None:
     tree = fresh_clone("base")
     session.chdir(tree)
     session.run("git", "checkout", "--quiet", base)
-    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
+    build(session)
     return session.run("python", str(ROOT / ".ci" / "instructions.py"), str(ROOT), ".")
 
 
 # Packages.
 
+WHEEL = ("-m", "pip", "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir")
+
+
+def check_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
+    """Fail unless a wheel has every module, stub and extension, and no source of an extension."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = {Path(name) for name in archive.namelist()}
+    package = {path for path in held if path.parts[0] == "kvoffload"}
+    sources = {".c", ".pyx", ".pxd", ".h", ".html"}
+    foreign = {path for path in held if path.suffix in sources}
+    foreign |= {path for path in held - package if not path.parts[0].endswith(".dist-info")}
+    files = [path.relative_to(ROOT) for path in ROOT.glob("kvoffload/**/*")]
+    shipped = {".py", ".pyi", ".json", ".jinja", ".css", ".js"}
+    wanted = {path for path in files if path.suffix in shipped or path.name == "py.typed"}
+    pyx, py, pxd = (
+        {path.with_suffix("") for path in files if path.suffix == suffix}
+        for suffix in (".pyx", ".py", ".pxd")
+    )
+    modules = pyx | (py & pxd) if expected == "compiled" else set()
+    libraries = {path for path in package if path.suffix in {".so", ".pyd"}}
+    built = {path.with_name(path.name.partition(".")[0]) for path in libraries}
+    found = {
+        "not for a wheel": foreign,
+        "missing": wanted - package,
+        "extension missing": modules - built,
+        "extension not expected": built - modules,
+    }
+    if any(found.values()):
+        session.error("\n".join(f"{path}: {why}" for why in found for path in found[why]))
+
 
 def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
     """Run the first steps of a wheel's user, in an empty environment."""
-    session.run("python", str(ROOT / ".ci" / "check_wheel.py"), str(wheel), expected)
+    check_wheel(session, wheel, expected)
     venv = fresh_venv(f"packages-{wheel.parent.name}")
     session.run(str(venv / "bin" / "python"), "-m", "pip", "install", str(wheel))
     assert implementation(session, venv) == expected
@@ -490,22 +518,20 @@ def packages(session: nox.Session) -> None:
     assert not missing, f"not in the sdist: {missing}"
     assert not built, f"built files in the sdist: {built}"
 
-    def make(name: str, **options: Any) -> Path:
-        wheel = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
-        session.run(*wheel, "--wheel-dir", str(dist / name), str(sdist), **options)
-        return next((dist / name).glob("*.whl"), Path())
+    def make(name: str, **options: Any) -> tuple[Path, str]:
+        folder = dist / name
+        printed = output(session, TOOLS / "python", *WHEEL, folder, sdist, **options)
+        return next(folder.glob("*.whl"), Path()), printed
 
-    wheel = make("compiler")
+    wheel, _ = make("compiler")
     try_wheel(session, wheel, "compiled")
     if shutil.which("auditwheel"):
         session.run("auditwheel", "show", str(wheel))  # the systems that it would run on
-    pure_wheel = make("no-compiler", env={"PATH": python_alone()})
+    pure_wheel, _ = make("no-compiler", env={"PATH": python_alone()})
     assert pure_wheel.name.endswith("-py3-none-any.whl")
     try_wheel(session, pure_wheel, "python")
-    failing = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
-    failing += ["--wheel-dir", str(dist / "failing"), str(sdist)]
     options: dict[str, Any] = {"stderr": subprocess.STDOUT, "success_codes": [1]}
-    printed = output(session, *failing, env={"CC": "false"}, **options)
+    _, printed = make("failing", env={"CC": "false"}, **options)
     assert printed.count("KVOFFLOAD_PURE_PYTHON=1 installs") == 1
     report(f"{wheel.name}, {wheel.stat().st_size // 1024} KiB")
 
@@ -517,12 +543,8 @@ def attack(session: nox.Session, factor: float, seed: str | None) -> None:
     """Attack tiers; 20 makes all rounds that the documentation states."""
     # without it, the tests that need it are skipped and say so
     debian(session, "fuse2fs", "fuse2fs")
-    long = ["-o", "faulthandler_timeout=900", "-rPs"]
-    run_tests(
-        *(session, *PYTEST, *long, "-m", "attack and not servers", "tests/tiers"),
-        seed=seed,
-        env=COMPILED | budget(factor),
-    )
+    chosen = ["-m", "attack and not servers", "tests/tiers"]
+    run_tests(session, *ATTACK, *chosen, seed=seed, env=COMPILED | budget(factor))
 
 
 def attack_servers(session: nox.Session, factor: float, seed: str | None) -> None:
@@ -531,15 +553,12 @@ def attack_servers(session: nox.Session, factor: float, seed: str | None) -> Non
     Debian's redis-server; moto's server, which stands in for S3; a shared directory. No test may be
     skipped because a server is missing.
     """
-    debian(session, "redis-server", "redis-server")
-    debian(session, "openssl", "openssl")
-    debian(session, "fuse2fs", "fuse2fs")
+    for command in ("redis-server", "openssl", "fuse2fs"):
+        debian(session, command, command)
     names = ("directory", "redis", "remote_parts", "objects", "objects_hostile")
     names += ("remote_chaos", "generation", "many_processes")
     files = [f"tests/tiers/test_{name}.py" for name in names]
-    long = ["-o", "faulthandler_timeout=900", "-rPs"]
-    env = COMPILED | budget(factor)
-    skipped = run_tests(session, *PYTEST, *long, *files, seed=seed, env=env)
+    skipped = run_tests(session, *ATTACK, *files, seed=seed, env=COMPILED | budget(factor))
     if wrongly := [reason for reason in skipped if "fuse2fs" not in reason]:
         session.error(f"a test of a remote tier was skipped: {wrongly}")
 
@@ -588,7 +607,7 @@ def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | N
 def engine_python(session: nox.Session, *command: str) -> str:
     """Build the tree in place with the Python of an engine's environment; return that Python."""
     python = output(session, *command).strip()
-    session.run(python, "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
+    build(session, python)
     return python
 
 
@@ -614,20 +633,6 @@ def vllm_release(
     env["KVOFFLOAD_VLLM_TESTS"] = output(session, ".ci/vllm-tests", version).strip()
     env |= {"KVOFFLOAD_VLLM_SEED": seed} if seed else {}
     run_tests(session, *tests, *options, name=f"vllm-{version}", seed=seed, env=env)
-
-
-def vllm_memory(
-    session: nox.Session, *versions: str, sequences: int, seed: str | None = SEED
-) -> None:
-    """Test the integration with refused allocations."""
-    pythons = [engine_python(session, ".ci/vllm-env", version) for version in versions]
-    env = variant(session, "vllm-debug", pythons[0], KVOFFLOAD_DEBUG="1")
-    env |= {"KVOFFLOAD_VLLM_SEQUENCES": str(sequences)}
-    env |= {"KVOFFLOAD_VLLM_SEED": seed} if seed else {}
-    for version, python in zip(versions, pythons, strict=True):
-        refuses_allocations(session, python, env)
-        tests = [python, "-m", "pytest", "-q", "-m", "refused_allocations", "tests/vllm"]
-        run_tests(session, *tests, name=f"vllm-{version}-memory", seed=seed, env=env)
 
 
 NO_RENAMES = ("-k", "not each_name and not no_name")
@@ -711,8 +716,7 @@ def everything(session: nox.Session) -> None:
     env = COMPILED | budget(5)
     long = ["-o", "faulthandler_timeout=900", "-m", "not servers", "tests"]
     run_tests(session, *PYTEST, *long, seed=NEW_SEED, env=env)
-    session.chdir(fresh_clone("pure"))
-    env = {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"} | budget(1)
+    env = pure_clone(session) | budget(1)
     chosen = ["-m", "not servers and not attack", "tests"]
     run_tests(session, *PYTEST, *chosen, name="everything-pure", seed=NEW_SEED, env=env)
 
@@ -820,10 +824,9 @@ def dockerfile(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """A wheel for one of the supported Pythons: its contents, and a replay without a compiler."""
     tree, dist = fresh_clone(f"{session.name}-source"), fresh_folder(session.name)
-    wheel = ["wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(dist), str(tree)]
-    session.run("python", "-m", "pip", *wheel, env=COMPILED)
+    session.run("python", *WHEEL, str(dist), str(tree), env=COMPILED)
     (path,) = dist.glob("*.whl")
-    session.run("python", str(ROOT / ".ci" / "check_wheel.py"), str(path), "compiled")
+    check_wheel(session, path, "compiled")
     session.install(f"kvoffload[cli] @ file://{path}")
     session.chdir(dist)  # the tree has a package of that name
     command = f"{session.bin}/kvoffload"
@@ -921,16 +924,17 @@ def benchmarks(session: nox.Session) -> None:
 @check("nightly", "beside")
 def vllm_everything(session: nox.Session) -> None:
     """All tests against each supported release of vLLM, in longer random sequences."""
+    more: dict[str, Any] = {"sequences": 750, "seed": NEW_SEED, "hash_seeds": ("1", "2")}
     for version in VLLM:
         options = () if version == VLLM[0] else NO_RENAMES
-        chosen = [*options, "tests/vllm"]
-        vllm_release(
-            *(session, version, *chosen),
-            sequences=750,
-            seed=NEW_SEED,
-            hash_seeds=("1", "2"),
-        )
-    vllm_memory(session, *VLLM, sequences=750, seed=NEW_SEED)
+        vllm_release(session, version, *options, "tests/vllm", **more)
+    pythons = [output(session, ".ci/vllm-env", version).strip() for version in VLLM]
+    env = variant(session, "vllm-debug", python=pythons[0], KVOFFLOAD_DEBUG="1")
+    env |= {"KVOFFLOAD_VLLM_SEQUENCES": "750", "KVOFFLOAD_VLLM_SEED": NEW_SEED}
+    for version, python in zip(VLLM, pythons, strict=True):
+        refuses_allocations(session, python, env)
+        tests = [python, "-m", "pytest", "-q", "-m", "refused_allocations", "tests/vllm"]
+        run_tests(session, *tests, name=f"vllm-{version}-memory", seed=NEW_SEED, env=env)
 
 
 @check("nightly", "beside")

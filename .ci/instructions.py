@@ -47,11 +47,6 @@ def store(manager: Any, request: Request) -> None:
     manager.complete_store(request)
 
 
-def prepare_store(manager: Any, request: Request) -> None:
-    """Begin a store."""
-    manager.prepare_store(request)
-
-
 def load(manager: Any, request: Request) -> None:
     """Do one load."""
     manager.prepare_load(request)
@@ -87,69 +82,43 @@ def growing_paths() -> Iterator[HotPath]:
         batches = [[*request[:1], *rest] for request in misses[1:]]
         manager.lookup(batches[0])  # makes room for as many
         yield f"lookup that misses at once, {size}", CPUOffloadingManager.lookup, manager, batches
+    prepare_store = CPUOffloadingManager.prepare_store
     # A policy that decides on admission stores none of these blocks.
     entries = map(registry.entry, registry.names())
     for policy in (entry.name for entry in entries if not entry.learns_by_request):
         for size in SIZES:
             for what, call in (("store", store), ("prepare_store", prepare_store)):
-                manager = chains_with_pinned_tails(policy, size)
+                manager = pinned_by_loads(policy, 2 * size, length=2)
                 blocks = [request[:1] for request in misses]
                 manager.prepare_store(blocks.pop())  # meets all of them, once
                 yield f"{what} past chains in use, {policy}, {size}", call, manager, blocks
+    blocks = [request[:1] for request in misses[1:]]
     for policy in registry.names():
-        for what, pin in (("loads", pinned_by_loads), ("loads of tails", pinned_tails_by_loads)):
-            if policy == "sieve" and pin is pinned_tails_by_loads:
-                continue  # its hand clears the marks of all idle blocks first
-            for size in SIZES:
-                blocks = [request[:1] for request in misses[1:]]
-                manager = pin(policy, size)
-                yield f"first stores after {what}, {policy}, {size}", prepare_store, manager, blocks
+        for size in SIZES:
+            name = f"{policy}, {size}"
+            manager = pinned_by_loads(policy, size, length=50, idle=2 * ROUNDS)
+            yield f"first stores after loads, {name}", prepare_store, manager, blocks
+            if policy != "sieve":  # its hand clears the marks of all idle blocks first
+                manager = pinned_by_loads(policy, size, length=10)
+                yield f"first stores after loads of tails, {name}", prepare_store, manager, blocks
 
 
-def pinned_by_loads(policy: str, num_blocks: int) -> Any:
-    """Fill a manager with blocks, all but the newest few of them held by loads."""
+def pinned_by_loads(policy: str, num_blocks: int, length: int, idle: int = 0) -> Any:
+    """Fill a manager with chains, held by loads: whole ones and some idle blocks, or used tails."""
     from kvoffload import CPUOffloadingManager
 
-    idle = 2 * ROUNDS
     manager = CPUOffloadingManager(16, num_blocks + idle, policy)
-    blocks = [block for request in requests(50_000, num_blocks // REQUEST + 1) for block in request]
-    held = [blocks[start : start + 50] for start in range(0, num_blocks, 50)]
-    for request in [*held, requests(60_000, 1)[0][:idle]]:
-        store(manager, request)
-    for request in held:
-        manager.prepare_load(request)
-    return manager
-
-
-def pinned_tails_by_loads(policy: str, num_blocks: int) -> Any:
-    """Fill a manager with chains of ten used blocks, nine of each held by a load."""
-    from kvoffload import CPUOffloadingManager
-
-    manager = CPUOffloadingManager(16, num_blocks, policy)
-    blocks = [block for request in requests(70_000, num_blocks // REQUEST + 1) for block in request]
-    chains = [blocks[start : start + 10] for start in range(0, num_blocks, 10)]
-    for chain in chains:
-        manager.touch(chain)
+    count = (num_blocks + idle) // REQUEST + 1
+    blocks = [block for request in requests(50_000, count) for block in request]
+    chains = [blocks[start : start + length] for start in range(0, num_blocks, length)]
+    for chain in [*chains, blocks[num_blocks : num_blocks + idle]]:
+        if not idle:
+            manager.touch(chain)
         store(manager, chain)
-        manager.touch(chain)
+        if not idle:
+            manager.touch(chain)
     for chain in chains:
-        manager.prepare_load(chain[1:])
-    return manager
-
-
-def chains_with_pinned_tails(policy: str, num_chains: int) -> Any:
-    """Fill a manager with chains of two blocks, the second of them held by a load."""
-    from kvoffload import CPUOffloadingManager
-
-    manager = CPUOffloadingManager(16, 2 * num_chains, policy)
-    for request in requests(40_000, 2 * num_chains // REQUEST + 1):
-        for start in range(0, REQUEST, 2):
-            chain = request[start : start + 2]
-            if manager.stats()["free"]:
-                manager.touch(chain)
-                store(manager, chain)
-                manager.touch(chain)
-                manager.prepare_load(chain[1:])
+        manager.prepare_load(chain[0 if idle else 1 :])
     return manager
 
 
@@ -181,18 +150,13 @@ def count(tree: str, *groups: str) -> dict[str, int]:
         command = ["valgrind", "--tool=callgrind", "--dump-before=getppid"]
         command += [f"--callgrind-out-file={folder}/at", f"--log-file={folder}/log"]
         command += [sys.executable, __file__, *groups]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        names = done.stdout.splitlines()
+        names = subprocess.check_output(command, env=environment, text=True).splitlines()
         # At its n-th mark callgrind writes at.n: the instructions since the mark before.
-        totals = [
-            re.search(r"^totals: (\d+)", Path(folder, f"at.{2 * number}").read_text(), re.MULTILINE)
-            for number in range(1, len(names) + 1)
-        ]
-    return {
-        name: int(total[1]) for name, total in zip(names, totals, strict=True) if total is not None
-    }
+        counts = {}
+        for number, name in enumerate(names, 1):
+            text = Path(folder, f"at.{2 * number}").read_text(encoding="utf-8")
+            counts[name] = int(re.findall(r"^totals: (\d+)", text, re.MULTILINE)[0])
+    return counts
 
 
 def growth(counts: dict[str, int]) -> float:

@@ -14,7 +14,7 @@ conversation trace.
 import base64
 import contextlib
 import os
-import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -55,30 +55,17 @@ SCALE = 0.6
 REPORT_WIDTH = 400
 GAP = 16
 LEAST_HEIGHT = 470
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--hide-scrollbars",
-)
+FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-background-networking")
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def in_terminal(*arguments: str) -> str:
     """Run the command in a terminal of its own; return its output, with its colours."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
-        os.execv(sys.executable, [sys.executable, "-m", "kvoffload", *arguments])  # noqa: S606
-    printed = b""
-    with contextlib.suppress(OSError):  # Linux raises EIO at the end of the output
-        while read := os.read(terminal, 65_536):
-            printed += read
-    os.close(terminal)
-    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) != 0:
-        raise ChildProcessError(printed.decode())
-    return printed.decode().replace("\r\n", "\n")
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
+    command = shlex.join([sys.executable, "-m", "kvoffload", *arguments])
+    script = ["script", "--quiet", "--return", "--command", command, os.devnull]
+    printed = subprocess.check_output(script, env=env, stdin=subprocess.DEVNULL, text=True)
+    return printed.replace("\r\n", "\n")
 
 
 @contextlib.contextmanager
@@ -111,11 +98,8 @@ def frame(printed: str, index: int) -> str:
     """Return the text of a terminal as a group of an SVG."""
     console = Console(file=StringIO(), record=True, width=COLUMNS, color_system="truecolor")
     console.print(Text.from_ansi(printed), end="")
-    return console.export_svg(
-        theme=MONOKAI,
-        unique_id=f"f{index}",
-        code_format="<style>{styles}</style><defs>{lines}</defs><g>{backgrounds}{matrix}</g>",
-    )
+    form = "<style>{styles}</style><defs>{lines}</defs><g>{backgrounds}{matrix}</g>"
+    return console.export_svg(theme=MONOKAI, unique_id=f"f{index}", code_format=form)
 
 
 def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
@@ -138,10 +122,8 @@ def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
             still = 0 if index else 1
             moves = f"animation:k{index} {length:g}s step-end infinite"
             rules.append(f".k{index}{{opacity:{still};{moves}}}")
-        groups.append(
-            f'<g class="k{index}" transform="translate({20 * SCALE:g} {16 * SCALE:g}) '
-            f'scale({SCALE})">{content}</g>'
-        )
+        at = f"translate({20 * SCALE:g} {16 * SCALE:g}) scale({SCALE})"
+        groups.append(f'<g class="k{index}" transform="{at}">{content}</g>')
     rules.append("@media (prefers-reduced-motion:reduce){*{animation:none!important}}")
     drawn = (
         f"<style>text{{font:20px {FONT};white-space:pre}}{''.join(rules)}</style>"
@@ -150,12 +132,11 @@ def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
     return drawn, width, height
 
 
-def picture(content: str, width: int, height: int, title: str) -> str:
-    """Return an SVG; screen readers read its title."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img"><title>{title}</title>{content}</svg>\n'
-    )
+def write_picture(path: Path, content: str, width: int, height: int, title: str) -> None:
+    """Write an SVG; screen readers read its title."""
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{title}</title>'
+    path.write_text(f"{svg}{content}</svg>\n", encoding="utf-8")
 
 
 def report(trace: Path, page: Path, *options: str) -> str:
@@ -171,8 +152,8 @@ def browser() -> Iterator[webdriver.Chrome]:
     """Start chromium."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or "chromium"
-    for flag in FLAGS:
-        options.add_argument(flag)
+    for flag in (*FLAGS, "hide-scrollbars"):
+        options.add_argument(f"--{flag}")
     service = webdriver.ChromeService(shutil.which("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
     try:
@@ -196,10 +177,8 @@ def screenshot(
 def image(data: bytes, x: int, height: int, kind: str = "") -> str:
     """Return a picture of the narrow report as an element of an SVG."""
     text = base64.b64encode(data).decode()
-    return (
-        f'<image class="{kind}" x="{x}" width="{REPORT_WIDTH}" height="{height}" '
-        f'href="data:image/png;base64,{text}"/>'
-    )
+    size = f'x="{x}" width="{REPORT_WIDTH}" height="{height}"'
+    return f'<image class="{kind}" {size} href="data:image/png;base64,{text}"/>'
 
 
 # Classes of blocks, by the uses and the gap between the last two.
@@ -226,12 +205,8 @@ def densities(trace: Path, path: Path) -> None:
         for reuse_class, text in LEARNED.items():
             row = manager.policy.densities[reuse_class]
             axes.step(ages, row[2 : 2 + len(ages)], where="post", label=text)
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlabel="age: requests since the last use",
-            ylabel="density: hits per request and slot",
-        )
+        axes.set(xscale="log", xlabel="age: requests since the last use")
+        axes.set(yscale="log", ylabel="density: hits per request and slot")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(path, metadata={"Date": None})
@@ -265,13 +240,8 @@ def main(trace: Path, folder: Path) -> None:
         f'stroke="#8888"/>'
     )
     both = "kvoffload top beside the report of kvoffload advise, on the same trace"
-    (folder / "top-and-report.svg").write_text(
-        picture(beside, x + REPORT_WIDTH, height, both), encoding="utf-8"
-    )
-    still, width, height = terminal(frames[-1:], rows)
-    (folder / "top.svg").write_text(
-        picture(still, width, height, "kvoffload top"), encoding="utf-8"
-    )
+    write_picture(folder / "top-and-report.svg", beside, x + REPORT_WIDTH, height, both)
+    write_picture(folder / "top.svg", *terminal(frames[-1:], rows), "kvoffload top")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,15 @@ DIRECTIVE = re.compile(
 )
 
 
+def table(head: str, rows: Iterable[str]) -> str:
+    """Return a table."""
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|---" * columns + "|", *rows, ""])
+
+
 def policy_table() -> str:
     """Return the table of all policies."""
-    lines = ["| name | what leaves | options | simplicity |", "|---|---|---|---|"]
+    rows = []
     for entry in map(registry.entry, registry.names()):
         options = "; ".join(
             f"`{option.name}` = {option.default} ({option.minimum} … {option.maximum}): "
@@ -44,53 +51,43 @@ def policy_table() -> str:
             for option in entry.options
         )
         simplicity = f"{entry.simplicity}: {entry.explained_by.rstrip('.')}"
-        lines.append(f"| `{entry.name}` | {entry.summary} | {options} | {simplicity} |")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| `{entry.name}` | {entry.summary} | {options} | {simplicity} |")
+    return table("name | what leaves | options | simplicity", rows)
 
 
 def policy_classes() -> str:
     """Return the table of the policies' classes."""
     names = [registry.entry(name).class_name for name in registry.names()]
-    return name_table([object_row(f"kvoffload.{name}") for name in names])
+    return table("name | what", [object_row(f"kvoffload.{name}") for name in names])
 
 
 def metrics_table(metrics: Iterable[Metric]) -> str:
     """Return the table of metrics."""
-    lines = ["| name | kind | labels | what |", "|---|---|---|---|"]
+    rows = []
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return table("name | kind | labels | what", rows)
 
 
-def name_table(rows: Iterable[str]) -> str:
-    """Return the table of names with these rows."""
-    return "\n".join(["| name | what |", "|---|---|", *rows]) + "\n"
-
-
-def updated(table: str, following: str) -> Iterator[str]:
+def updated(rows: str, following: str) -> Iterator[str]:
     """Yield the rows of a table of names anew: of objects, then of directives that follow it."""
-    for name in TITLED.findall(table):
+    for name in TITLED.findall(rows):
         yield object_row(name)
     for name, rest in DIRECTIVE.findall(following):
         if name.startswith("kvoffload."):
             target = find(name)
-            yield row(name.rpartition(".")[2], target, None, first_line(target))
+            yield row(name, target, first_line(target))
         else:
-            yield row(name, None, None, described(rest))
+            found = re.search(r"^ +[^ :.].*(?:\n +.*)*", rest, re.MULTILINE)
+            yield row(name, None, plain(inspect.cleandoc(found[0])) if found else "")
 
 
 def object_row(name: str) -> str:
-    """Return the row of an object."""
+    """Return the row of an object; the title of its link is the full name, which Sphinx finds."""
     target = find(name)
     text = first_line(target) if callable(target) else ""
-    return row(name.rpartition(".")[2], target, name, text)
-
-
-def described(rest: str) -> str:
-    """Return the description under a directive, on one line."""
-    found = re.search(r"^ +[^ :.].*(?:\n +.*)*", rest, re.MULTILINE)
-    return plain(inspect.cleandoc(found[0])) if found else ""
+    return row(name, target, text, f' "{name}"')
 
 
 def find(name: str) -> Any:
@@ -109,25 +106,14 @@ def plain(text: str) -> str:
     return re.sub(r"`+([^`]+)`+", r"`\1`", text.replace("\n", " "))
 
 
-def row(shown: str, target: object, name: str | None, text: str) -> str:
-    """Return a row; the title of its link is the full name, where Sphinx finds the object."""
-    link = f"`{shown}`"
-    if target is not None:
-        path = source_of(target)
-        if path is not None:
-            title = f' "{name}"' if name else ""
-            link = f"[{link}]({path}{title})"
-    return f"| {link} | {text} |"
-
-
-def source_of(target: object) -> str | None:
-    """Return the file of an object, as a link of a page of the reference."""
-    try:
+def row(name: str, target: object, text: str, title: str = "") -> str:
+    """Return a row, whose link leads to the file of the object, from a page of the reference."""
+    link = f"`{name.rpartition('.')[2] if target is not None else name}`"
+    with suppress(TypeError):  # a constant
         path = Path(inspect.getsourcefile(target) or "")  # type: ignore[arg-type]
-    except TypeError:  # a constant
-        return None
-    package = Path(kvoffload.__file__).parent
-    return f"../../kvoffload/{path.relative_to(package).as_posix()}"
+        path = path.relative_to(Path(kvoffload.__file__).parent)
+        link = f"[{link}](../../kvoffload/{path.as_posix()}{title})"
+    return f"| {link} | {text} |"
 
 
 def made(page: str) -> str:
@@ -145,7 +131,7 @@ def made(page: str) -> str:
             return f"{begin}\n{tables[what]()}\n{end}"
         hidden = HIDDEN.match(page, match.end())
         rows = updated(match[0], hidden[1] if hidden else "")
-        return f"{begin}\n{name_table(rows)}\n{end}"
+        return f"{begin}\n{table('name | what', rows)}\n{end}"
 
     return MADE.sub(fill, page)
 

@@ -7,14 +7,14 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import sysconfig
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 
@@ -61,15 +61,7 @@ def tree(tmp_path: Path) -> Path:
 def build(tree: Path, kind: str = "wheel", **variables: str) -> Built:
     """Build a wheel as pip would, with no variable of the caller's that a compiler heeds."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD.format(kind)],
-        cwd=tree,
-        env=kept | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("-c", BUILD.format(kind), cwd=tree, env=kept | variables)
     return Built(done.returncode, done.stdout, done.stderr)
 
 
@@ -158,15 +150,8 @@ def test_a_release_has_wheels_for_each_python_that_is_named() -> None:
 def test_without_cython_the_command_says_what_is_missing(tree: Path) -> None:
     (tree / "Cython").mkdir()
     (tree / "Cython" / "__init__.py").write_text("raise ImportError('No module named Cython')")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
-        cwd=tree,
-        env={"PATH": os.environ["PATH"], "KVOFFLOAD_PURE_PYTHON": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = {"PATH": os.environ["PATH"], "KVOFFLOAD_PURE_PYTHON": "0"}
+    done = run_python("setup.py", "--quiet", "build_ext", "--inplace", cwd=tree, env=env)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvoffload: the extensions cannot be built: No module named Cython; ")

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import kvoffload
 from kvoffload._extras import require
 from kvoffload.errors import MissingExtraError
 from kvoffload.traces.lines import zstd_module
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 
@@ -87,15 +87,9 @@ def test_a_missing_extra_is_one_line_that_ends_with_what_installs_it_for_this_py
     program, *arguments = needy.split(" ")
     is_command = program == "kvoffload"
     code = f"from kvoffload.__main__ import main; sys.exit(main({arguments}))"
-    done = subprocess.run(
-        [sys.executable, "-c", HIDE.format(module) + (code if is_command else needy)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    code = HIDE.format(module) + (code if is_command else needy)
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = run_python("-c", code, cwd=tmp_path, env=env)
     hint = f"{purpose} needs {module}: {PIP} install 'kvoffload[{extra}]'"
     if is_command:
         assert (done.returncode, done.stderr) == (2, f"kvoffload: {hint}\n")

@@ -43,15 +43,9 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
 DOCUMENTED = {"errors", "types", "policies.registry", "managers.calls", "managers.forwarding"}
-DOCUMENTED |= {
-    "_checks",
-    "_extras",
-    "_hold",
-    "_implementation",
-    "_interrupts",
-    "_sampling",
-    "_sizes",
-}  # and these are the same for every module
+# and these are the same for every module
+DOCUMENTED |= {"_checks", "_extras", "_hold", "_implementation", "_interrupts"}
+DOCUMENTED |= {"_sampling", "_sizes"}
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.

@@ -7,9 +7,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300
+
+
+def run_python(
+    *arguments: object, timeout: float = TIMEOUT, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own; return how it ended, and what it printed."""
+    command = [sys.executable, *map(str, arguments)]
+    options |= {"capture_output": True, "text": True, "timeout": timeout}
+    return subprocess.run(command, check=False, **options)
 
 
 def run_script(
@@ -22,14 +32,8 @@ def run_script(
     path = os.pathsep.join([str(ROOT), *sys.path])
     given = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     variables = {name: value for name, value in given.items() if value is not None}
-    completed = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT,
-        env=variables,
-    )
+    program = textwrap.dedent(script)
+    completed = run_python("-W", "error", "-c", program, *arguments, env=variables)
     if completed.returncode != status:
         raise AssertionError(
             f"the script ended with {completed.returncode}, not {status}\n"

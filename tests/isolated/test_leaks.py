@@ -67,29 +67,17 @@ for name in ("lru", "arc"):
 print("tight")
 """
 
+STORES = """
+manager = build()
+def step():
+    output = manager.prepare_store(new_keys(3, {length}))
+    if output is not None:
+        manager.complete_store(output.block_hashes_to_store)
+    list(manager.take_events())
+"""
 SCENARIOS = {
-    "stores that evict": (
-        4000,
-        """
-manager = build()
-def step():
-    output = manager.prepare_store(new_keys(3))
-    if output is not None:
-        manager.complete_store(output.block_hashes_to_store)
-    list(manager.take_events())
-""",
-    ),
-    "stores of long keys that evict": (
-        3000,
-        """
-manager = build()
-def step():
-    output = manager.prepare_store(new_keys(3, 800))
-    if output is not None:
-        manager.complete_store(output.block_hashes_to_store)
-    list(manager.take_events())
-""",
-    ),
+    "stores that evict": (4000, STORES.format(length=48)),
+    "stores of long keys that evict": (3000, STORES.format(length=800)),
     "stores that fail": (
         6000,
         """

@@ -12,6 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.needed import needs
+
+pytest_pycollect_makemodule = needs("lmcache")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave LMCache and torch their own warnings: importing them meets these."""

@@ -142,6 +142,11 @@ def bytes_of(objects: list) -> list[bytes]:
     return [bytes(each.byte_array) for each in objects]
 
 
+def wipe(objects: list, byte: int = 0) -> None:
+    for each in objects:
+        each.raw_data.fill_(byte)
+
+
 def eventually(holds: Any, timeout_s: float = 300.0) -> bool:
     until = time.monotonic() + timeout_s
     while not (found := holds()) and time.monotonic() < until:

@@ -5,12 +5,8 @@ import select
 import threading
 import time
 
-import pytest
-
-pytest.importorskip("lmcache")
-pytest.importorskip("torch")
-
 import prometheus_client
+import pytest
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
@@ -36,6 +32,7 @@ from .memory import (
     result_of,
     slab,
     store,
+    wipe,
 )
 
 
@@ -115,12 +112,8 @@ def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, arena, make):
 
 def test_what_is_stored_comes_back(tmp_path, arena, make):
     adapter = make(slab(tmp_path), SMALL)
-    fds = {
-        adapter.get_store_event_fd(),
-        adapter.get_lookup_and_lock_event_fd(),
-        adapter.get_load_event_fd(),
-    }
-    assert len(fds) == 3
+    kinds = ("store", "lookup_and_lock", "load")
+    assert len({getattr(adapter, f"get_{kind}_event_fd")() for kind in kinds}) == 3
     keys, objects = keys_of(0, 20), arena.objects(20)
     before = bytes_of(objects)
     result = store(adapter, keys, objects)
@@ -166,14 +159,8 @@ def test_keys_and_objects_must_be_as_many(tmp_path, arena, make):
 
 def test_two_sizes_in_a_task(tmp_path, arena, make):
     adapter = make(slab(tmp_path), SMALL)
-    keys = [
-        key
-        for number in range(6)
-        for key in (
-            keys_of(number, 1)[0],
-            keys_of(number, 1, object_group_id=1)[0],
-        )
-    ]
+    groups = keys_of(0, 6), keys_of(0, 6, object_group_id=1)
+    keys = [key for both in zip(*groups, strict=True) for key in both]
     objects = [each for _ in range(6) for each in (*arena.objects(1), *arena.objects(1, LARGE))]
     before = bytes_of(objects)
     result = store(adapter, keys, objects)
@@ -182,8 +169,7 @@ def test_two_sizes_in_a_task(tmp_path, arena, make):
     assert adapter.report_status()["object_bytes"] == [SMALL, LARGE]
     assert lookup(adapter, keys, g0=SMALL, g1=LARGE) == [True] * 12
     assert lookup(adapter, keys, g0=LARGE, g1=SMALL) == [False] * 12
-    for each in objects:
-        each.raw_data.zero_()
+    wipe(objects)
     assert load(adapter, keys, objects) == [True] * 12
     assert bytes_of(objects) == before
 
@@ -218,8 +204,7 @@ def test_salts_ranks_groups_and_models_are_apart(tmp_path, arena, make):
         ]
         part = slice(stored, stored + 1)
         assert store(adapter, keys[part], objects[part]).is_successful()
-    for each in objects:
-        each.raw_data.zero_()
+    wipe(objects)
     assert all(load(adapter, keys, objects))
     assert bytes_of(objects) == before
 
@@ -240,8 +225,7 @@ def test_objects_outside_of_the_arena_are_copied(tmp_path, arena, make):
     inside = arena.objects(1)
     before = bytes_of(elsewhere + inside)
     assert store(adapter, keys, elsewhere + inside).is_successful()
-    for each in elsewhere:
-        each.raw_data.zero_()
+    wipe(elsewhere)
     assert load(adapter, keys, inside + elsewhere) == [True] * 5
     assert bytes_of(inside + elsewhere) == before
     (sized,) = adapter._sized.values()
@@ -260,8 +244,7 @@ def test_odd_sizes_and_steps(tmp_path, make, close_all):
     keys = keys_of(0, len(objects))
     before = bytes_of(objects)
     assert store(adapter, keys, objects).is_successful()
-    for each in objects:
-        each.raw_data.zero_()
+    wipe(objects)
     assert all(load(adapter, keys, objects))
     assert bytes_of(objects) == before
 

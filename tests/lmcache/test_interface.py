@@ -9,9 +9,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("lmcache", reason="it needs LMCache: .ci/lmcache-env")
-
 from lmcache._version import version
 
 import kvoffload.integrations.lmcache as integration

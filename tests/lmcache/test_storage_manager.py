@@ -14,10 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("lmcache")
-pytest.importorskip("torch")
-
 from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
 
 from kvoffload.integrations.lmcache import adapter as module
@@ -37,6 +33,7 @@ from .memory import (
     slab,
     spec,
     store,
+    wipe,
 )
 from .storing import CHUNK, Told, manager_of
 
@@ -152,8 +149,7 @@ def test_a_load_that_hangs_touches_no_memory_that_is_used_again(hung):
     adapter.submit_unlock(keys_of(100, 4))  # other keys do not wait
     adapter.submit_unlock(keys)  # as of a prefetch that was given up
     assert adapter.query_load_result(task).popcount() == 0
-    for each in targets:
-        each.raw_data.fill_(0xEE)  # LMCache uses the memory again
+    wipe(targets, 0xEE)  # LMCache uses the memory again
     gate.set()
     time.sleep(1.0)
     assert set(b"".join(bytes_of(targets))) == {0xEE}
@@ -167,8 +163,7 @@ def test_a_store_that_hangs_stores_nothing_that_came_later(hung):
     before = bytes_of(objects)
     gate.clear()
     assert not store(adapter, keys, objects).is_successful()
-    for each in objects:
-        each.raw_data.fill_(0xEE)
+    wipe(objects, 0xEE)
     gate.set()
     time.sleep(1.0)
     are_there = load(adapter, keys, objects)
@@ -186,8 +181,7 @@ def test_it_closes_while_the_disk_hangs(hung):
     task = adapter.submit_load_task(keys, objects)
     adapter.close()
     assert adapter.query_load_result(task).popcount() == 0
-    for each in objects:
-        each.raw_data.fill_(0xEE)
+    wipe(objects, 0xEE)
     gate.set()
     time.sleep(0.5)
     assert set(b"".join(bytes_of(objects))) == {0xEE}

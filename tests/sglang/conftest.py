@@ -13,6 +13,12 @@ from importlib.util import find_spec
 
 import pytest
 
+from kvoffload.testing.tiers import FaultyTier
+from kvoffload.tiers import Namespace
+from tests.needed import needs
+
+pytest_pycollect_makemodule = needs("sglang")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave SGLang and torch their own warnings: importing them meets these."""
@@ -38,3 +44,16 @@ def close_all() -> Iterator[list]:
     yield opened
     for one in reversed(opened):
         one.close()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[FaultyTier]:
+    """Give a list of the tiers that storages open, which fail when they are told to."""
+    tiers: list[FaultyTier] = []
+
+    def open_faulty(url: str, namespace: Namespace, generation: str | None) -> FaultyTier:
+        tiers.append(FaultyTier(1 << 20, namespace=namespace, ack="stored"))
+        return tiers[-1]
+
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
+    return tiers

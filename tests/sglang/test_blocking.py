@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 from kvoffload.integrations.sglang import blocking
 from kvoffload.integrations.sglang.blocking import BlockingTier
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of

@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
@@ -58,30 +55,11 @@ def test_pages_are_the_same_in_every_layout(layout, tmp_path, close_all):
     assert engine.load(PROMPTS[0]) == pages
 
 
-def test_a_restarted_engine_loads_what_the_one_before_stored(tmp_path, close_all):
-    url = slab(tmp_path, CAPACITY)
-    first = Controller(url)
-    pages = first.store(PROMPTS[0])
-    first.close()
-    second = Controller(url)
-    close_all.append(second)
-    assert second.storage.stats()["restored"] == len(pages)
-    assert second.load(PROMPTS[0]) == pages
-
-
 def test_two_engines_share_a_directory(tmp_path, close_all):
     engines = [Controller(URLS["directory"](tmp_path)) for _ in range(2)]
     close_all += engines
     pages = engines[0].store(PROMPTS[0])
     assert engines[1].load(PROMPTS[0]) == pages
-
-
-def test_what_is_stored_can_be_forgotten(tmp_path, close_all):
-    engine = Controller(slab(tmp_path, CAPACITY))
-    close_all.append(engine)
-    engine.store(PROMPTS[0])
-    assert engine.controller.clear_storage_backend()
-    assert engine.load(PROMPTS[0]) == []
 
 
 def test_a_medium_that_is_gone_is_a_miss(tmp_path, close_all):
@@ -154,24 +132,29 @@ def test_pages_of_an_indexer_come_with_those_of_the_cache(tmp_path, close_all):
     assert engine.load(prompt) == stored[:5]
 
 
-def test_a_restarted_engine_resumes_where_the_one_before_did(tmp_path, close_all):
+@pytest.mark.parametrize("has_states", [False, True])
+def test_a_restarted_engine_resumes_where_the_one_before_did(has_states, tmp_path, close_all):
     url = slab(tmp_path, CAPACITY)
-    first = Controller(url, pools=pools_of(url))
-    state = block_of(first.pools[PoolName.MAMBA], 4)
-    pages = first.store(PROMPTS[0], {PoolName.MAMBA: [4]})
-    first.close()
-    second = Controller(url, pools=pools_of(url))
-    close_all.append(second)
-    assert second.load(PROMPTS[0], {PoolName.MAMBA: [11]}) == pages
-    assert block_of(second.pools[PoolName.MAMBA], 11) == state
+    first, second = {PoolName.MAMBA: [4]}, {PoolName.MAMBA: [11]}
+    pools = [pools_of(url) if has_states else {} for _ in range(2)]
+    engine = Controller(url, pools=pools[0])
+    state = block_of(engine.pools[PoolName.MAMBA], 4) if has_states else None
+    pages = engine.store(PROMPTS[0], first if has_states else None)
+    engine.close()
+    engine = Controller(url, pools=pools[1])
+    close_all.append(engine)
+    assert engine.storage.stats()["restored"] == len(pages)
+    assert engine.load(PROMPTS[0], second if has_states else None) == pages
+    assert not has_states or block_of(engine.pools[PoolName.MAMBA], 11) == state
 
 
-def test_states_that_are_forgotten_leave_nothing_to_resume(tmp_path, close_all):
+def test_what_is_stored_can_be_forgotten_with_its_states(tmp_path, close_all):
     url = slab(tmp_path, CAPACITY)
     engine = Controller(url, pools=pools_of(url))
     close_all.append(engine)
     engine.store(PROMPTS[0], {PoolName.MAMBA: [4]})
     assert engine.controller.clear_storage_backend()
+    assert engine.load(PROMPTS[0]) == []
     engine.store(PROMPTS[0])
     assert engine.load(PROMPTS[0], {PoolName.MAMBA: [11]}) == []
     assert len(engine.load(PROMPTS[0])) == 8

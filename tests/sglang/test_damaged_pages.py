@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 if not (Path(__file__).parents[2] / "examples").is_dir():
     pytest.skip("the examples are not beside the tests", allow_module_level=True)
 

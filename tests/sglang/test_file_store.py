@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 

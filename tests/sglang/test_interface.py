@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang", reason="it needs SGLang: .ci/sglang-env")
-
 from sglang.version import __version__
 
 import kvoffload.integrations.sglang as integration
 from kvoffload.integrations.structure import check_interface, describe, differences, read_interface
+from tests.isolated.scripts import run_python
 
 FILE = Path(integration.__file__).with_name("interface.json")
 ROOT = Path(__file__).parents[2]
@@ -97,12 +93,6 @@ def test_a_difference_ends_the_import(tmp_path) -> None:
         "del hicache_storage.HiCacheStorageExtraInfo\n"
         "import kvoffload.integrations.sglang\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-W", "ignore", "-c", program, cwd=ROOT)
     assert done.returncode == 1
     assert "has no HiCacheStorageExtraInfo" in done.stderr

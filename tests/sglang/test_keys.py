@@ -11,9 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 
 from kvoffload.integrations.sglang import storage as module

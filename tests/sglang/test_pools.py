@@ -6,9 +6,6 @@ import random
 import time
 
 import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheFile,
@@ -23,7 +20,6 @@ from sglang.srt.runtime_context import get_context
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.memory import memory_of, pages_by_address
 from kvoffload.integrations.sglang.pool import CopiedPool
-from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import TierInUseError
 from tests.sglang.engine import (
     PAGE_TOKENS,
@@ -420,14 +416,7 @@ def test_states_in_an_object_store_are_asked_for_one_by_one(make, monkeypatch):
             engine.close()
 
 
-def test_a_tier_that_hangs_is_a_shorter_prefix(make, monkeypatch):
-    opened = []
-
-    def open_faulty(url, namespace, generation):
-        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
-        return opened[-1]
-
-    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
+def test_a_tier_that_hangs_is_a_shorter_prefix(make, opened):
     pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
     made = make(pools)
     keys = keys_of(0, 2)

@@ -6,18 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
-
-pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
-
 import numpy as np
+import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.memory import pages_of
-from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import TierError, TierInUseError
 from tests.sglang.engine import (
     BACKEND,
@@ -41,6 +37,8 @@ def host():
     return host_pool(device_pool())
 
 
+NAMED = "url must name a tier, as slab:/nvme/kv?capacity=2TB"
+LONG = "k" * 100
 OPTIONS = "url, pools, weights_id, revision, salt, generation, generation_file"
 
 
@@ -233,14 +231,7 @@ def test_a_long_prompt_keeps_its_first_pages_where_sglang_tells_them(tmp_path, h
     assert made.batch_exists(keys) == PAGES - 2
 
 
-def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, monkeypatch):
-    opened = []
-
-    def open_faulty(url, namespace, generation):
-        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
-        return opened[-1]
-
-    monkeypatch.setattr("kvoffload.integrations.sglang.pool.open_tier", open_faulty)
+def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, opened):
     made = make("faulty:", host)
     keys, indices = prompt()
     assert all(made.batch_set_v1(keys, indices))
@@ -369,23 +360,11 @@ def test_two_processes_of_one_rank_cannot_share_a_slab(tmp_path, host, make):
 @pytest.mark.parametrize(
     ("extra", "error", "message"),
     [
-        (
-            {"url": None},
-            ValueError,
-            "url must name a tier, as slab:/nvme/kv?capacity=2TB, got None",
-        ),
+        ({"url": None}, ValueError, f"{NAMED}, got None"),
         ({"url": 7}, TypeError, "url must be text, got 7"),
         ({"salt": 7}, TypeError, "salt must be text, got 7"),
-        (
-            {"slat": "7"},
-            ValueError,
-            f"an option must be one of {OPTIONS}, got 'slat'",
-        ),
-        (
-            {"k" * 100: "7"},
-            ValueError,
-            f"an option must be one of {OPTIONS}, got {'k' * 100!r}",
-        ),
+        ({"slat": "7"}, ValueError, f"an option must be one of {OPTIONS}, got 'slat'"),
+        ({LONG: "7"}, ValueError, f"an option must be one of {OPTIONS}, got {LONG!r}"),
     ],
 )
 def test_wrong_options(extra, error, message):

@@ -6,6 +6,7 @@ import dataclasses
 import uuid
 from typing import Any
 
+from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -13,10 +14,16 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 CHUNK_BYTES = 4096
 PACKAGE = "kvoffload.integrations.vllm"
 MODEL = {"name": "a/model", "dtype": "float16", "max_model_len": 1024}
+
+
+def create(num_chunks: int = 8, **extra: Any) -> OffloadingSpec:
+    """Return vLLM's or our spec for a configuration."""
+    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **extra))
 
 
 def configuration(num_chunks: int, *, events: bool = True, **extra: Any) -> OffloadingConfig:

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests import conftest
+from tests.needed import needs
 
 SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or conftest.SEED)
 SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
 TRACES = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
+
+pytest_pycollect_makemodule = needs("vllm", "test_import.py", "test_advised_configuration.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

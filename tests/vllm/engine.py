@@ -34,6 +34,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -102,6 +103,92 @@ def groups(num_groups: int) -> list[KVCacheGroupSpec]:
     return [full, window, drafting]
 
 
+def new_scheduler(
+    folder: Path,
+    kv_groups: list[KVCacheGroupSpec],
+    extra: dict[str, Any],
+    gpu_blocks: int,
+    *,
+    longest: int = 2048,
+    step_tokens: int = 128,
+    events: KVEventsConfig | None = None,
+    **retention: int | None,
+) -> Scheduler:
+    """Return a scheduler with its connector; `retention` is a field of both configurations."""
+    (folder / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": longest}))
+    sizes = [group.kv_cache_spec.block_size for group in kv_groups]
+    config = VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, dtype="float16", seed=0
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=step_tokens,
+            max_model_len=longest,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+        ),
+        cache_config=CacheConfig(block_size=sizes[0], enable_prefix_caching=True),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        ),
+        device_config=DeviceConfig("cpu"),
+        kv_events_config=events,
+    )
+    config.cache_config.num_gpu_blocks = gpu_blocks
+    if any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_groups):
+        config.cache_config.mamba_cache_mode = "align"
+    for name, value in retention.items():
+        setattr(config.cache_config, name, value)
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=gpu_blocks, kv_cache_tensors=[], kv_cache_groups=kv_groups, **retention
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=max(sizes),
+        hash_block_size=min(sizes),
+        log_stats=True,
+    )
+
+
+def new_request(name, prompt, answer_tokens, hasher, extra_args=None, **more) -> Request:
+    parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, extra_args=extra_args)
+    parameters.update_from_generation_config({}, eos_token_id=0)
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=parameters,
+        pooling_params=None,
+        block_hasher=hasher,
+        **more,
+    )
+
+
+def end_step(scheduler, output, worker, received) -> None:
+    """Give the scheduler what a step computed, and whose loads have ended."""
+    names = list(output.num_scheduled_tokens)
+    requests = scheduler.requests
+    # A request that is past its prompt has one more token computed.
+    tokens = [
+        [7] if requests[name].num_computed_tokens >= requests[name].num_tokens else []
+        for name in names
+    ]
+    scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            kv_connector_output=KVConnectorOutput(
+                finished_sending=set(),
+                finished_recving=received,
+                kv_connector_worker_meta=worker,
+            ),
+        ),
+    )
+
+
 class Engine:
     """One scheduler, with a mock of everything behind it.
 
@@ -127,40 +214,10 @@ class Engine:
         num_chunks: int = 90,
         events: KVEventsConfig | None = None,
     ):
-        (folder / "config.json").write_text(json.dumps(MODEL))
         page = 2 * BLOCK_TOKENS * HEADS * HEAD_SIZE * 2
         extra = {"cpu_bytes_to_use": num_chunks * max(4096, page * num_groups), **extra}
-        model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float16", seed=0)
-        config = VllmConfig(
-            model_config=model,
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=8,
-                max_num_batched_tokens=128,
-                max_model_len=2048,
-                enable_chunked_prefill=True,
-                is_encoder_decoder=False,
-            ),
-            cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="OffloadingConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config=extra,
-            ),
-            device_config=DeviceConfig("cpu"),
-            kv_events_config=events,
-        )
         self.num_groups = num_groups
-        config.cache_config.num_gpu_blocks = GPU_BLOCKS
-        self.scheduler = Scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=GPU_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups(num_groups)
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
-            hash_block_size=BLOCK_TOKENS,
-            log_stats=True,
-        )
+        self.scheduler = new_scheduler(folder, groups(num_groups), extra, GPU_BLOCKS, events=events)
         self.connector = self.scheduler.connector.connector_scheduler
         assert type(self.connector) is OffloadingConnectorScheduler
         self.hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
@@ -169,18 +226,8 @@ class Engine:
 
     def add(self, name, prompt, answer_tokens, kv_transfer_params=None, kv_hints=None):
         more = None if kv_transfer_params is None else {"kv_transfer_params": kv_transfer_params}
-        parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True, extra_args=more)
-        parameters.update_from_generation_config({}, eos_token_id=0)
-        self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=prompt,
-                sampling_params=parameters,
-                pooling_params=None,
-                block_hasher=self.hasher,
-                kv_hints=kv_hints,
-            )
-        )
+        more = {"extra_args": more, "kv_hints": kv_hints}
+        self.scheduler.add_request(new_request(name, prompt, answer_tokens, self.hasher, **more))
 
     def step(self, delay):
         """Run one scheduler step; return what it orders from the worker."""
@@ -199,26 +246,7 @@ class Engine:
         worker = OffloadingWorkerMetadata()
         for _, job, _ in due:
             worker.mark_completed(job)
-        names = list(output.num_scheduled_tokens)
-        requests = self.scheduler.requests
-        # A request that is past its prompt has one more token computed.
-        tokens = [
-            [7] if requests[name].num_computed_tokens >= requests[name].num_tokens else []
-            for name in names
-        ]
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: place for place, name in enumerate(names)},
-                sampled_token_ids=tokens,
-                kv_connector_output=KVConnectorOutput(
-                    finished_sending=set(),
-                    finished_recving={name for _, _, name in due if name is not None},
-                    kv_connector_worker_meta=worker,
-                ),
-            ),
-        )
+        end_step(self.scheduler, output, worker, {name for _, _, name in due if name is not None})
         return plain_orders(orders), sorted(output.num_scheduled_tokens.items())
 
     def is_loading(self):

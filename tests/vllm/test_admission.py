@@ -5,36 +5,21 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.base import LookupResult
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.configuration import PACKAGE, create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
+from tests.vllm.requests import CHUNK_TOKENS, context, key
 from tests.vllm.test_tiers import OURS, assert_nothing_is_left
 from tests.vllm.test_tiers import Engine as TieredEngine
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
 # Without the guard, which may follow a policy that stores everything.
 DECLINES = ["hit-density?guard=0", "hit-density?ghosts=1.5&guard=0"]
-CHUNK_TOKENS = 16
-
-
-def key(number: int, group: int = 0) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, group))
-
-
-def context(keys) -> ReqContext:
-    made = ReqContext("r")
-    for place, one in enumerate(keys):
-        made.set_offload_key_position(one, (place + 1) * CHUNK_TOKENS)
-    return made
 
 
 def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:
@@ -324,9 +309,7 @@ def test_above_a_tier_nothing_is_declined(tmp_path):
 
 
 def test_without_a_tier_a_primary_tier_declines():
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(30, **OURS, secondary_tiers=[], eviction_policy="hit-density?guard=0")
-    )
+    spec = create(30, **OURS, secondary_tiers=[], eviction_policy="hit-density?guard=0")
     manager = spec.get_manager()
     drive = Drive(manager.primary_tier, 8)
     for ids in popular_and_unique(random.Random(4), 60):
@@ -340,13 +323,9 @@ def test_without_a_tier_a_primary_tier_declines():
 
 def test_the_spec_reads_the_options():
     names = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
-    )
+    spec = create(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
     policy = spec.get_manager()._rules.policy
     assert (policy.ghosts, policy.guard) == (2.0, 0)
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(8, **names, eviction_policy="hit-density?ghosts=-1")
-    )
+    spec = create(8, **names, eviction_policy="hit-density?ghosts=-1")
     with pytest.raises(ValueError, match="ghosts must be"):
         spec.get_manager()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import inspect
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,

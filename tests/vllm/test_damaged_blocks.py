@@ -4,9 +4,6 @@ import inspect
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.tiering.fs import io
 
 if not (Path(__file__).parents[2] / "examples").is_dir():

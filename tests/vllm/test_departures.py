@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError, OffloadError
@@ -14,17 +11,7 @@ from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.pair import statuses
-
-
-def key(number: int, group: int = 0) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, group))
-
-
-def context(keys, name="r"):
-    made = ReqContext(name)
-    for position, one in enumerate(keys):
-        made.set_offload_key_position(one, (position + 1) * 16)
-    return made
+from tests.vllm.requests import context, key
 
 
 @pytest.fixture(params=["lru", "arc"])

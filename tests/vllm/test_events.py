@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 import msgspec
+import pytest
 import zmq
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch, ZmqEventPublisher

@@ -7,7 +7,6 @@ its manager, or ours in it, what is stored and evicted. `GroupServer` must decid
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 from dataclasses import dataclass, field
@@ -15,34 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm._upstream import installed_release
@@ -51,7 +33,7 @@ from kvoffload.replay import Group, GroupChunks, GroupLayout
 from kvoffload.replay.device import new_device
 from kvoffload.replay.serving import GroupServer, group_key
 from tests.vllm.conftest import SEED
-from tests.vllm.engine import HEAD_SIZE, HEADS, MODEL, SPECS
+from tests.vllm.engine import HEAD_SIZE, HEADS, SPECS, end_step, new_request, new_scheduler
 
 pytestmark = pytest.mark.usefixtures("host_platform")
 
@@ -134,7 +116,6 @@ class Engine:
         *,
         in_steps: bool = False,
     ) -> None:
-        (folder / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": 8192}))
         groups = [
             KVCacheGroupSpec([f"layer{number}"], spec(group))
             for number, group in enumerate(chunks.layout.groups)
@@ -148,43 +129,15 @@ class Engine:
             **extra,
         }
         self.in_steps = in_steps
-        blocks = [group.block_tokens for group in chunks.layout.groups]
-        config = VllmConfig(
-            model_config=ModelConfig(
-                model=str(folder), skip_tokenizer_init=True, dtype="float16", seed=0
-            ),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=8,
-                max_num_batched_tokens=chunks.step_tokens or STEP_TOKENS,
-                max_model_len=8192,
-                enable_chunked_prefill=True,
-                is_encoder_decoder=False,
-            ),
-            cache_config=CacheConfig(block_size=blocks[0], enable_prefix_caching=True),
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="OffloadingConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config=extra,
-            ),
-            device_config=DeviceConfig("cpu"),
-        )
-        config.cache_config.num_gpu_blocks = gpu_blocks
-        config.cache_config.prefix_cache_retention_interval = chunks.retention
-        if any(group.kind == "state" for group in chunks.layout.groups):
-            config.cache_config.mamba_cache_mode = "align"
-        self.hash_tokens = min(blocks)
-        self.scheduler = Scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=gpu_blocks,
-                kv_cache_tensors=[],
-                kv_cache_groups=groups,
-                prefix_cache_retention_interval=chunks.retention,
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=max(blocks),
-            hash_block_size=self.hash_tokens,
-            log_stats=True,
+        self.hash_tokens = min(group.block_tokens for group in chunks.layout.groups)
+        self.scheduler = new_scheduler(
+            folder,
+            groups,
+            extra,
+            gpu_blocks,
+            longest=8192,
+            step_tokens=chunks.step_tokens or STEP_TOKENS,
+            prefix_cache_retention_interval=chunks.retention,
         )
         self.connector = self.scheduler.connector.connector_scheduler
         self.manager = self.connector.manager
@@ -231,15 +184,7 @@ class Engine:
         self.seen = Decisions()
         self.number += 1
         name = f"request{self.number}"
-        parameters = SamplingParams(max_tokens=3 if self.in_steps else 1, ignore_eos=True)
-        parameters.update_from_generation_config({}, eos_token_id=0)
-        request = Request(
-            request_id=name,
-            prompt_token_ids=prompt,
-            sampling_params=parameters,
-            pooling_params=None,
-            block_hasher=self.hasher,
-        )
+        request = new_request(name, prompt, 3 if self.in_steps else 1, self.hasher)
         self.scheduler.add_request(request)
         self.seen.hashes = list(request.block_hashes)
         stores: list[int] = []  # that have not ended
@@ -264,24 +209,7 @@ class Engine:
         raise AssertionError("the request does not end")
 
     def _update(self, output, worker, received) -> None:
-        names = list(output.num_scheduled_tokens)
-        requests = self.scheduler.requests
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: place for place, name in enumerate(names)},
-                sampled_token_ids=[
-                    [7] if requests[name].num_computed_tokens >= requests[name].num_tokens else []
-                    for name in names
-                ],
-                kv_connector_output=KVConnectorOutput(
-                    finished_sending=set(),
-                    finished_recving=received,
-                    kv_connector_worker_meta=worker,
-                ),
-            ),
-        )
+        end_step(self.scheduler, output, worker, received)
 
     def forget(self) -> None:
         """Empty the accelerator's cache."""
@@ -425,8 +353,11 @@ def test_vllms_own_decisions(tmp_path, name, on_device):
                 ), f"retention {retention}, {blocks_per_chunk} blocks per chunk"
 
 
+@pytest.mark.parametrize(
+    ("step_tokens", "on_device"), [(None, False), (256, False), (256, True)], ids=str
+)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_as_our_spec(tmp_path, policy):
+def test_every_policy_as_our_spec(tmp_path, policy, step_tokens, on_device):
     for sequence in range(SEQUENCES):
         for name in POLICY_LAYOUTS:
             assert not compare(
@@ -436,9 +367,13 @@ def test_every_policy_as_our_spec(tmp_path, policy):
                 1,
                 seed=SEED + sequence,
                 num_requests=60,
-                num_chunks=100,
+                num_chunks=60 * len(LAYOUTS[name]) if step_tokens else 100,
+                gpu_blocks=400 if on_device else 2000,
+                forget=not on_device,
+                longest=1200 if step_tokens else 700,
                 policy=policy,
                 spec_name="kvoffload",
+                step_tokens=step_tokens,
             ), name
 
 
@@ -478,47 +413,13 @@ def test_prompts_of_several_steps_in_little_memory(tmp_path, name, step_tokens, 
             assert [one for one in found if set(one[1]) - told] == [], f"retention {retention}"
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize(
-    "policy", [name for name in registry.names() if name != "lru" or not IS_OLDER]
-)
-def test_every_policy_step_by_step(tmp_path, policy, on_device):
-    for sequence in range(SEQUENCES):
-        for name in POLICY_LAYOUTS:
-            assert not compare(
-                tmp_path,
-                name,
-                0,
-                1,
-                seed=SEED + sequence,
-                num_requests=60,
-                num_chunks=60 * len(LAYOUTS[name]),
-                gpu_blocks=400 if on_device else 2000,
-                forget=not on_device,
-                longest=1200,
-                policy=policy,
-                spec_name="kvoffload",
-                step_tokens=256,
-            ), name
-
-
 def test_what_a_finish_passes_over_can_be_evicted(tmp_path):
     """Stores end before the request does; then SLRU demotes, and passes over what is pending."""
     if IS_OLDER:
         pytest.skip("a sequence of this release")
-    assert not compare(
-        tmp_path,
-        "full",
-        0,
-        1,
-        seed=22,
-        num_requests=40,
-        num_chunks=60,
-        longest=1200,
-        policy="slru",
-        spec_name="kvoffload",
-        step_tokens=256,
-    )
+    memory = {"num_requests": 40, "num_chunks": 60, "longest": 1200, "step_tokens": 256}
+    more = {"policy": "slru", "spec_name": "kvoffload"}
+    assert not compare(tmp_path, "full", 0, 1, seed=22, **memory, **more)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="vLLM 0.31 counts no sources")
 
 from vllm.v1.metrics.cache_hit_source import CacheHitSource

@@ -11,17 +11,15 @@ import time
 from collections import defaultdict
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import Engine as SchedulerEngine
+from tests.vllm.requests import context as context_of
 from tests.vllm.test_secondary_tiers import TierEngine, slab
-from tests.vllm.test_starvation import MOST_STEPS, TieredEngine, prompts, tier
+from tests.vllm.test_starvation import TieredEngine, prompts, run_to_the_end, tier
 from tests.vllm.test_tiers import OURS, Engine, key
 
 POLICIES = pytest.mark.parametrize("policy", registry.names())
@@ -47,19 +45,12 @@ def engines(request, tmp_path):
         engine.close()
 
 
-def context_of(name, keys):
-    context = ReqContext(name)
-    for position, one in enumerate(keys):
-        context.set_offload_key_position(one, (position + 1) * 16)
-    return context
-
-
 class Waiting:
     """A request that waits: its walks, and the chunks that memory lacked before the first."""
 
     def __init__(self, engine, name, keys):
         self.engine, self.keys = engine, keys
-        self.context = context_of(name, keys)
+        self.context = context_of(keys, name)
         self.lacked = {one for one in keys if engine.primary._chunk(one) is None}
         self.hits: list[int] = []  # leading ones, of each walk
         self.is_ready = False
@@ -245,23 +236,8 @@ def test_in_the_real_scheduler_no_walk_loses_what_an_earlier_one_found(
     manager.lookup, primary.prepare_write = looked_up, written
     primary.prepare_load, primary.reset_cache = loaded, forgotten
     try:
-        waiting = prompts(rng, 8) * 6
-        rng.shuffle(waiting)
-        count = 0
-        while waiting or not engine.is_idle():
-            if waiting and rng.random() < 0.5:
-                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
-                count += 1
-                if rng.random() < 0.7 and not engine.is_loading():
-                    engine.scheduler.reset_prefix_cache(False, False)
-            engine.step(rng.randrange(2))
-            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+        run_to_the_end(engine, rng, prompts(rng, 8) * 6, 0, resets=0.7)
         assert compared
-        for _ in range(3):
-            engine.step(0)
-        assert not primary._held
-        assert primary._usage() == (0, 0)
-        check_invariants(primary)
     finally:
         manager.shutdown()
 
@@ -271,11 +247,11 @@ def test_in_the_real_scheduler_no_walk_loses_what_an_earlier_one_found(
 
 def waiting(primary, keys, name="r"):
     """Return the context of a request that holds keys 0 and 1 and waits for key 2."""
-    stored = context_of("stored", keys[:2])
+    stored = context_of(keys[:2], "stored")
     primary.prepare_store(keys[:2], stored)
     primary.complete_store(keys[:2], stored)
     primary.on_request_finished(stored)
-    context = context_of(name, keys)
+    context = context_of(keys, name)
     for one in keys:
         if primary.lookup(one, context) is LookupResult.MISS:
             assert primary.prepare_write([one], context).keys_to_store == [one]
@@ -302,7 +278,7 @@ def test_a_hold_ends_with_the_wait(end):
     elif end == "dropped":
         del context
         gc.collect()
-        primary.on_new_request(context_of("other", []))  # until then the last context is kept
+        primary.on_new_request(context_of([], "other"))  # until then the last context is kept
         primary.on_schedule_end(ScheduleEndContext((), ()))
     else:
         primary.reset_cache()
@@ -325,10 +301,10 @@ def test_vllm_s_manager_tells_of_the_end_of_a_step(tmp_path):
 
 def test_a_refused_first_promotion_holds_nothing():
     primary, keys = tier(2), [key(number) for number in range(3)]
-    stored = context_of("stored", keys[:2])
+    stored = context_of(keys[:2], "stored")
     primary.prepare_store(keys[:2], stored)
     primary.complete_store(keys[:2], stored)
-    context = context_of("r", keys)
+    context = context_of(keys)
     assert [primary.lookup(one, context) for one in keys][-1] is LookupResult.MISS
     assert primary.prepare_write(keys[2:], context) is None
     assert primary._usage() == (0, 0)
@@ -339,11 +315,11 @@ def test_what_is_ready_further_on_leaves_only_for_a_promotion_without_other_room
     """Memory for 6: keys 4 to 7 of a chain, and two others, which leave first; then 7, then 6."""
     primary, keys = tier(6), [key(number) for number in range(8)]
     for name, some in (("chain", keys[4:]), ("others", [key(50), key(51)])):
-        stored = context_of(name, some)
+        stored = context_of(some, name)
         primary.prepare_store(some, stored)
         primary.complete_store(some, stored)
         primary.on_request_finished(stored)
-    context = context_of("r", keys)
+    context = context_of(keys)
     left = []
     for one in keys[:4]:
         assert primary.lookup(one, context) is LookupResult.MISS

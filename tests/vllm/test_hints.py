@@ -8,9 +8,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
 from kvoffload.integrations.vllm.hints import LONGEST_S, MOST_ACTIONS, read_hints

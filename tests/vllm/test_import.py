@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 
@@ -19,14 +20,7 @@ SUPPORTED = "0.33.*, 0.32.*, 0.31.*"
 def run(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `code` with `paths` before everything else."""
     path = os.pathsep.join(map(str, (*paths, ROOT)))
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return run_python("-c", code, env={**os.environ, "PYTHONPATH": path, **environment})
 
 
 def pretend(folder: Path, version: str, distribution: str = "vllm") -> Path:
@@ -131,13 +125,7 @@ def test_the_pure_library_says_which_variable_is_in_the_way() -> None:
 def test_these_tests_are_collected_in_a_bare_environment_with_warnings_as_errors() -> None:
     """As a developer types it who follows the skip message."""
     pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", TESTED],
-        cwd=ROOT,
-        env={name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    bare = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    pytest_ = ("-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", TESTED)
+    done = run_python(*pytest_, cwd=ROOT, env=bare)
     assert done.returncode == 0, done.stdout + done.stderr

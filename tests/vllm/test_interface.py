@@ -11,14 +11,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.integrations.vllm import _upstream
+from tests.isolated.scripts import run_python
 from tests.vllm.renamed import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -69,19 +67,8 @@ def cases_of(outer: set[str], inner: set[str]) -> list[list[str]]:
 
 
 def run(arguments: list[str], text: str = "", *paths: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    env = {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))), "PYTHONDONTWRITEBYTECODE": "1"}
+    return run_python(*arguments, input=text, env=os.environ | env, timeout=900)
 
 
 def outcomes(folder: Path, cases: list[list[str]]) -> list[tuple[list[str], str, str]]:

@@ -11,11 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import Locality
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload.integrations.vllm import (
     KVOffloadFileTier,
@@ -25,7 +21,7 @@ from kvoffload.integrations.vllm import (
     watching,
 )
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, create
 from tests.vllm.test_tiers import OURS
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
@@ -130,9 +126,7 @@ def test_null_is_a_wrong_value_but_where_it_is_meant(keys, meant):
 
 @pytest.mark.parametrize("key", sorted(NULL))
 def test_null_is_as_without_the_key(key):
-    manager = OffloadingSpecFactory.create_spec(
-        configuration(4, **SPEC, **{key: None})
-    ).get_manager()
+    manager = create(4, **SPEC, **{key: None}).get_manager()
     assert type(manager) is KVOffloadManager
     assert "prepare_store" not in vars(manager)  # not recorded
 
@@ -148,7 +142,7 @@ def test_null_is_as_without_the_option_of_a_tier(tmp_path):
         }
         entry |= {"capacity_bytes": 8 * CHUNK_BYTES, **options}
         extra = {**OURS, "secondary_tiers": [entry]}
-        manager = OffloadingSpecFactory.create_spec(configuration(4, **extra)).get_manager()
+        manager = create(4, **extra).get_manager()
         (made,) = manager.secondary_tiers
         found = made.namespace, made.tier.name, made.tier.stats(), made.locality
         manager.shutdown()
@@ -170,7 +164,7 @@ def cases(keys):
 
 def assert_named(key, extra):
     with pytest.raises((TypeError, ValueError), match=rf"(?<!\w){key}\b"):
-        OffloadingSpecFactory.create_spec(configuration(4, **extra)).get_manager()
+        create(4, **extra).get_manager()
 
 
 @pytest.mark.parametrize(("key", "value"), cases(KEYS))
@@ -214,5 +208,5 @@ def test_secondary_tiers_behind_the_spec_that_has_none_are_named(value):
 
 def test_numbers_that_vllm_takes_stay_right():
     extra = {"store_threshold": "3", "max_tracker_size": 7.0, "offload_prompt_only": 0}
-    manager = OffloadingSpecFactory.create_spec(configuration(4, **SPEC, **extra)).get_manager()
+    manager = create(4, **SPEC, **extra).get_manager()
     assert (manager.store_threshold, manager.max_tracker_size) == (3, 7)

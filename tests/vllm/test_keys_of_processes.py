@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 SCRIPT = """
 import json
 from vllm.utils.hashing import sha256, sha256_cbor, xxhash

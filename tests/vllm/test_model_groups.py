@@ -12,18 +12,16 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.advise import model_shape
 from kvoffload.advise.model_config import shape_of_fields
 from kvoffload.integrations.vllm._upstream import installed_release
 from tests.advise.model_configs import families, shipped
+from tests.isolated.scripts import run_python
 from tests.vllm.modelled import ARCHITECTURES, MEMORY, VARIABLES, WORKERS
 
 if installed_release().name != "0.33":
@@ -54,15 +52,8 @@ def batch(kind: str, start: int) -> subprocess.CompletedProcess[str]:
     """Ask vLLM for the configurations of a batch."""
     workers = KINDS[kind][1]
     asked = {text: (json.loads(text), workers) for text in texts(kind)[start : start + BATCH]}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | VARIABLES,
-        check=False,
-    )
+    options = {"input": json.dumps(asked), "cwd": ROOT, "env": os.environ | VARIABLES}
+    return run_python("-c", PROGRAM, timeout=3600, **options)
 
 
 def vllm_results(kind: str, name: str) -> dict[str, Any]:

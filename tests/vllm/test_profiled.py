@@ -6,12 +6,10 @@ import gc
 import sys
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
 from kvoffload.integrations.vllm import KVOffloadManager
+from tests.vllm.requests import context
 
 LENGTHS = (32, 32, 12, 32, 20, 40)
 
@@ -23,9 +21,7 @@ def keys_of(start: int) -> list[bytes]:
 
 
 def store(manager: KVOffloadManager, name: str, keys: list[bytes]):
-    request = ReqContext(name)
-    for position, key in enumerate(keys):
-        request.set_offload_key_position(key, (position + 1) * 16)
+    request = context(keys, name)
     manager.on_new_request(request)
     output = manager.prepare_store(keys, request)
     manager.complete_store(output.keys_to_store, request)

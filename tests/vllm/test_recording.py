@@ -13,14 +13,11 @@ import weakref
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kvoffload import CPUBackend, LRUOffloadingManager
 from kvoffload.errors import MissingExtraError
@@ -32,30 +29,25 @@ from kvoffload.replay.hints import TraceHints
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace
 from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.configuration import create as create_spec
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
+from tests.vllm.requests import WithoutHints, key
+from tests.vllm.requests import context as context_of
 from tests.vllm.test_differential import run_sequence
+from tests.vllm.watched import Request
 
 ROOT = Path(__file__).parents[2]
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
 ANSWERS = {"offload_prompt_only": False}
 
 
-def key(number: int, group: int = 0) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, group))
-
-
 def create(num_chunks=8, **extra):
-    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **{**SPEC, **extra}))
+    return create_spec(num_chunks, **{**SPEC, **extra})
 
 
-def context(numbers, groups=1, chunk_tokens=16):
-    """A request's context, as the connector fills it: group by group."""
-    made = ReqContext("r")
-    for group in range(groups):
-        for place, number in enumerate(numbers):
-            made.set_offload_key_position(key(number, group), (place + 1) * chunk_tokens)
-    return made
+def context(numbers):
+    return context_of([key(number) for number in numbers])
 
 
 def chains(path):
@@ -72,37 +64,22 @@ def numbered(requests):
     return [[numbers.setdefault(one, len(numbers)) for one in request] for request in requests]
 
 
-class Drive:
-    """Requests through a recorded manager, one after the other, in steps of `step` chunks."""
-
-    def __init__(self, manager):
-        self.manager = manager
-        self.hits = 0
-
-    def run(self, numbers, step=3):
-        manager = self.manager
-        made = context(numbers)
-        keys = [key(number) for number in numbers]
-        manager.on_new_request(made)
-        hits = 0
-        while hits < len(keys) and manager.lookup(keys[hits], made) is LookupResult.HIT:
-            hits += 1
-        self.hits += hits
-        if hits:
-            manager.prepare_load(keys[:hits], made)
-            manager.complete_load(keys[:hits], made)
-        for start in range(hits, len(keys), step):
-            output = manager.prepare_store(keys[start : start + step], made)
-            manager.complete_store(output.keys_to_store, made)
-        manager.on_request_finished(made)
-        return made
+def run(manager, numbers):
+    """Run one request, which stores in steps of three chunks."""
+    request = Request(manager, [key(number) for number in numbers])
+    if request.hits:
+        request.load()
+    for start in range(len(request.hits), len(numbers), 3):
+        request.store(request.keys[start : start + 3])
+    request.finish()
+    return request
 
 
 def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
     rng = random.Random(SEED)
     path = tmp_path / "trace.jsonl.zst"
     manager = create(60, kvoffload_record=str(path)).get_manager()
-    drive = Drive(manager)
+    hits = 0
     talks = [[rng.randrange(10**6) for _ in range(rng.randint(1, 8))] for _ in range(15)]
     requests = []
     for _ in range(300):
@@ -110,17 +87,17 @@ def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
         talk += [rng.randrange(10**6) for _ in range(rng.randint(0, 3))]
         del talk[25:]
         requests.append(list(dict.fromkeys(talk)))
-        drive.run(requests[-1])
+        hits += len(run(manager, requests[-1]).hits)
     manager.shutdown()
     assert chains(path) == numbered(requests)
     assert all(one.input_length == 16 * len(one.hash_ids) for one in Trace(str(path)))
     manager = LRUOffloadingManager(CPUBackend(16, 60))
     result = replay(Trace(str(path)), Configuration(host=60), manager=manager)
-    assert drive.hits > 100
+    assert hits > 100
     if installed_release().provisional_ranks:
-        assert result.hits == drive.hits
+        assert result.hits == hits
     else:  # what a request loads, and stores in parts, becomes recent only when it finishes
-        assert abs(result.hits - drive.hits) <= 0.3 * drive.hits
+        assert abs(result.hits - hits) <= 0.3 * hits
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
@@ -192,7 +169,7 @@ def test_a_row_has_what_the_client_said(tmp_path, params, payload, expected):
     manager.on_new_request(made)
     manager.prepare_store([key(1), key(2)], made)
     manager.on_request_finished(made)
-    Drive(manager).run([1, 2, 3])
+    run(manager, [1, 2, 3])
     manager.shutdown()
     assert said(path) == [expected, (None, False)]
     assert chains(path) == [[0, 1], [0, 1, 2]]
@@ -200,18 +177,9 @@ def test_a_row_has_what_the_client_said(tmp_path, params, payload, expected):
 
 
 def test_hints_that_cannot_be_read_do_not_stop_the_recording(tmp_path):
-    class Odd(ReqContext):
-        @property
-        def kv_hints(self):
-            raise RuntimeError("no hints")
-
-        @kv_hints.setter
-        def kv_hints(self, value):
-            pass
-
     path = tmp_path / "trace.jsonl.gz"
     manager = create(8, kvoffload_record=str(path)).get_manager()
-    made = Odd("odd")
+    made = WithoutHints("odd")
     made.set_offload_key_position(key(1), 16)
     manager.on_new_request(made)
     manager.prepare_store([key(1)], made)
@@ -343,7 +311,7 @@ def test_what_has_not_finished_is_recorded_at_the_end(tmp_path):
     for made in (first, second, never):
         manager.on_new_request(made)
     manager.prepare_store([key(1), key(2)], first)
-    Drive(manager).run([7, 8, 9])
+    run(manager, [7, 8, 9])
     manager.prepare_store([key(4), key(5)], second)
     manager.shutdown()
     manager.shutdown()
@@ -366,19 +334,10 @@ manager.prepare_store([key(1), key(2)], made)
 
 def test_a_request_that_finished_is_not_held(tmp_path):
     manager = create(8, kvoffload_record=str(tmp_path / "trace.jsonl.gz")).get_manager()
-    drive = Drive(manager)
-    made = weakref.ref(drive.run([1, 2, 3]))
+    made = weakref.ref(run(manager, [1, 2, 3]).context)
     gc.collect()
     assert made() is None
     manager.shutdown()
-
-
-def test_the_threshold_does_not_hide_a_request(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
-    manager = create(8, kvoffload_record=str(path), store_threshold=3).get_manager()
-    Drive(manager).run([1, 2, 3, 4])
-    manager.shutdown()
-    assert chains(path) == [[0, 1, 2, 3]]
 
 
 def test_decisions_stay_what_they_are(tmp_path):
@@ -453,27 +412,26 @@ def test_each_replica_has_a_file(tmp_path):
     recorder.log.close()
 
 
-def test_the_tiering_manager_is_recorded_too(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (KVOffloadManager, {"store_threshold": 3}),
+        (TieringOffloadingManager, {"spec_name": "KVOffloadTieringSpec"}),
+        (
+            CPUOffloadingManager,
+            {"eviction_policy": "Someones", "cache_policy_module_path": "tests.vllm.test_spec"},
+        ),
+    ],
+)
+def test_what_the_threshold_hides_and_other_managers_are_recorded_too(tmp_path, kind, options):
     path = tmp_path / "trace.gz"
-    tier = {"type": "fs", "root_dir": str(tmp_path / "tier")}
-    names = {"spec_name": "KVOffloadTieringSpec", "secondary_tiers": [tier]}
-    manager = create(8, kvoffload_record=str(path), **names).get_manager()
-    Drive(manager).run([1, 2, 3])
+    if kind is TieringOffloadingManager:
+        options |= {"secondary_tiers": [{"type": "fs", "root_dir": str(tmp_path / "tier")}]}
+    manager = create(8, kvoffload_record=str(path), **options).get_manager()
+    assert type(manager) is kind
+    run(manager, [1, 2, 3, 4])
     manager.shutdown()
-    assert chains(path) == [[0, 1, 2]]
-
-
-def test_a_manager_of_vllm_is_recorded_too(tmp_path):
-    path = tmp_path / "trace.gz"
-    others = {
-        "eviction_policy": "Someones",
-        "cache_policy_module_path": "tests.vllm.test_spec",
-    }
-    manager = create(8, kvoffload_record=str(path), **others).get_manager()
-    assert type(manager) is CPUOffloadingManager
-    Drive(manager).run([1, 2, 3])
-    manager.shutdown()
-    assert chains(path) == [[0, 1, 2]]
+    assert chains(path) == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import random
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED

@@ -14,9 +14,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -29,7 +26,6 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
 )
 from vllm.v1.kv_offload.config import OffloadingModelConfig
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
@@ -39,7 +35,7 @@ from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace
 from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration, create
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 
 IN_VLLM = f"vllm:{TIER_PREFIX}"
@@ -61,9 +57,7 @@ class TierEngine(Engine):
     """Drive a tiering manager over any secondary tier."""
 
     def __init__(self, tier, num_chunks=4, names=OURS, **extra):
-        self.spec = OffloadingSpecFactory.create_spec(
-            configuration(num_chunks, **names, secondary_tiers=[tier], **extra)
-        )
+        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
         self.manager = self.spec.get_manager()
         self.primary = self.manager.primary_tier
         (self.tier,) = self.manager.secondary_tiers
@@ -476,26 +470,16 @@ def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
 # -- recency -------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_request_is_one_access_of_its_chunks(tmp_path, engines):
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(tmp_path, engines, ends):
     engine = engines(slab(tmp_path, 10), num_chunks=8)
     engine.request(chain(0))
-    engine.request(chain(10))
-    engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
-    engine.request(chain(20))  # evicts two: the tail of the oldest
-    there = [
-        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
-    ]
-    assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
-
-
-def test_the_chunks_of_a_session_that_ends_leave_the_tier_first(tmp_path, engines):
-    engine = engines(slab(tmp_path, 10), num_chunks=8)
-    engine.request(chain(0))
-    engine.request(chain(10), params={"kvoffload": {"ends": True}})
-    engine.request(chain(20))  # without the hint it evicts the tail of the oldest
-    there = [
-        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
-    ]
+    engine.request(chain(10), params={"kvoffload": {"ends": True}} if ends else None)
+    if not ends:
+        engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
+    engine.request(chain(20))  # evicts two: the tail of the oldest, or of what has ended
+    every = [*chain(0), *chain(10), *chain(20)]
+    there = [engine.tier.tier.state(one) == State.HIT for one in every]
     assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 

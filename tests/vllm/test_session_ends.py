@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -20,6 +17,7 @@ from kvoffload.watch import Watch
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine
 from tests.vllm.pair import Pair
+from tests.vllm.requests import WithoutHints, context
 from tests.vllm.sequences import Sequence, Shape
 
 ENDS = {"kvoffload": {"ends": True}}
@@ -33,13 +31,6 @@ def keys(session: int, first: int, stop: int) -> list[bytes]:
     ]
 
 
-def context(name: str, all_keys: list[bytes], params=None, hints=None) -> ReqContext:
-    made = ReqContext(name, params, hints)
-    for place, key in enumerate(all_keys):
-        made.set_offload_key_position(key, (place + 1) * 16)
-    return made
-
-
 class Requests:
     """Run requests of a manager, one after the other."""
 
@@ -51,7 +42,7 @@ class Requests:
         """Load what is there of the keys from a place on, store the rest; return the output."""
         self.count += 1
         manager = self.manager
-        made = context(f"r{self.count}", all_keys, params, hints)
+        made = context(all_keys, f"r{self.count}", params, hints)
         if announced:
             manager.on_new_request(made)
         asked = all_keys[asked_from:]
@@ -113,7 +104,7 @@ def test_without_the_hint_they_stay(cache_policy):
 def test_what_the_accelerator_had_of_it_leaves_too(cache_policy, announced):
     requests = filled(cache_policy)
     requests.run(keys(1, 0, 3), ENDS, asked_from=2, announced=announced)
-    ended = context("all on the accelerator", keys(0, 0, 3), ENDS)
+    ended = context(keys(0, 0, 3), "all on the accelerator", ENDS)
     if announced:
         requests.manager.on_new_request(ended)
     requests.manager.on_request_finished(ended)
@@ -124,7 +115,7 @@ def test_what_the_accelerator_had_of_it_leaves_too(cache_policy, announced):
 def test_a_use_by_another_request_takes_them_back_at_once(cache_policy):
     requests = filled(cache_policy, ENDS)
     used = keys(2, 0, 2)
-    other = context("other", used)
+    other = context(used, "other")
     requests.manager.on_new_request(other)
     requests.manager.prepare_load(used, other)
     requests.manager.complete_load(used, other)
@@ -176,7 +167,7 @@ def test_requests_that_store_a_prompt_at_the_same_time_share_it():
     prompt, made = keys(0, 0, 3), []
     for session in (1, 2):
         every = prompt + keys(session, 0, 2)
-        made.append((context(f"r{session}", every, ENDS if session == 1 else None), every))
+        made.append((context(every, f"r{session}", ENDS if session == 1 else None), every))
         manager.on_new_request(made[-1][0])
     for request, every in made:
         output = manager.prepare_store(every, request)
@@ -209,17 +200,8 @@ def test_malformed_hints_are_counted_once_a_request_and_change_nothing():
 
 
 def test_hints_that_cannot_even_be_read_do_not_fail_the_request():
-    class Odd(ReqContext):
-        @property
-        def kv_hints(self):
-            raise RuntimeError("no hints")
-
-        @kv_hints.setter
-        def kv_hints(self, value):
-            pass
-
     requests = Requests("lru", 3)
-    made = Odd("odd")
+    made = WithoutHints("odd")
     requests.manager.on_new_request(made)
     requests.manager.prepare_store(keys(0, 0, 2), made)
     requests.manager.on_request_finished(made)

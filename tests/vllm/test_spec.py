@@ -5,27 +5,19 @@ from __future__ import annotations
 import logging
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.hints import IGNORED_METRIC
 from kvoffload.integrations.vllm.manager import CAPACITY_METRIC
-from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.configuration import PACKAGE, create
 
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
-
-
-def create(num_chunks=8, **extra):
-    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **extra))
 
 
 def test_the_spec_gives_our_manager():

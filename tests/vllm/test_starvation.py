@@ -9,17 +9,15 @@ import random
 import time
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import BLOCK_TOKENS, Engine
-from tests.vllm.test_admission import Drive, context, popular_and_unique
+from tests.vllm.requests import context, key
+from tests.vllm.test_admission import Drive, popular_and_unique
 from tests.vllm.test_construction import Region
 from tests.vllm.test_tiers import OURS
 
@@ -28,10 +26,6 @@ pytestmark = pytest.mark.usefixtures("host_platform")
 STEPS = 300
 MOST_STEPS = 2000  # until the last request is answered
 SIZES = (1, 2, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
-
-
-def key(number: int) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, 0))
 
 
 class TieredEngine(Engine):
@@ -67,28 +61,32 @@ def prompts(rng: random.Random, count: int) -> list[list[int]]:
     return made
 
 
+def run_to_the_end(engine, rng, waiting, steps, resets) -> None:
+    """Serve prompts in as many steps at least, until nothing is held."""
+    rng.shuffle(waiting)
+    count = 0
+    while engine.steps < steps or waiting or not engine.is_idle():
+        if waiting and (rng.random() < 0.5 or engine.steps >= steps > 0):
+            engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
+            count += 1
+            if rng.random() < resets and not engine.is_loading():
+                engine.scheduler.reset_prefix_cache(False, False)
+        engine.step(rng.randrange(2))
+        assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+    for _ in range(3):
+        engine.step(0)
+    assert engine.primary._usage() == (0, 0)
+    assert not engine.primary._held
+    check_invariants(engine.primary)
+
+
 @pytest.mark.parametrize("cache_policy", registry.names())
 @pytest.mark.parametrize("num_chunks", SIZES)
 def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_policy, num_chunks):
     rng = random.Random(SEED + num_chunks)
     engine = TieredEngine(tmp_path, num_chunks, eviction_policy=cache_policy)
     try:
-        waiting = prompts(rng, 6) * 3
-        rng.shuffle(waiting)
-        count = 0
-        while engine.steps < STEPS or waiting or not engine.is_idle():
-            if waiting and (rng.random() < 0.5 or engine.steps >= STEPS):
-                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
-                count += 1
-                if rng.random() < 0.3 and not engine.is_loading():
-                    engine.scheduler.reset_prefix_cache(False, False)
-            engine.step(rng.randrange(2))
-            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
-        for _ in range(3):
-            engine.step(0)
-        assert engine.primary._usage() == (0, 0)
-        assert not engine.primary._held
-        check_invariants(engine.primary)
+        run_to_the_end(engine, rng, prompts(rng, 6) * 3, STEPS, resets=0.3)
     finally:
         engine.manager.shutdown()
 

@@ -12,10 +12,7 @@ import random
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
@@ -23,13 +20,10 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
+from tests.vllm.requests import key
 from tests.vllm.sequences import Sequence, Shape
 
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
-
-
-def key(number: int) -> bytes:
-    return bytes(make_offload_key(b"%032d" % number, 0))
 
 
 class CheckedPair(Pair):

@@ -6,16 +6,12 @@ import hashlib
 import time
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
     ScheduleEndContext,
     make_offload_key,
 )
-from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering import spec as tiering_spec
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
@@ -24,7 +20,8 @@ from vllm.v1.kv_offload.tiering.manager import (
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, create
+from tests.vllm.requests import context as context_of
 
 OURS = {"spec_name": "KVOffloadTieringSpec", "spec_module_path": PACKAGE}
 THEIRS = {"spec_name": "TieringOffloadingSpec"}
@@ -53,9 +50,7 @@ class Engine:
 
     def __init__(self, folder, num_chunks, names, **extra):
         tier = {"type": "fs", "root_dir": str(folder), "n_read_threads": 1, "n_write_threads": 1}
-        self.spec = OffloadingSpecFactory.create_spec(
-            configuration(num_chunks, **names, secondary_tiers=[tier], **extra)
-        )
+        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
         self.manager = self.spec.get_manager()
         self.primary = self.manager.primary_tier
         (self.tier,) = self.manager.secondary_tiers
@@ -92,9 +87,7 @@ class Engine:
     def request(self, keys, store_succeeds=True, params=None):
         """Run one request: what hits is loaded and compared, the rest is stored."""
         self.count += 1
-        context = ReqContext(f"r{self.count}", params)
-        for position, one in enumerate(keys):
-            context.set_offload_key_position(one, (position + 1) * 16)
+        context = context_of(keys, f"r{self.count}", params)
         self.manager.on_new_request(context)
         answers = self.look_up(keys, context)
         hits = 0
@@ -258,16 +251,14 @@ def test_a_reset_leaves_nothing_behind_and_files_stay(tmp_path, engines):
 
 def test_a_threshold_is_refused_as_in_vllm(tmp_path):
     tier = {"type": "fs", "root_dir": str(tmp_path)}
-    spec = OffloadingSpecFactory.create_spec(
-        configuration(4, **OURS, secondary_tiers=[tier], store_threshold=2)
-    )
+    spec = create(4, **OURS, secondary_tiers=[tier], store_threshold=2)
     with pytest.raises(ValueError, match="store_threshold is not supported"):
         spec.get_manager()
     assert tiering_spec.CPUPrimaryTierOffloadingManager is CPUPrimaryTierOffloadingManager
 
 
 def test_the_exchange_is_guarded(tmp_path, monkeypatch):
-    spec = OffloadingSpecFactory.create_spec(configuration(4, **OURS, secondary_tiers=[]))
+    spec = create(4, **OURS, secondary_tiers=[])
     monkeypatch.setattr(tiering_spec, "CPUPrimaryTierOffloadingManager", object)
     with pytest.raises(RuntimeError, match="is not vLLM's own class"):
         spec.get_manager()

@@ -7,15 +7,13 @@ import hashlib
 import json
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import TRACES
+from tests.vllm.requests import context as context_of
 
 # The first blocks of each, so that a run stays short; capacities in shares of their unique blocks.
 BLOCKS = 60_000
@@ -47,9 +45,7 @@ def replay(manager, requests):
                 bytes(make_offload_key(hashlib.sha256(b"%d" % one).digest(), 0)) for one in ids
             )
         )
-        context = ReqContext(str(number))
-        for place, key in enumerate(keys):
-            context.set_offload_key_position(key, (place + 1) * 16)
+        context = context_of(keys, str(number))
         manager.on_new_request(context)
         hits = 0
         while hits < len(keys) and manager.lookup(keys[hits], context) is LookupResult.HIT:

@@ -7,16 +7,14 @@ passes on vLLM's manager passes here or is listed with the reason why it cannot.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from kvoffload.integrations.vllm._upstream import installed_release
+from tests.isolated.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("KVOFFLOAD_VLLM_TESTS", "")
@@ -27,42 +25,43 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def outcomes(folder: Path, ours: bool) -> dict[str, str]:
-    """Run vLLM's tests; return by module and name how each has ended: "", or how it failed."""
-    report = folder / f"{ours}.xml"
-    plugin = ["-p", "kvoffload_managers"] if ours else []
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
-            *("-c", os.devnull, "--rootdir", SOURCES, f"--junitxml={report}", *plugin),
-            *(f"tests/v1/kv_offload/{path}.py" for path in MODULES),
-        ],
+def run(folder: Path, paths: Iterable[str], *plugin: str) -> list[ET.Element]:
+    """Run tests of vLLM with a plug-in from a folder beside this file; return their cases."""
+    report = folder / f"{len(plugin)}.xml"
+    plugins = [str(Path(__file__).parent / name) for name in plugin[:1]]
+    done = run_python(
+        *("-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
+        *("-c", os.devnull, "--rootdir", SOURCES, f"--junitxml={report}"),
+        *(option for name in plugin[1:] for option in ("-p", name)),
+        *(f"tests/v1/kv_offload/{path}.py" for path in paths),
         cwd=SOURCES,
         env={
-            "HOME": os.environ["HOME"],
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "upstream"), str(ROOT)]),
+            **{name: os.environ[name] for name in ("HOME", "PATH")},
+            "PYTHONPATH": os.pathsep.join([*plugins, str(ROOT)]),
             "KVOFFLOAD_PURE_PYTHON": "0",
         },
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=900,
     )
     assert report.exists(), done.stdout + done.stderr
+    found = list(ET.parse(report).iter("testcase"))
+    assert found, done.stdout + done.stderr
+    return found
+
+
+def outcomes(folder: Path, *plugin: str) -> dict[str, str]:
+    """Return by module and name how each of vLLM's tests has ended: "", or how it failed."""
     found = {}
-    for case in ET.parse(report).iter("testcase"):
+    for case in run(folder, MODULES, *plugin):
         wrong = [one for kind in ("failure", "error", "skipped") for one in case.findall(kind)]
         text = wrong[0].get("message", "failed") if wrong else ""
         found[f"{case.get('classname')}.{case.get('name')}"] = text
-    assert found, done.stdout + done.stderr
     return found
 
 
 @pytest.fixture(scope="module")
 def theirs_and_ours(tmp_path_factory) -> tuple[dict[str, str], dict[str, str]]:
     folder = tmp_path_factory.mktemp("upstream")
-    return outcomes(folder, False), outcomes(folder, True)
+    return outcomes(folder), outcomes(folder, "upstream", "kvoffload_managers")
 
 
 #: Why a test that passes on vLLM's manager cannot pass here, by its name without parameters.

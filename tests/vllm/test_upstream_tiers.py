@@ -6,19 +6,12 @@ that is installed; a wheel has no tests.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from xml.etree import ElementTree as ET
-
 import pytest
+import vllm
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+from tests.vllm.test_upstream import SOURCES, run
 
-ROOT = Path(__file__).parents[2]
-SOURCES = os.environ.get("KVOFFLOAD_VLLM_TESTS", "")
-MODULES = ("test_fs_tier", "test_tiering_offloading")
+MODULES = ("tiering/test_fs_tier", "tiering/test_tiering_offloading")
 
 #: Why a test cannot pass here.
 KNOWN = {
@@ -40,30 +33,8 @@ LEAST = {"0.31": 81, "0.32": 87, "0.33": 97}
 @pytest.mark.nightly
 @pytest.mark.skipif(not SOURCES, reason="no tests of vLLM: KVOFFLOAD_VLLM_TESTS is unset")
 def test_vllm_s_tests_of_tiers_pass_on_ours(tmp_path):
-    report = tmp_path / "report.xml"
-    plugin = Path(__file__).parent / "upstream_tiers"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
-            *("-c", os.devnull, "--rootdir", SOURCES, f"--junitxml={report}"),
-            *("-p", "kvoffload_secondary_tiers"),
-            *(f"tests/v1/kv_offload/tiering/{name}.py" for name in MODULES),
-        ],
-        cwd=SOURCES,
-        env={
-            "HOME": os.environ["HOME"],
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(plugin), str(ROOT)]),
-            "KVOFFLOAD_PURE_PYTHON": "0",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert report.exists(), done.stdout + done.stderr
     passed, failed = [], {}
-    for case in ET.parse(report).iter("testcase"):
+    for case in run(tmp_path, MODULES, "upstream_tiers", "kvoffload_secondary_tiers"):
         name = case.get("name").partition("[")[0]
         wrong = [*case.findall("failure"), *case.findall("error")]
         if wrong:

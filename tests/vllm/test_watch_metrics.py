@@ -10,11 +10,8 @@ import subprocess
 import sys
 from dataclasses import fields
 
-import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.config import VllmConfig
@@ -72,10 +69,7 @@ EVERY_BLOCK = {"max_rate": 1.0, "slots": 2**20, "policy_slots": 2**20}
         ({"interval": True}, TypeError, "kvoffload_watch: interval must be a number, got True"),
         ({"slots": 1}, ValueError, "kvoffload_watch: slots must be"),
         ({"memory": 2}, TypeError, "kvoffload_watch: memory must be a sequence of numbers, got 2"),
-        ({"memory": [0]}, ValueError, "kvoffload_watch: memory must be in"),
         ({"policies": ["lru", "none"]}, ValueError, "kvoffload_watch: .*none"),
-        ({"window": -1}, ValueError, "kvoffload_watch: window must be in"),
-        ({"deadline": "1"}, TypeError, "kvoffload_watch: deadline must be a number"),
         ({"max_rate": 2}, ValueError, r"kvoffload_watch: max_rate must be in \(0, 1\], got 2"),
     ],
 )

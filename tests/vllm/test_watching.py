@@ -8,9 +8,6 @@ import weakref
 from itertools import takewhile
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.watch import Watch
+from tests.vllm.requests import context
 
 SECRET = bytes(range(64))
 
@@ -46,9 +47,7 @@ class Request:
     def __init__(self, manager, keys, first=0, params=None):
         Request.count += 1
         self.manager, self.keys = manager, keys
-        self.context = ReqContext(f"r{Request.count}", params)
-        for position, key in enumerate(keys):
-            self.context.set_offload_key_position(key, (position + 1) * 16)
+        self.context = context(keys, f"r{Request.count}", params)
         manager.on_new_request(self.context)
         hits = []
         for key in keys[first:]:

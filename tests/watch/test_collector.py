@@ -68,14 +68,12 @@ def test_several_watches_in_one_registry() -> None:
     assert sorted(dict(engine.labels)["manager"] for engine in engines) == ["chat", "code"]
 
 
-def test_one_watch_has_no_label_of_its_own() -> None:
+@pytest.mark.parametrize("label", ["host", "manager"])
+def test_one_watch_has_no_label_of_its_own(label: str) -> None:
     registry = CollectorRegistry()
     watch = busy_watch(100)
-    registry.register(WatchCollector(watch, {"host": "a"}))
-    found = scraped(registry)
-    assert found[f"{WATCH_PREFIX}asked_blocks_total"] == {
-        (("host", "a"),): watch.counters()["asked"]
-    }
+    registry.register(WatchCollector(watch, {label: "a"}))
+    assert scraped(registry)[f"{WATCH_PREFIX}asked_blocks_total"] == {((label, "a"),): 2_000}
     assert watch.counters()["asked"] == 2_000
 
 
@@ -128,9 +126,3 @@ def test_what_is_refused(
     given = arguments()  # not before: without the extensions there is no watch
     with pytest.raises(error, match=message):
         WatchCollector(*given)
-
-
-def test_one_watch_may_have_a_label_manager() -> None:
-    registry = CollectorRegistry()
-    registry.register(WatchCollector(busy_watch(1), {"manager": "mine"}))
-    assert (("manager", "mine"),) in scraped(registry)[f"{WATCH_PREFIX}asked_blocks_total"]

@@ -229,17 +229,12 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
     assert busy == [0, 1]
     every = counted.reports
     of = "{{policy}} {{memory}}x"
+    names = ("asked", "missed", "stored", "evicted", "declined", "refused", "failed")
     blocks = {
-        f"Blocks|{name} {kind}": {(): counted.sum(name) * counted.second}
-        for name, kind in (
-            ("asked", "blocks"),
-            ("missed", "blocks"),
-            ("stored", "blocks"),
-            ("evicted", "blocks"),
-            ("declined", "blocks"),
-            ("refused", "stores"),
-            ("failed", "blocks"),
-        )
+        f"Blocks|{name} {'stores' if name == 'refused' else 'blocks'}": {
+            (): counted.sum(name) * counted.second
+        }
+        for name in names
     }
     blocks["Blocks|resets"] = {(): counted.sum("resets") * counted.second}
     panels = {

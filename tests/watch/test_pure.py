@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.isolated.scripts import run_python
 
 MESSAGE = (
     "a watch needs the compiled implementation, and KVOFFLOAD_PURE_PYTHON=1 asks for the Python "
@@ -25,21 +25,19 @@ except ImportError as error:
 """
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in pure Python."""
-    environment = {**os.environ, "KVOFFLOAD_PURE_PYTHON": "1"}
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
-    )
+PURE = {**os.environ, "KVOFFLOAD_PURE_PYTHON": "1"}
 
 
 def test_a_watch_needs_the_extensions():
-    assert run("-c", WATCH).stdout.splitlines() == ["0 None", f"MissingExtraError {MESSAGE}"]
+    assert run_python("-c", WATCH, env=PURE).stdout.splitlines() == [
+        "0 None",
+        f"MissingExtraError {MESSAGE}",
+    ]
 
 
 def test_the_demo_says_so_in_one_line():
     pytest.importorskip("prometheus_client", reason="the command needs the watch extra")
-    done = run("-m", "kvoffload", "demo", "--capacity", "64")
+    done = run_python("-m", "kvoffload", "demo", "--capacity", "64", env=PURE)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(MESSAGE)
     assert "Traceback" not in done.stderr

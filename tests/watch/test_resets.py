@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -11,19 +10,9 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.watch.metrics import samples
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
-from .watched import Clock, serve, watched, whole
+from .watched import Clock, requests, serve, watched, whole
 
 EVERY = 50
-
-
-def requests(seed: int, count: int = 600) -> list[list[bytes]]:
-    """Return chains that share documents."""
-    rng = random.Random(seed)
-    documents = [min(int(rng.expovariate(0.1)), 60) for _ in range(count)]
-    return [
-        [block_hash(1000 * document + position) for position in range(rng.randrange(1, 20))]
-        for document in documents
-    ]
 
 
 def serve_all(manager: Any, asked: list[list[bytes]], under_way: int = 0) -> int:

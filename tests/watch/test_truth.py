@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from hashlib import sha512
 from statistics import fmean
 from typing import Any
@@ -19,26 +18,9 @@ from kvoffload.replay import DecodedTrace
 from kvoffload.watch import Watch
 from tests.replay.test_golden import trace
 
+from .watched import served
+
 pytestmark = pytest.mark.thorough
-
-
-def served(
-    manager: Any, asked: list[list[bytes]], *, under_way: int = 0, reset_every: int = 0
-) -> Any:
-    """Serve requests with as many stores under way, and resets between them; return the manager."""
-    stores: deque[list[bytes]] = deque()
-    for index, hashes in enumerate(asked):
-        if reset_every and index and index % reset_every == 0:
-            manager.reset_cache()
-            stores.clear()
-        manager.touch(hashes)
-        manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        stores.append([] if output is None else output.block_hashes_to_store)
-        if len(stores) > under_way:
-            manager.complete_store(stores.popleft())
-    return manager
 
 
 def requests_of(name: str) -> list[list[bytes]]:

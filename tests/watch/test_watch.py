@@ -19,18 +19,7 @@ from kvoffload.watch.minis import Miniatures
 from kvoffload.watch.overdue import find_overdue
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
-from .watched import Clock, serve, watched, whole
-
-
-def requests(seed: int, count: int = 600) -> list[list[bytes]]:
-    """Return chains that share documents, as chats do."""
-    rng = random.Random(seed)
-    found = []
-    for _ in range(count):
-        document = min(int(rng.expovariate(0.1)), 60)
-        length = rng.randrange(1, 20)
-        found.append([block_hash(1000 * document + position) for position in range(length)])
-    return found
+from .watched import Clock, requests, serve, served, watched, whole
 
 
 def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
@@ -91,7 +80,6 @@ def test_at_rate_1_the_curve_is_that_of_lru_to_the_last_hit(twin, capacity, seed
 
 
 def test_the_present_size_is_exact_and_its_error_none(twin, seed):
-    manager = whole(twin, 300)
     manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, 300)
     for hashes in requests(seed):
         serve(manager, hashes)
@@ -119,17 +107,8 @@ def test_an_error_is_judged_by_the_hit_ratio_not_by_the_number_of_misses():
     """Forty sampled misses tell enough where one block in a hundred misses."""
 
     def point(missed: int, shadow: list[int], base: list[int], **more: float) -> Point:
-        return make_point(
-            "lru",
-            2.0,
-            slots=512,
-            asked=10_000,
-            missed=missed,
-            base=base,
-            shadow=shadow,
-            stored=shadow,
-            **more,
-        )
+        counts = {"asked": 10_000, "missed": missed, "base": base, "shadow": shadow}
+        return make_point("lru", 2.0, slots=512, stored=shadow, **counts, **more)
 
     base, shadow = [10, 9, 11, 10], [7, 6, 7, 7]
     given = point(100, shadow, base)
@@ -272,21 +251,6 @@ def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(
     assert marks() == set()
 
 
-def overlapped(manager: Any, asked: list[list[bytes]], under_way: int) -> int:
-    """Serve requests while as many stores are under way; return the hits."""
-    stores: list[list[bytes]] = []
-    hits = 0
-    for hashes in asked:
-        manager.touch(hashes)
-        hits += manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        stores.append([] if output is None else output.block_hashes_to_store)
-        if len(stores) > under_way:
-            manager.complete_store(stores.pop(0))
-    return hits
-
-
 def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
     manager = whole(twin, 100)
     for lag in (5, 21):
@@ -296,15 +260,6 @@ def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
             manager.lookup([block_hash(10_000 + index)])
         manager.complete_store(hashes)
     assert manager.watch._core.progress()[3] == 5 + (21 - 5) / 16
-
-
-def test_a_clock_that_goes_back_stops_the_time(twin):
-    clock = Clock()
-    manager = whole(twin, 2, clock=clock)
-    store(manager, [A])
-    clock.seconds -= 10
-    assert manager.watch._core.now() == 0
-    store(manager, [B])
 
 
 @pytest.mark.thorough
@@ -330,14 +285,17 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
     manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
         16, capacity, policy
     )
-    overlapped(manager, asked, 24)
+    served(manager, asked, under_way=24)
     assert manager.watch._core.progress()[3] == pytest.approx(24, abs=0.5)
     points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
     blocks = sum(map(len, asked))
     for memory in sizes:
         size = int(capacity * memory)
-        truth = overlapped(twin.CPUOffloadingManager(16, size), asked, 24) / blocks
-        plain = overlapped(twin.CPUOffloadingManager(16, size), asked, 0) / blocks
+        truth, plain = (
+            served(twin.CPUOffloadingManager(16, size), asked, under_way=lag).stats()["hit_blocks"]
+            / blocks
+            for lag in (24, 0)
+        )
         assert plain - truth > 0.1
         assert points[memory].hit_ratio == pytest.approx(truth, abs=0.03)
         assert "in_flight" not in points[memory].marks
@@ -640,6 +598,15 @@ def test_a_lookup_that_stops_early_passes_over_what_is_no_hash(twin):
     assert (counts["asked"], sum(map(sum, counts["judged"]))) == (4, 2)
 
 
+def test_a_clock_that_goes_back_stops_the_time(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock)
+    store(manager, [A])
+    clock.seconds -= 10
+    assert manager.watch._core.now() == 0
+    store(manager, [B])
+
+
 def test_a_clock_that_fails_stands_still(twin):
     clock = Clock()
     manager = whole(twin, 8, clock=clock)
@@ -699,8 +666,11 @@ def test_a_watch_belongs_to_one_manager(twin):
     watch = Watch()
     manager = twin.CPUOffloadingManager(16, 8, watch=watch)
     assert manager.watch is watch
+    assert twin.CPUOffloadingManager(16, 8).watch is None
     with pytest.raises(ValueError, match="watch must be a Watch of its own"):
         twin.CPUOffloadingManager(16, 8, watch=watch)
+    with pytest.raises(TypeError, match="watch must be a Watch or None, got"):
+        twin.CPUOffloadingManager(16, 8, watch=7)
     del manager
     gc.collect()
     assert watch.overdue() == []
@@ -711,10 +681,6 @@ def test_a_watch_without_a_manager_says_so():
     for method in ("report", "overdue", "counters"):
         with pytest.raises(RuntimeError, match="looks at no manager"):
             getattr(Watch(), method)()
-
-
-def test_a_manager_without_a_watch(twin):
-    assert twin.CPUOffloadingManager(16, 8).watch is None
 
 
 @pytest.mark.parametrize(
@@ -735,11 +701,6 @@ def test_a_manager_without_a_watch(twin):
 def test_bad_arguments(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Watch(**options)
-
-
-def test_a_watch_that_is_none(twin):
-    with pytest.raises(TypeError, match="watch must be a Watch or None, got"):
-        twin.CPUOffloadingManager(16, 8, watch=7)
 
 
 def test_an_instance_with_ghosts_can_be_watched(twin):

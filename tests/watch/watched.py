@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kvoffload import Hints
 from kvoffload.watch import Watch
+from tests.blocks import block_hash
 
 SECRET = bytes(range(1, 65))
 
@@ -19,6 +22,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
+
+
+def requests(seed: int, count: int = 600) -> list[list[bytes]]:
+    """Return chains that share documents, as chats do."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        document = min(int(rng.expovariate(0.1)), 60)
+        length = rng.randrange(1, 20)
+        found.append([block_hash(1000 * document + position) for position in range(length)])
+    return found
 
 
 def watched(twin: ModuleType, **options: Any) -> Any:
@@ -69,6 +83,25 @@ def serve(manager: Any, hashes: list[bytes]) -> int:
     if output is not None:
         manager.complete_store(output.block_hashes_to_store)
     return found
+
+
+def served(
+    manager: Any, asked: list[list[bytes]], *, under_way: int = 0, reset_every: int = 0
+) -> Any:
+    """Serve requests with as many stores under way, and resets between them; return the manager."""
+    stores: deque[list[bytes]] = deque()
+    for index, hashes in enumerate(asked):
+        if reset_every and index and index % reset_every == 0:
+            manager.reset_cache()
+            stores.clear()
+        manager.touch(hashes)
+        manager.lookup(hashes)
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        stores.append([] if output is None else output.block_hashes_to_store)
+        if len(stores) > under_way:
+            manager.complete_store(stores.popleft())
+    return manager
 
 
 def serve_request(
