@@ -14,6 +14,7 @@ from time import monotonic
 
 import numpy as np
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -196,6 +197,7 @@ cdef class CallStore:
         self.store.keys_per_query = keys_per_query
 
 
+@cython.no_gc_clear  # what the threads use is kept until they have ended
 cdef class Pool:
     """Threads that move blocks between a region and a store; see ``tiers.engine.contract``.
 
