@@ -179,19 +179,6 @@ def test_a_trace_that_does_not_suffice_is_no_error(kvoffload, tmp_path):
     assert len(whole["objections"]) == 2
 
 
-def test_standard_input_and_processes(kvoffload):
-    import io
-
-    from kvoffload.traces import write_requests
-
-    text = io.BytesIO()
-    write_requests(WORKLOAD, text)
-    arguments = [*SIZE[:-1], "2", "--json"]
-    done = kvoffload("advise", "-", *arguments, stdin=text.getvalue())
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["trace"] == "-"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

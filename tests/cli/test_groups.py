@@ -160,23 +160,6 @@ def test_a_sweep_does_not_repeat_ratios_or_make_up_loads(kvoffload, trace):
         assert "share of prompt tokens found" not in table
 
 
-def test_results_of_other_models_and_intervals_are_not_used(kvoffload, trace, tmp_path):
-    file = tmp_path / "results.jsonl"
-
-    def swept(*arguments):
-        sizes = ("--capacity", "500", "--policy", "lru", "--jobs", "1", "--results", file)
-        done = kvoffload("sweep", trace, *sizes, *arguments, "--json")
-        return json.loads(done.out)["results"][0], "results were known" in done.err
-
-    several = [(), MODEL, (*MODEL, "--retention", "768"), ("--model", "gpt-oss-120b")]
-    first = [swept(*arguments) for arguments in several]
-    assert not any(known for _, known in first)
-    again = [swept(*arguments) for arguments in several]
-    assert all(known for _, known in again)
-    assert [counts for counts, _ in again] == [counts for counts, _ in first]
-    assert first[1][0]["hits"] != first[2][0]["hits"]
-
-
 def test_a_sweep_of_prompts_of_unknown_length_continues(kvoffload, tmp_path):
     """A prompt of unknown length is a token longer than its blocks, since one is computed."""
     path, file = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"

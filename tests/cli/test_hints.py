@@ -198,17 +198,6 @@ def test_full_blocks_and_standard_input_tell_the_same(kvoffload, trace):
     assert json.loads(done.out)["hints"] == told
 
 
-def test_results_are_used_for_the_same_hints_alone(kvoffload, trace, tmp_path):
-    kept = ("--results", tmp_path / "results", "--policy", "lru", "--capacity", "5%")
-    hints = ("--hints", "ends")
-    first = read(kvoffload, "sweep", trace, *kept, *hints)
-    done = kvoffload("sweep", trace, *kept)
-    assert "results were known" not in done.err
-    done = kvoffload("sweep", trace, *kept, *hints, "--json")
-    assert "1 of 1 results were known" in done.err
-    assert json.loads(done.out) == first
-
-
 def test_advice_says_what_was_told_and_how_to_ask_again(kvoffload, trace, tmp_path):
     pytest.importorskip("jinja2", reason="the report needs the report extra")
     arguments = ("advise", trace, *ADVISE, "--jobs", "1")

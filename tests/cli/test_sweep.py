@@ -16,7 +16,7 @@ from kvoffload.cli._fields import FIELDS, IN_MANAGER
 from kvoffload.traces import Request, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
-from .conftest import run_process, run_shell
+from .conftest import run_process
 
 pytestmark = pytest.mark.thorough
 
@@ -148,15 +148,6 @@ def test_full_blocks_leave_out_what_a_prompt_fills_in_part(kvoffload, trace):
     assert json.loads(given)["results"][0] == full
 
 
-def test_full_blocks_need_a_block_size(kvoffload, tmp_path):
-    path = tmp_path / "trace.jsonl"
-    rows = [Request(0, 16, 1, (1,)), Request(1, 1000, 1, (1, 2))]
-    write_trace([*rows, Request(2, 10, 1, (1, 2))], path)
-    done = kvoffload("sweep", path, *FAST, "--full-blocks", "--capacity", "4")
-    assert done.code == 2
-    assert "--full-blocks needs --block-tokens" in done.error
-
-
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_picture(kvoffload, trace, tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
@@ -193,13 +184,6 @@ def test_the_columns_are_headed_by_blocks_and_bytes(kvoffload, trace):
     ]
     alone = swept(kvoffload, trace, "--policy", "lru", "--capacity", "64").splitlines()
     assert alone[4].split() == ["blocks", "64"]
-
-
-def test_one_capacity_makes_a_picture(kvoffload, trace, tmp_path):
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    path = tmp_path / "picture.png"
-    swept(kvoffload, trace, "--policy", "lru", "--capacity", "10", "--plot", path)
-    assert path.stat().st_size > 1000
 
 
 VARIANTS = (
@@ -253,10 +237,7 @@ def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, tra
     ("arguments", "message"),
     [
         (("--policy", "best"), "policy must be one of "),
-        (("--policy", "lru?x=1"), "has no option 'x'"),
-        (("--capacity", "0"), "must be 1 ... 2147483647 blocks, got 0"),
         (("--capacity", "1GB"), "--capacity in bytes needs --model or --block-bytes"),
-        (("--capacity", "0.0001%"), "--capacity must come to 1 ... 2147483647 blocks, got 0"),
         (("--plot", "picture.txt"), "must end in .png, .svg, .pdf, got 'picture.txt'"),
         (("--csv", "-", "--json"), "--csv and --json exclude each other"),
         (("--jobs", "0"), "0 is not in the range x>=1"),
@@ -300,12 +281,6 @@ def test_a_results_file_may_be_empty_and_may_hold_other_lines_too(kvoffload, tra
     assert path.read_text() == f"a note\n{line}\n"
 
 
-def test_a_results_file_that_cannot_be_written_is_one_line(kvoffload, trace, tmp_path):
-    done = kvoffload("sweep", trace, *FAST, "--policy", "lru", "--results", tmp_path)
-    assert done.code == 1
-    assert str(tmp_path) in done.error
-
-
 HOSTILE_NAMES = [
     "$\\frac{$",
     "un\udcffdecodable",
@@ -315,8 +290,14 @@ HOSTILE_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *((name, ".svg") for name in HOSTILE_NAMES),
+        (HOSTILE_NAMES[0], ".png"),
+        (HOSTILE_NAMES[1], ".PDF"),
+    ],
+)
 def test_a_name_that_is_no_text_or_no_formula_makes_a_picture(
     kvoffload, trace, tmp_path, name, suffix
 ):
@@ -330,22 +311,6 @@ def test_a_name_that_is_no_text_or_no_formula_makes_a_picture(
     if suffix == ".svg":
         shown = printable(name).replace("<", "&lt;")
         assert f"<!-- {shown}.jsonl" in picture.read_text(encoding="utf-8")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="runs a shell")
-def test_a_picture_that_turns_out_too_large_leaves_no_file_and_the_table_is_printed(
-    trace, tmp_path
-):
-    """A limit on the size of files stands for a full disk."""
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    picture = tmp_path / "picture.svg"
-    arguments = '--policy lru --capacity 5 --jobs 1 --plot "$picture"'
-    # it would cut compiled modules off as well
-    script = f'export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1; kvoffload sweep "$trace" {arguments}'
-    done = run_shell(script, trace=trace, picture=picture)
-    assert (done.code, done.err) == (1, f"kvoffload: {picture}: File too large\n")
-    assert "hit ratio" in done.out
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_results_file_of_any_size_is_read_in_bounded_memory(trace, tmp_path):

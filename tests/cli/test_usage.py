@@ -47,7 +47,6 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--block-tokens", "0"], "'--block-tokens': 0 is not in the range 1<=x<=16777216."),
         (["--limit", "0"], "'--limit': 0 is not in the range x>=1."),
         (["--seed", "-1"], "'--seed': -1 is not in the range x>=0."),
-        (["--policy", "lur"], "'--policy': policy must be one of lru, "),
         (["--policy", "Belady"], "infinite, or MODULE:CLASS, got 'Belady'; did you mean 'belady'?"),
         (["--policy", "mine"], "infinite, or MODULE:CLASS, got 'mine'"),
         (["--policy", "belady?x=1"], "policy belady has no options, got 'belady?x=1'"),
@@ -106,27 +105,18 @@ def test_unknown_command(kvoffload):
     assert done.error == "No such command 'repaly'. Did you mean 'replay'?"
 
 
-def test_no_command_prints_the_help_as_an_error(kvoffload):
-    done = kvoffload()
-    assert (done.code, done.out) == (2, "")
-    assert "Commands:" in done.err
-
-
 @pytest.mark.parametrize("command", [["replay", "--capacity=5"], ["info"]], ids=["replay", "info"])
 @pytest.mark.parametrize(
     ("data", "rule"),
     [
-        (GOOD + b"not json\n", "2: must be a JSON object"),
         (GOOD + b'{"timestamp":0}\n', "2: must have the field input_length"),
-        (GOOD.replace(b"5", b"-5"), "1: input_length must be an integer >= 0, got -5"),
-        (GOOD.replace(b"[1]", b'["x"]'), "1: hash_ids[0] must be an integer >= 0, got 'x'"),
         (b"", "1: a trace must hold at least one request, got an empty file"),
         (
             gzip.compress(GOOD)[:-4],
             "2: must be readable to its end: the compressed data is",
         ),
     ],
-    ids=["no json", "missing", "negative", "no integer", "empty", "cut"],
+    ids=["missing", "empty", "cut"],
 )
 def test_bad_data(kvoffload, tmp_path, command, data, rule):
     path = tmp_path / "t"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
 from tests.contract.conftest import Build
 from tests.policies.steps import evict, idle
@@ -109,57 +110,39 @@ def with_ghosts(twin: ModuleType, capacity: int, b1: list[bytes], b2: list[bytes
     return policy
 
 
-def test_touch_of_a_ghost_in_b1_raises_the_target(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A, B], [C])
+@pytest.mark.parametrize(
+    ("capacity", "b1", "b2", "targets"),
+    [
+        pytest.param(8, [A, B], [C], [([A], 1.0)], id="a ghost of B1 raises it"),
+        pytest.param(8, [A, B], [C, D, E], [([B], 1.5), ([B, A], 4.5)], id="by their ratio"),
+        pytest.param(3, [A, B], [C, D, E], [([A, A, A], 3.0)], id="to the capacity at most"),
+        pytest.param(8, [A, B, C], [D, E], [([A] * 4, 4.0), ([D], 2.5)], id="one of B2 lowers it"),
+        pytest.param(8, [A], [B, C, D], [([A], 3.0), ([B], 2.0)], id="by one at least"),
+        pytest.param(8, [A, B, C], [D], [([A], 1.0), ([D], 0.0)], id="to zero at least"),
+        pytest.param(2, [A, B], [C], [([A] * 3, 2.0), ([C] * 3, 0.0)], id="between its bounds"),
+    ],
+)
+def test_the_target_follows_the_ghosts(
+    twin: ModuleType,
+    capacity: int,
+    b1: list[bytes],
+    b2: list[bytes],
+    targets: list[tuple[list[bytes], float]],
+) -> None:
+    policy = with_ghosts(twin, capacity, b1, b2)
+    for touched, target in targets:
+        policy.touch(touched)
+        assert (policy.target_t1_size, type(policy.target_t1_size)) == (target, float)
+
+
+def test_a_ghost_hit_alone_brings_no_block_back_and_makes_its_ghost_the_newest(
+    twin: ModuleType,
+) -> None:
+    policy = with_ghosts(twin, 8, [A, B], [C, D])
     policy.touch([A])
-    assert policy.target_t1_size == 1.0
-    assert lists(policy) == ("", "", "BA", "C")
-
-
-def test_the_target_rises_by_the_ratio_of_the_ghosts(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A, B], [C, D, E])
-    policy.touch([B])
-    assert policy.target_t1_size == 1.5
-    policy.touch([B, A])
-    assert policy.target_t1_size == 4.5
-
-
-def test_the_target_rises_to_the_capacity_at_most(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 3, [A, B], [C, D, E])
-    policy.touch([A, A, A])
-    assert policy.target_t1_size == 3.0
-    assert type(policy.target_t1_size) is float
-
-
-def test_touch_of_a_ghost_in_b2_lowers_the_target(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A, B, C], [D, E])
-    policy.touch([A, A, A, A])
-    assert policy.target_t1_size == 4.0
-    policy.touch([D])
-    assert policy.target_t1_size == 2.5
-    assert lists(policy) == ("", "", "BCA", "ED")
-
-
-def test_the_target_falls_by_one_at_least(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A], [B, C, D])
-    policy.touch([A])
-    assert policy.target_t1_size == 3.0
-    policy.touch([B])
-    assert policy.target_t1_size == 2.0
-
-
-def test_the_target_falls_to_zero_at_least(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A, B, C], [D])
-    policy.touch([A])
-    policy.touch([D])
-    assert policy.target_t1_size == 0.0
-    assert type(policy.target_t1_size) is float
-
-
-def test_a_ghost_hit_alone_brings_no_block_back(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A], [B])
-    policy.touch([A, B])
-    assert (len(policy), policy.get(A), policy.get(B)) == (0, None, None)
+    policy.touch([C])
+    assert lists(policy) == ("", "", "BA", "DC")
+    assert (len(policy), policy.get(A), policy.get(C)) == (0, None, None)
 
 
 def with_target(twin: ModuleType, capacity: int, target: int) -> Any:
@@ -183,12 +166,6 @@ def test_t1_gives_while_it_has_its_target_size(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
     assert evict(policy, 4) == "ABDE"
     assert lists(policy) == ("C", "", "HAB", "DE")
-
-
-def test_sizes_are_those_after_the_victims_so_far(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
-    assert evict(policy, 2) == "AB"
-    assert evict(policy, 1) == "D"
 
 
 def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
@@ -249,6 +226,39 @@ def test_skipped_blocks_keep_their_place(twin: ModuleType) -> None:
     assert evict(policy, 3) == "ABD"
 
 
+def test_many_blocks_leave_in_one_scan() -> None:
+    looked_at = 0
+
+    class Counting(frozenset[bytes]):
+        def __contains__(self, block: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__contains__(block)
+
+    size = 400
+    blocks = block_hashes(*range(size))
+    policy = fill(arc(_python, size), blocks[: size // 2], blocks[size // 2 :])
+    for pinned in blocks[:50]:
+        policy.get(pinned).ref_cnt = 1
+    assert len(policy._evict(size - 50, Counting())) == size - 50
+    assert looked_at == size - 50
+
+
+def test_the_order_is_that_of_skipping_however_often_blocks_are_passed_over(
+    twin: ModuleType,
+) -> None:
+    policy = fill(with_target(twin, 64, 1), [A, B, C, D], [E, F])
+    for pinned in (A, C, E):
+        policy.get(pinned).ref_cnt = 1
+    assert evict(policy, 4) is None
+    assert evict(policy, 1, B) == "D"
+    for unpinned in (C, A):
+        policy.get(unpinned).ref_cnt = 0
+    policy.insert(G, idle(9))
+    assert evict(policy, 3) == "ABC"
+    assert (names(policy.t1), names(policy.t2)) == ("G", "EF")
+
+
 def test_a_victim_becomes_the_most_recent_ghost_of_its_list(twin: ModuleType) -> None:
     policy = fill(arc(twin, 8), [A, B], [C, D])
     assert evict(policy, 3) == "ABC"
@@ -287,14 +297,6 @@ def test_remove_leaves_no_ghost(twin: ModuleType) -> None:
     assert lists(policy) == ("", "", "", "")
 
 
-def test_clear_forgets_everything(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
-    evict(policy, 2)
-    policy.clear()
-    assert (len(policy), lists(policy), policy.target_t1_size) == (0, ("", "", "", ""), 0.0)
-    assert policy.cache_capacity == 8
-
-
 def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
     backend = twin.CPUBackend(16, 5)
     backend.allocate_blocks([G, H])
@@ -315,16 +317,6 @@ def test_a_store_that_fails_forgets_the_former_ghost(build_arc: Build) -> None:
     manager.complete_store([A], success=False)
     assert names(manager.policy.b1) == "B"
     assert manager.stats()["ghosts"] == 1
-
-
-def test_a_store_puts_a_former_ghost_into_t1(build_arc: Build) -> None:
-    manager = build_arc(2)
-    store(manager, [A, B])
-    manager.touch([A])
-    store(manager, [C, D])
-    assert lists(manager.policy) == ("CD", "", "B", "A")
-    store(manager, [A])
-    assert lists(manager.policy) == ("DA", "", "BC", "")
 
 
 def test_a_refused_store_leaves_every_list(build_arc: Build) -> None:

@@ -306,53 +306,6 @@ def test_a_subclass_with_its_own_signature(twin: ModuleType) -> None:
     assert manager.stats()["free"] == 7
 
 
-@pytest.mark.parametrize(
-    "name", ["CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager"]
-)
-def test_use_before_init(twin: ModuleType, name: str) -> None:
-    class Forgetful(getattr(twin, name)):  # type: ignore[misc]
-        def __init__(self) -> None:
-            pass
-
-    manager = Forgetful()
-    calls: dict[str, list[Any]] = {
-        "lookup": [[A]],
-        "touch": [[A]],
-        "prepare_load": [[A]],
-        "complete_load": [[A]],
-        "prepare_store": [[A]],
-        "complete_store": [[A]],
-        "take_events": [],
-        "reset_cache": [],
-        "stats": [],
-        "__len__": [],
-        "__contains__": [A],
-    }
-    for method, arguments in calls.items():
-        with pytest.raises(RuntimeError, match="not initialised"):
-            getattr(manager, method)(*arguments)
-    for attribute in ("block_size", "medium", "events", "policy", "block_table"):
-        with pytest.raises(RuntimeError, match="not initialised"):
-            getattr(manager, attribute)
-
-
-@pytest.mark.parametrize("name", ["LRUCachePolicy", "ARCCachePolicy"])
-def test_a_policy_before_init(twin: ModuleType, name: str) -> None:
-    class Forgetful(getattr(twin, name)):  # type: ignore[misc]
-        def __init__(self) -> None:
-            pass
-
-    policy = Forgetful()
-    for call in (
-        lambda: policy.get(A),
-        lambda: policy.touch([A]),
-        lambda: policy.evict(1, ()),
-        lambda: len(policy),
-    ):
-        with pytest.raises(RuntimeError, match="not initialised"):
-            call()
-
-
 def test_a_manager_is_initialised_once(twin: ModuleType) -> None:
     for policy in ("lru", ListPolicy):
         manager = twin.CPUOffloadingManager(16, 4, policy)

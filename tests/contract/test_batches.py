@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockNotFoundError, BlockNotReadyError
 from tests.blocks import KEY_LENGTHS, METHODS, A, B, C, D, block_hash, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
@@ -94,23 +93,6 @@ def test_the_first_bad_element_decides(build: Build, method: str) -> None:
         getattr(manager, method)([A, 5, b""])
 
 
-def test_elements_are_checked_before_the_state_is_asked(build: Build) -> None:
-    manager = build(4)
-    with pytest.raises(TypeError):
-        manager.prepare_load([A, 5])
-    with pytest.raises(ValueError, match="empty"):
-        manager.complete_load([A, b""])
-
-
-def test_after_that_the_first_offending_hash_decides(build: Build) -> None:
-    manager = build(4)
-    manager.prepare_store([A])
-    with pytest.raises(BlockNotReadyError, match=A.hex()):
-        manager.prepare_load([A, B])
-    with pytest.raises(BlockNotFoundError, match=B.hex()):
-        manager.prepare_load([B, A])
-
-
 def test_what_is_not_iterable_is_refused_by_name(build: Build, method: str) -> None:
     manager = prepared(build, method)
     before = observe(manager)
@@ -140,13 +122,6 @@ def test_a_hash_is_not_a_batch_of_hashes(build: Build, method: str) -> None:
     with pytest.raises(TypeError, match="hashes must be an iterable of block hashes"):
         getattr(manager, method)(memoryview(A))
     assert observe(manager) == before
-
-
-def test_a_generator_is_read_to_its_end(build: Build) -> None:
-    manager = build(4)
-    batch = once([A, B, C])
-    assert manager.lookup(batch) == 0
-    assert next(batch, None) is None
 
 
 def test_an_iterator_that_fails_changes_nothing(build: Build, method: str) -> None:

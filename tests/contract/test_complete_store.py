@@ -4,36 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.blocks import A, B, C, D, names, once, slots, store
+from tests.blocks import A, B, C, D, names, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
 pytestmark = pytest.mark.fast
-
-
-def test_success_makes_pending_blocks_idle(build: Build) -> None:
-    manager = build(4)
-    manager.prepare_store([A, B])
-    assert manager.complete_store(once([A, B])) is None
-    assert manager.lookup([A, B]) == 2
-    assert manager.policy.get(A).ref_cnt == 0
-    assert manager.stats()["pending"] == 0
-
-
-def test_failure_drops_pending_blocks_and_frees_their_slots(build: Build) -> None:
-    manager = build(2)
-    manager.prepare_store([A, B])
-    manager.complete_store(once([A]), success=False)
-    assert (A in manager, B in manager) == (False, True)
-    assert manager.stats()["free"] == 1
-    assert slots(manager.prepare_store([C]).store_spec) == [0]
-
-
-def test_success_is_the_second_argument(build: Build) -> None:
-    manager = build(2)
-    manager.prepare_store([A])
-    manager.complete_store([A], False)
-    assert A not in manager
 
 
 @pytest.mark.parametrize("success", [True, False])
@@ -78,20 +53,3 @@ def test_a_repeat_in_the_batch_is_a_second_call(build: Build, success: bool) -> 
     assert stored == (["A"] if success else [])
     assert manager.stats()["free"] == (3 if success else 4)
     assert manager.stats()["failed_blocks"] == (0 if success else 1)
-
-
-def test_a_store_that_completes_keeps_its_place(build_lru: Build) -> None:
-    manager = build_lru(3)
-    manager.prepare_store([A])
-    store(manager, [B])
-    manager.complete_store([A])
-    store(manager, [C])
-    assert names(store(manager, [D]).block_hashes_evicted) == "A"
-
-
-def test_a_failed_block_can_be_stored_again(build: Build) -> None:
-    manager = build(1)
-    manager.prepare_store([A])
-    manager.complete_store([A], success=False)
-    assert names(store(manager, [A]).block_hashes_to_store) == "A"
-    assert manager.lookup([A]) == 1

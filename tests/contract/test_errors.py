@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import kvoffload
 from kvoffload import (
     BackendError,
     BlockNotFoundError,
@@ -17,8 +15,7 @@ from kvoffload import (
     PolicyError,
     RefCountOverflowError,
 )
-from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, block_hash, store
+from tests.blocks import A, block_hash
 from tests.contract.conftest import Build
 
 pytestmark = pytest.mark.fast
@@ -98,24 +95,3 @@ def test_a_missing_block_can_be_caught_as_a_key_error(build: Build) -> None:
         build(1).prepare_load([A])
     assert not str(caught.value).startswith("'")
     assert A.hex() in str(caught.value)
-
-
-def test_policies_name_the_hash_too(twin: ModuleType) -> None:
-    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
-        policy = policy_class(1)
-        policy.insert(A, kvoffload.BlockStatus(0))
-        with pytest.raises(BlockNotFoundError, match=f"remove: .*{B.hex()}"):
-            policy.remove(B)
-        with pytest.raises(ValueError, match=f"insert: .*{A.hex()}"):
-            policy.insert(A, kvoffload.BlockStatus(1))
-
-
-def test_an_error_leaves_the_manager_usable(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    for _ in range(3):
-        with pytest.raises(BlockNotFoundError):
-            manager.prepare_load([A, B])
-    manager.prepare_load([A])
-    manager.complete_load([A])
-    check_invariants(manager)

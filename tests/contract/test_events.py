@@ -29,15 +29,6 @@ def test_events_are_off_unless_asked_for(build: Build) -> None:
     assert list(manager.take_events()) == []
 
 
-def test_a_store_is_an_event_when_it_completes(build: Build) -> None:
-    manager = build(4, enable_events=True)
-    manager.prepare_store([A, B])
-    assert taken(manager) == []
-    manager.complete_store([B])
-    manager.complete_store([A])
-    assert taken(manager) == [("B", "stored"), ("A", "stored")]
-
-
 def test_an_event_lists_the_blocks_that_became_idle_in_batch_order(build: Build) -> None:
     manager = build(4, enable_events=True)
     store(manager, [D])
@@ -55,24 +46,6 @@ def test_an_eviction_is_one_event_in_eviction_order(build: Build) -> None:
     output = manager.prepare_store([D, E])
     assert names(output.block_hashes_evicted) == "BA"
     assert taken(manager) == [("BA", "removed")]
-
-
-def test_an_event_has_a_list_of_its_own(build: Build) -> None:
-    manager = build(2, enable_events=True)
-    store(manager, [A, B])
-    taken(manager)
-    output = manager.prepare_store([C, D])
-    (event,) = manager.take_events()
-    assert type(event.block_hashes) is list
-    output.block_hashes_evicted.append(E)
-    assert names(event.block_hashes) == "AB"
-
-
-def test_removal_comes_before_the_store_it_made_room_for(build: Build) -> None:
-    manager = build(1, enable_events=True)
-    store(manager, [A])
-    store(manager, [B])
-    assert taken(manager) == [("A", "stored"), ("A", "removed"), ("B", "stored")]
 
 
 def test_a_failed_store_emits_nothing(build: Build) -> None:
@@ -104,13 +77,6 @@ def test_an_event_carries_block_size_and_medium(build: Build) -> None:
     events = list(manager.take_events())
     assert {event.block_size for event in events} == {48}
     assert {event.medium for event in events} == {manager.medium}
-
-
-def test_an_event_comes_once(build: Build) -> None:
-    manager = build(1, enable_events=True)
-    store(manager, [A])
-    assert taken(manager) == [("A", "stored")]
-    assert taken(manager) == []
 
 
 def test_the_batch_is_detached_at_the_call(build: Build) -> None:

@@ -46,24 +46,6 @@ def test_the_same_hash_twice_pins_twice(build: Build) -> None:
     assert manager.prepare_store([B]) is not None
 
 
-def test_a_pinned_block_is_not_evicted(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    store(manager, [B])
-    manager.prepare_load([A])
-    assert names(store(manager, [C]).block_hashes_evicted) == "B"
-
-
-def test_a_pinned_block_can_be_loaded_again(build: Build) -> None:
-    manager = build(1)
-    store(manager, [A])
-    manager.prepare_load([A])
-    manager.prepare_load([A])
-    assert manager.stats()["pinned"] == 1
-    manager.complete_load([A, A])
-    assert manager.stats()["pinned"] == 0
-
-
 @pytest.mark.parametrize(
     ("method", "pinned", "batch", "error", "named"),
     [

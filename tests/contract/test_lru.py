@@ -36,12 +36,6 @@ def test_touch_takes_the_last_hash_first(policy: Any) -> None:
     assert names(policy.blocks) == "DABC"
 
 
-def test_victims_leave_from_the_least_recent_end(policy: Any) -> None:
-    policy.touch([A])
-    assert evict(policy, 2) == "BC"
-    assert names(policy.blocks) == "DA"
-
-
 @pytest.mark.parametrize("ref_cnt", [-1, 1, 7])
 def test_blocks_that_are_not_idle_are_skipped_and_keep_their_place(
     policy: Any, ref_cnt: int
@@ -54,11 +48,6 @@ def test_blocks_that_are_not_idle_are_skipped_and_keep_their_place(
     policy.get(A).ref_cnt = 0
     policy.get(C).ref_cnt = 0
     assert evict(policy, 3) == "ACE"
-
-
-def test_protected_blocks_are_skipped_and_keep_their_place(policy: Any) -> None:
-    assert evict(policy, 2, A, C) == "BD"
-    assert evict(policy, 2) == "AC"
 
 
 def test_an_eviction_that_fails_leaves_the_order(policy: Any) -> None:
@@ -80,12 +69,6 @@ def test_skipped_protected_and_pinned_blocks_stay_in_recency_order(policy: Any) 
     assert evict(policy, 3) == "ABE"
 
 
-def test_blocks_enter_in_batch_order(build_lru: Build) -> None:
-    manager = build_lru(3)
-    store(manager, [C, A, B])
-    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "CAB"
-
-
 def test_pinned_and_pending_blocks_keep_their_place(build_lru: Build) -> None:
     manager = build_lru(3)
     manager.prepare_store([A])
@@ -96,13 +79,3 @@ def test_pinned_and_pending_blocks_keep_their_place(build_lru: Build) -> None:
     manager.complete_load([B])
     manager.complete_store([A])
     assert names(store(manager, [E, F]).block_hashes_evicted) == "AB"
-
-
-def test_a_refused_store_leaves_the_order(build_lru: Build) -> None:
-    manager = build_lru(3)
-    for block in (A, B, C):
-        store(manager, [block])
-    manager.prepare_load([B])
-    assert manager.prepare_store([A, D, E]) is None
-    manager.complete_load([B])
-    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "ABC"

@@ -154,13 +154,15 @@ def test_a_policy_is_free_again_when_a_cycle_with_its_manager_is_collected(
     class Linked(twin.CPUOffloadingManager):  # type: ignore[misc, name-defined]
         pass
 
-    for policy in policies(twin):
+    every = policies(twin)
+    for policy in every:
         manager = Linked(16, 4, policy, True)
         manager.myself = manager
         store(manager, [A])
         manager.events[0].block_hashes.append(manager)
         del manager
-        gc.collect()
+    gc.collect()
+    for policy in every:
         policy.clear()
         twin.CPUOffloadingManager(16, 4, policy)
 

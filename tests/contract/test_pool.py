@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, H, names, once, slots, store
 from tests.contract.conftest import Build
 
 pytestmark = pytest.mark.fast
@@ -109,23 +109,6 @@ def test_a_pool_checks_its_batch(twin: ModuleType) -> None:
     assert taken(backend.allocate_blocks(once([A]))) == [0]
 
 
-def test_an_empty_pool(twin: ModuleType) -> None:
-    backend = twin.CPUBackend(16, 0)
-    assert backend.get_num_free_blocks() == 0
-    assert backend.allocate_blocks([]) == []
-    with pytest.raises(ValueError, match="0 free"):
-        backend.allocate_blocks([A])
-
-
-def test_a_manager_counts_up_before_it_uses_a_slot_again(build_pooled: Build) -> None:
-    manager = build_pooled(4)
-    manager.prepare_store([A, B])
-    manager.complete_store([A, B], success=False)
-    assert slots(store(manager, [C]).store_spec) == [2]
-    assert slots(store(manager, [D, E]).store_spec) == [3, 1]
-    assert slots(store(manager, [F]).store_spec) == [0]
-
-
 def test_the_evicted_are_freed_in_order_before_the_new_are_placed(build_pooled: Build) -> None:
     manager = build_pooled(4)
     for block in (A, B, C, D):
@@ -179,33 +162,3 @@ def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> N
     assert right.lookup([D]) == 1
     assert set(slots(store(left, [E, F, G]).store_spec)) == {0, 1, 3}
     assert slots(right.prepare_load([D])) == [2]
-
-
-def test_a_backend_in_use_lends_what_is_left(twin: ModuleType, manager_class: Any) -> None:
-    backend = twin.CPUBackend(16, 3)
-    backend.allocate_blocks([H, G])
-    manager = manager_class(backend)
-    assert manager.prepare_store([A, B]) is None
-    assert slots(store(manager, [A]).store_spec) == [2]
-
-
-def test_a_block_freed_behind_the_managers_back_is_not_freed_twice(
-    twin: ModuleType, manager_class: Any
-) -> None:
-    backend = twin.CPUBackend(16, 3)
-    first = manager_class(backend)
-    store(first, [A, B])
-    free = backend.get_num_free_blocks()
-    first.reset_cache()
-    assert backend.get_num_free_blocks() == free + 2
-    first.reset_cache()
-    assert backend.get_num_free_blocks() == free + 2
-
-
-def test_ids_are_within_the_pool(build_pooled: Build) -> None:
-    manager = build_pooled(16)
-    seen: set[int] = set()
-    for number in range(0, 200, 4):
-        output = store(manager, block_hashes(*range(number, number + 4)))
-        seen |= set(slots(output.store_spec))
-    assert seen == set(range(16))

@@ -34,14 +34,6 @@ def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
     check_invariants(manager)
 
 
-def test_reset_emits_nothing(build: Build) -> None:
-    manager = build(4, enable_events=True)
-    store(manager, [A])
-    list(manager.take_events())
-    manager.reset_cache()
-    assert list(manager.take_events()) == []
-
-
 def test_events_from_before_a_reset_can_still_be_taken(build: Build) -> None:
     manager = build(4, enable_events=True)
     store(manager, [A])
@@ -99,19 +91,6 @@ def test_after_a_reset_a_manager_is_as_new(build: Build) -> None:
         del seen["stats"]
         seen.pop("backend", None)
     assert used == new
-
-
-def test_reset_forgets_ghosts_and_the_adaptive_target(build_arc: Build) -> None:
-    manager = build_arc(2)
-    for block in (A, B, C, D):
-        store(manager, [block])
-    manager.touch([A, B])
-    assert manager.policy.target_t1_size > 0
-    assert len(manager.policy.b1) == 2
-    manager.reset_cache()
-    assert manager.policy.target_t1_size == 0.0
-    assert (len(manager.policy.b1), len(manager.policy.b2)) == (0, 0)
-    assert manager.policy.cache_capacity == 2
 
 
 def test_a_users_backend_gets_its_blocks_back_least_recent_first(twin: ModuleType) -> None:

@@ -80,16 +80,6 @@ def test_a_store_counts_blocks_that_are_given_a_slot(build: Build) -> None:
     }
 
 
-def test_an_eviction_counts_its_victims(build_lru: Build) -> None:
-    manager = build_lru(3)
-    store(manager, [A, B, C])
-    assert changes(manager, "prepare_store", [D, E]) == {
-        "stored_blocks": 2,
-        "evicted_blocks": 2,
-        "pending": 2,
-    }
-
-
 def test_arc_counts_its_ghosts_too(build_arc: Build) -> None:
     manager = build_arc(3)
     store(manager, [A, B, C])
@@ -135,36 +125,6 @@ def test_an_exception_changes_no_counter(build: Build, method: str, batch: list[
     manager.prepare_load([A])
     manager.prepare_store([C])
     assert changes(manager, method, batch) == {}
-
-
-def test_touch_and_complete_load_count_nothing_for_good(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A])
-    assert changes(manager, "touch", [A, B]) == {}
-    assert changes(manager, "take_events") == {}
-
-
-def test_free_slots_are_counted(build: Build) -> None:
-    manager = build(3)
-    assert manager.stats()["free"] == 3
-    manager.prepare_store([A, B])
-    assert manager.stats()["free"] == 1
-    manager.complete_store([A], success=False)
-    assert manager.stats()["free"] == 2
-
-
-def test_len_and_in_are_about_residency(build: Build) -> None:
-    manager = build(2)
-    assert (len(manager), A in manager) == (0, False)
-    manager.prepare_store([A])
-    assert (len(manager), A in manager) == (1, True)
-    manager.complete_store([A])
-    manager.prepare_load([A])
-    store(manager, [B])
-    assert (len(manager), A in manager, B in manager) == (2, True, True)
-    store(manager, [C])
-    assert (len(manager), B in manager, C in manager) == (2, False, True)
-    assert manager.stats()["resident"] == 2
 
 
 def test_what_is_no_hash_is_not_resident(build: Build) -> None:

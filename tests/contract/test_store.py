@@ -11,28 +11,11 @@ from typing import Any
 import pytest
 
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
 pytestmark = pytest.mark.fast
-
-
-def test_each_new_hash_gets_a_slot_in_batch_order(build: Build) -> None:
-    manager = build(4)
-    output = manager.prepare_store(once([C, A, B]))
-    assert names(output.block_hashes_to_store) == "CAB"
-    assert slots(output.store_spec) == [0, 1, 2]
-    assert output.block_hashes_evicted == []
-
-
-def test_new_blocks_are_pending(build: Build) -> None:
-    manager = build(4)
-    manager.prepare_store([A])
-    assert manager.stats()["pending"] == 1
-    assert manager.policy.get(A).ref_cnt == -1
-    assert manager.lookup([A]) == 0
-    assert A in manager
 
 
 def test_resident_hashes_are_dropped_pending_included(build: Build) -> None:
@@ -105,16 +88,6 @@ def test_nothing_to_store_is_an_empty_output(build: Build, batch: list[bytes]) -
     assert observe(manager) == before
 
 
-def test_as_many_are_evicted_as_slots_fall_short(build: Build) -> None:
-    manager = build(4)
-    for block in (A, B, C):
-        store(manager, [block])
-    assert names(store(manager, [D]).block_hashes_evicted) == ""
-    assert names(store(manager, [E]).block_hashes_evicted) == "A"
-    assert names(store(manager, [F, G]).block_hashes_evicted) == "BC"
-    assert len(manager) == 4
-
-
 def test_resident_hashes_of_the_batch_need_no_slot(build: Build) -> None:
     manager = build(3)
     store(manager, [A, B])
@@ -151,29 +124,6 @@ def test_pending_and_pinned_blocks_are_never_evicted(build: Build) -> None:
     store(manager, [C])
     assert manager.prepare_store([D, E]) is None
     assert names(store(manager, [D]).block_hashes_evicted) == "C"
-
-
-def test_a_batch_larger_than_the_capacity_is_refused(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A])
-    before = observe(manager)
-    assert manager.prepare_store([B, C, D, E]) is None
-    after = observe(manager)
-    assert after["stats"]["refused_stores"] == 1
-    assert {**after, "stats": None} == {**before, "stats": None}
-
-
-def test_repeats_do_not_count_against_the_capacity(build: Build) -> None:
-    assert names(store(build(2), [A, B, A, B, A]).block_hashes_to_store) == "AB"
-
-
-def test_the_slots_of_the_evicted_are_used_again(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A, B, C])
-    output = store(manager, [D, E])
-    assert sorted(slots(output.store_spec)) == sorted(
-        slot for slot in range(3) if slot != slots(manager.prepare_load([C]))[0]
-    )
 
 
 def test_capacity_zero_refuses_every_store_that_needs_a_slot(build: Build) -> None:
@@ -214,12 +164,3 @@ def test_a_large_store_evicts_a_large_part(build: Build) -> None:
     assert store(manager, new).block_hashes_evicted == old[:250]
     assert manager.lookup(old[250:] + new) == 300
     check_invariants(manager)
-
-
-def test_many_small_stores_keep_the_capacity(build: Build) -> None:
-    manager = build(4)
-    for block in (A, B, C, D, E, F, G, H, A, C, E, G):
-        store(manager, [block])
-        check_invariants(manager)
-    assert len(manager) == 4
-    assert manager.lookup([A, C, E, G]) == 4

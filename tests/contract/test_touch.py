@@ -34,13 +34,6 @@ def test_the_first_hash_of_a_batch_ends_as_the_most_recent(
     assert names(store(manager, [E, F, G, H][: len(stored)]).block_hashes_evicted) == evicted
 
 
-def test_a_chain_is_evicted_tail_first_by_arc(build_arc: Build) -> None:
-    manager = build_arc(3)
-    store(manager, [A, B, C])
-    manager.touch([A, B, C])
-    assert names(store(manager, [E, F, G]).block_hashes_evicted) == "CBA"
-
-
 def test_unknown_hashes_are_not_an_error(build: Build) -> None:
     manager = build(2)
     store(manager, [A])

@@ -35,17 +35,6 @@ def test_the_backends_objects_are_kept_and_handed_back(manager_class: Any) -> No
     assert backend.freed[2] is backend.allocated[3]
 
 
-def test_the_objects_show_pins(manager_class: Any) -> None:
-    backend = ListBackend(16, 2)
-    manager = manager_class(backend)
-    manager.prepare_store([A])
-    (status,) = backend.allocated
-    assert status.ref_cnt == -1
-    manager.complete_store([A])
-    manager.prepare_load([A, A])
-    assert status.ref_cnt == 2
-
-
 def test_slots_are_asked_for_in_batch_order_after_the_evicted_were_freed(
     manager_class: Any,
 ) -> None:

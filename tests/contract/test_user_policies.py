@@ -46,13 +46,6 @@ class Admitting(ListPolicy):
         return None if victims is None else (number, victims)
 
 
-def test_a_class_is_built_with_the_number_of_blocks(twin: ModuleType) -> None:
-    NoClear.built.clear()
-    manager = twin.CPUOffloadingManager(16, 7, NoClear)
-    assert NoClear.built == [7]
-    assert manager.policy.cache_capacity == 7
-
-
 def test_a_class_is_called_by_keyword(twin: ModuleType) -> None:
     class OnlyByKeyword(ListPolicy):
         def __init__(self, *, cache_capacity: int) -> None:
@@ -211,18 +204,6 @@ def test_a_policy_that_admits_some_evicts_for_them_alone(twin: ModuleType) -> No
     assert manager.stats()["not_admitted"] == 1
 
 
-def test_a_policy_that_refuses(twin: ModuleType) -> None:
-    manager, _policy = admitting(twin, 3)
-    store(manager, [A, B, C])
-    manager.prepare_load([A, B, C])
-    before = observe(manager)
-    assert manager.prepare_store([D, E]) is None
-    after = observe(manager)
-    assert after["stats"].pop("refused_stores") == before["stats"].pop("refused_stores") + 1
-    assert after["stats"] == before["stats"]
-    assert manager.stats()["not_admitted"] == 0
-
-
 class Wrong(ListPolicy):
     """A policy whose `evict` answers whatever `answer` makes of the right answer."""
 
@@ -315,50 +296,54 @@ def test_a_victim_that_is_named_twice_is_not_resident_the_second_time(twin: Modu
         manager.prepare_store([C, D])
 
 
+def faulty(**faults: Callable[..., Any]) -> Any:
+    """Return a class of policies with other methods, each in effect while the policy is armed."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(policy: Any, *arguments: Any) -> Any:
+            chosen = faults[name] if policy.armed else getattr(ListPolicy, name)
+            return chosen(policy, *arguments)
+
+        return call
+
+    members = {name: method(name) for name in faults}
+    return type("Faulty", (ListPolicy,), {"armed": False, **members})
+
+
 @pytest.mark.parametrize(
     "answer",
     [5, (1,), (1, 2, 3), ("1", []), (1, 5), (1, [A]), (2, []), (-1, []), (1, [(A, None)])],
     ids=repr,
 )
 def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
-    class Nonsense(ListPolicy):
-        talks = False
-
-        def make_room(self, hashes: Any, num_free: int, protected: Any) -> Any:
-            return answer if self.talks else super().make_room(hashes, num_free, protected)
-
-    policy = Nonsense(2)
+    policy = faulty(make_room=lambda *_: answer)(2)
     manager = twin.CPUOffloadingManager(16, 2, policy)
     store(manager, [A])
-    policy.talks = True
-    with pytest.raises(PolicyError, match="Nonsense"):
+    policy.armed = True
+    with pytest.raises(PolicyError, match="Faulty"):
         manager.prepare_store([C])
     assert C not in manager
-    policy.talks = False
+    policy.armed = False
     assert manager.stats()["resident"] + manager.stats()["free"] == 2
 
 
 def test_a_policy_that_answers_nonsense_after_it_dropped_a_block(twin: ModuleType) -> None:
-    class Dropping(ListPolicy):
-        def make_room(self, hashes: Any, num_free: int, protected: Any) -> Any:
-            return "nonsense" if self.order and self.order.pop() else (len(hashes), [])
-
-    manager = twin.CPUOffloadingManager(16, 2, Dropping)
+    policy = faulty(make_room=lambda policy, *_: policy.order.pop() and "nonsense")(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
     store(manager, [A])
-    with pytest.raises(PolicyError, match="Dropping"):
+    policy.armed = True
+    with pytest.raises(PolicyError, match="Faulty"):
         manager.prepare_store([B])
     assert manager.lookup([A]) == 1
     check_invariants(manager)
 
 
 def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
-    class Losing(ListPolicy):
-        def get(self, block_hash: BlockHash) -> BlockStatus | None:
-            return None if block_hash == B else super().get(block_hash)
-
-    manager = twin.CPUOffloadingManager(16, 2, Losing)
+    policy = faulty(get=lambda policy, block: None if block == B else ListPolicy.get(policy, block))
+    manager = twin.CPUOffloadingManager(16, 2, policy)
     store(manager, [A])
-    with pytest.raises(PolicyError, match=r"Losing.get must return the status"):
+    manager.policy.armed = True
+    with pytest.raises(PolicyError, match=r"Faulty.get must return the status"):
         manager.prepare_store([B])
     assert manager.stats()["free"] == 1
     assert A in manager
@@ -377,48 +362,70 @@ class UserFailedError(Exception):
     """An exception of a user's own code."""
 
 
-@pytest.mark.parametrize("method", ["touch", "evict", "remove"])
-def test_what_a_users_policy_raises_passes_through(twin: ModuleType, method: str) -> None:
-    class Failing(ListPolicy):
-        fails = False
+def fail(policy: ListPolicy, *_: Any) -> Any:
+    raise UserFailedError
 
-    def failing(policy: Failing, *arguments: Any) -> Any:
-        if policy.fails:
-            raise UserFailedError(method)
-        return getattr(ListPolicy, method)(policy, *arguments)
 
-    calls: dict[str, Callable[[Any], None]] = {
-        "touch": lambda manager: manager.touch([A]),
-        "evict": lambda manager: manager.prepare_store([C]),
-        "remove": lambda manager: manager.complete_store([B], success=False),
-    }
-    setattr(Failing, method, failing)
-    policy = Failing(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy, enable_events=True)
+def drop_and_fail(policy: ListPolicy, *_: Any) -> Any:
+    """A block that the manager holds and the policy does not know could never be evicted."""
+    del policy.order[:2]
+    raise UserFailedError
+
+
+@pytest.mark.parametrize("fault", [fail, drop_and_fail])
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("touch", lambda manager: manager.touch([A])),
+        ("evict", lambda manager: manager.prepare_store([E])),
+        ("remove", lambda manager: manager.complete_store([D], success=False)),
+        ("clear", lambda manager: manager.reset_cache()),
+    ],
+)
+def test_what_a_users_policy_raises_passes_through_and_changes_nothing(
+    twin: ModuleType, method: str, call: Callable[[Any], Any], fault: Callable[..., Any]
+) -> None:
+    policy = faulty(**{method: fault})(4)
+    manager = twin.CPUOffloadingManager(16, 4, policy, enable_events=True)
+    store(manager, [A, B, C])
+    manager.prepare_store([D])
+    list(manager.take_events())
+    before, order = manager.stats(), list(policy.order)
+    policy.armed = True
+    with pytest.raises(UserFailedError):
+        call(manager)
+    policy.armed = False
+    check_invariants(manager)
+    assert (manager.stats(), list(manager.take_events())) == (before, [])
+    assert policy.order == order or fault is drop_and_fail
+    manager.complete_store([D])
+    assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
+
+
+def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: ModuleType) -> None:
+    def interrupted(policy: ListPolicy, *arguments: Any) -> Any:
+        ListPolicy.evict(policy, *arguments)
+        raise KeyboardInterrupt
+
+    policy = faulty(evict=interrupted)(1)
+    manager = twin.CPUOffloadingManager(16, 1, policy)
     store(manager, [A])
-    manager.prepare_store([B])
-    before = observe(manager)
-    policy.fails = True
-    with pytest.raises(UserFailedError, match=method):
-        calls[method](manager)
-    policy.fails = False
-    assert observe(manager) == before
+    policy.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        manager.prepare_store([B])
+    assert manager.lookup([A]) == 1
+    check_invariants(manager)
 
 
 def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
-    class Failing(ListPolicy):
-        fails = False
+    def fail_at_d(policy: ListPolicy, block: BlockHash, status: BlockStatus) -> None:
+        fail(policy) if block == D else ListPolicy.insert(policy, block, status)
 
-        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-            if self.fails and block_hash == D:
-                raise UserFailedError
-            super().insert(block_hash, status)
-
-    policy = Failing(3)
+    policy = faulty(insert=fail_at_d)(3)
     manager = twin.CPUOffloadingManager(16, 3, policy, enable_events=True)
     store(manager, [A, B])
     list(manager.take_events())
-    policy.fails = True
+    policy.armed = True
     with pytest.raises(UserFailedError):
         manager.prepare_store([C, D])
     assert (C in manager, D in manager) == (False, False)
@@ -426,99 +433,21 @@ def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
     assert (len(manager), manager.stats()["free"]) == (1, 2)
     assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
     assert manager.stats()["evicted_blocks"] == 1
-    policy.fails = False
+    policy.armed = False
     assert len(store(manager, [C, D]).block_hashes_to_store) == 2
     check_invariants(manager)
 
 
-def test_a_policy_that_raises_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
-    """A block that the manager holds and the policy does not know could never be evicted."""
-
-    class Dropping(ListPolicy):
-        fails = False
-
-        def drop_and_fail(self) -> None:
-            if self.fails:
-                del self.order[:2]
-                raise UserFailedError
-
-        def evict(self, n: int, protected: Any) -> Any:
-            self.drop_and_fail()
-            return super().evict(n, protected)
-
-        def touch(self, hashes: Any) -> None:
-            self.drop_and_fail()
-            super().touch(hashes)
-
-        def remove(self, block_hash: BlockHash) -> None:
-            self.drop_and_fail()
-            super().remove(block_hash)
-
-        def clear(self) -> None:
-            self.drop_and_fail()
-            super().clear()
-
-    calls: dict[str, Callable[[Any], None]] = {
-        "evict": lambda manager: manager.prepare_store([E]),
-        "touch": lambda manager: manager.touch([A]),
-        "remove": lambda manager: manager.complete_store([D], success=False),
-        "clear": lambda manager: manager.reset_cache(),
-    }
-    for call in calls.values():
-        policy = Dropping(4)
-        manager = twin.CPUOffloadingManager(16, 4, policy, enable_events=True)
-        store(manager, [A, B, C])
-        manager.prepare_store([D])
-        list(manager.take_events())
-        before = manager.stats()
-        policy.fails = True
-        with pytest.raises(UserFailedError):
-            call(manager)
-        policy.fails = False
-        check_invariants(manager)
-        assert (manager.stats(), list(manager.take_events())) == (before, [])
-        manager.complete_store([D])
-        assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
-
-
-def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: ModuleType) -> None:
-    class Interrupted(ListPolicy):
-        def evict(self, n: int, protected: Any) -> Any:
-            super().evict(n, protected)
-            raise KeyboardInterrupt
-
-    manager = twin.CPUOffloadingManager(16, 1, Interrupted)
-    store(manager, [A])
-    with pytest.raises(KeyboardInterrupt):
-        manager.prepare_store([B])
-    assert manager.lookup([A]) == 1
-    check_invariants(manager)
-
-
 def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> None:
-    class Dropping(ListPolicy):
-        fails = False
-
-        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-            if self.fails:
-                raise UserFailedError
-            super().insert(block_hash, status)
-
-        def evict(self, n: int, protected: Any) -> Any:
-            if self.fails:
-                self.order.clear()
-                raise UserFailedError
-            return super().evict(n, protected)
-
-    policy = Dropping(2)
+    policy = faulty(insert=fail, evict=drop_and_fail)(2)
     manager = twin.CPUOffloadingManager(16, 2, policy)
     store(manager, [A, B])
-    policy.fails = True
+    policy.armed = True
     with pytest.raises(UserFailedError):
         manager.prepare_store([C])
     assert manager.lookup([A, B]) == 2
     assert manager.stats()["resident"] + manager.stats()["free"] == 2
-    policy.fails = False
+    policy.armed = False
     with pytest.raises(PolicyError):  # it lacks what the manager holds, and is given it now
         manager.prepare_store([C])
     assert names(store(manager, [C]).block_hashes_evicted) == "A"
@@ -541,21 +470,17 @@ def test_a_policy_that_refuses_after_it_dropped_blocks_gets_them_back(twin: Modu
 
 
 def test_an_insert_that_fails_leaves_nothing_in_the_policy(twin: ModuleType) -> None:
-    class Failing(ListPolicy):
-        fails = False
+    def insert_and_fail(policy: ListPolicy, *arguments: Any) -> None:
+        ListPolicy.insert(policy, *arguments)
+        fail(policy)
 
-        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-            super().insert(block_hash, status)
-            if self.fails:
-                raise UserFailedError
-
-    policy = Failing(2)
+    policy = faulty(insert=insert_and_fail)(2)
     manager = twin.CPUOffloadingManager(16, 2, policy)
     store(manager, [A])
-    policy.fails = True
+    policy.armed = True
     with pytest.raises(UserFailedError):
         manager.prepare_store([B])
-    policy.fails = False
+    policy.armed = False
     assert [names([block]) for block, _ in policy.order] == ["A"]
     assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
 

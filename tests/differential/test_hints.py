@@ -126,8 +126,17 @@ def replay(pair: Pair, seed: int, count: int, live: int, every: int) -> set[str]
     return rules
 
 
-@pytest.mark.parametrize("options", ["", "?guard=0", "?ghosts=0"])
-@pytest.mark.parametrize(("capacity", "live"), [(1, 3), (8, 6), (24, 8), (60, 20)])
+@pytest.mark.parametrize(
+    ("capacity", "live", "options"),
+    [
+        (1, 3, ""),
+        (8, 6, "?guard=0"),
+        (24, 8, ""),
+        (24, 8, "?ghosts=0"),
+        (60, 20, ""),
+        (60, 20, "?guard=0"),
+    ],
+)
 def test_sessions_with_hints(
     twins: Twins, seed: int, capacity: int, live: int, options: str
 ) -> None:

@@ -32,15 +32,3 @@ def test_a_pool_of_the_other_twin(twins: Twins, seed: int, manager: str) -> None
         return getattr(twin, manager)(other[twin].CPUBackend(16, 20), True)
 
     assert replay(Pair(twins, build), GENERATED["scans"](seed, 80))["evicted_blocks"] > 0
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_a_subclass_of_a_policy_that_changes_nothing(twins: Twins, seed: int, name: str) -> None:
-    def build(twin: ModuleType) -> Any:
-        same = type("Same", (twin.policy_class(name),), {})
-        return twin.CPUOffloadingManager(16, 20, same, True)
-
-    plain = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 20, name, True))
-    derived = Pair(twins, build)
-    workload = list(GENERATED["scans"](seed, 80))
-    assert replay(derived, workload) == replay(plain, workload)

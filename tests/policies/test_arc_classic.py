@@ -145,20 +145,3 @@ def test_whoever_has_seen_a_block_has_seen_its_prefix(twin: ModuleType) -> None:
     policy.insert(B, BlockStatus(1))
     policy.touch([C, B])
     assert lists(policy)[:2] == ("", "BC")
-
-
-@pytest.mark.parametrize("n", [3, 4])
-def test_a_failed_eviction_changes_nothing(twin: ModuleType, n: int) -> None:
-    policy = arc(twin, 4, [A, B, C, D])
-    policy.touch([D, C])
-    before = lists(policy), policy.target_t1_size
-    assert evict(policy, n, A, C) is None
-    assert (lists(policy), policy.target_t1_size) == before
-
-
-def test_clear_forgets_ghosts_and_target(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    evict(policy, 1)
-    policy.touch([A])
-    policy.clear()
-    assert (lists(policy), policy.target_t1_size) == (("", "", "", ""), 0.0)

@@ -30,7 +30,6 @@ from tests.policies.steps import policy_of, request
 from tests.policies.stress import (
     WORKLOADS,
     Request,
-    repeated,
     serve,
     serve_interleaved,
     serve_pending,
@@ -281,21 +280,6 @@ def test_an_immediate_repeat_is_served_to_the_miniatures_and_no_use(
     assert manager.policy.num_requests == 4
     assert round(manager.policy.trial_hits["lru"]) == 9
     check_invariants(manager)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("in_flight", [0, 2, 9])
-@pytest.mark.parametrize("repeats", [0.3, 1.0])
-def test_the_twins_agree_on_requests_that_come_twice(
-    twins: Twins, repeats: float, in_flight: int
-) -> None:
-    requests = repeated(WORKLOADS["documents"](3, 240), repeats)
-    pair = Pair(twins, lambda twin: manager_of(twin, 150))
-    for start in range(0, len(requests), 60):
-        for manager in (pair.python, pair.compiled):
-            serve_all(manager, requests[start : start + 60], in_flight)
-        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
-        pair.agree()
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvoffload import BlockStatus, CachePolicy, CPUOffloadingManager
 from kvoffload.replay import Configuration, Result, replay
@@ -43,48 +44,18 @@ MAKE = {
 every_policy = pytest.mark.parametrize("name", MAKE)
 
 
-class TestFIFO(PolicyConformance):
+class TestBaselines(PolicyConformance):
+    """Every baseline keeps to the contract."""
+
+    @pytest.fixture(autouse=True, params=MAKE)
+    def choose(self, request: pytest.FixtureRequest) -> None:
+        self.make = MAKE[request.param]
+
     def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return FIFO(cache_capacity)
+        return self.make(cache_capacity=cache_capacity)
 
-
-class TestRandom(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return Random(cache_capacity)
-
-
-class TestCLOCK(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return CLOCK(cache_capacity)
-
-
-class TestTwoQ(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return TwoQ(cache_capacity)
-
-
-class TestLRUK(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return LRUK(cache_capacity)
-
-
-class TestGDSF(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return GDSF(cache_capacity)
-
-
-class TestWTinyLFU(PolicyConformance):
-    def make_policy(self, cache_capacity: int) -> CachePolicy:
-        return WTinyLFU(cache_capacity, seed=1)
-
-
-TestFIFOInAnyOrder = policy_machine(FIFO).TestCase
-TestRandomInAnyOrder = policy_machine(Random).TestCase
-TestCLOCKInAnyOrder = policy_machine(CLOCK).TestCase
-TestTwoQInAnyOrder = policy_machine(TwoQ).TestCase
-TestLRUKInAnyOrder = policy_machine(LRUK).TestCase
-TestGDSFInAnyOrder = policy_machine(GDSF).TestCase
-TestWTinyLFUInAnyOrder = policy_machine(MAKE["WTinyLFU"]).TestCase
+    def test_in_any_order(self) -> None:
+        run_state_machine_as_test(policy_machine(self.make_policy))
 
 
 # -- by hand -------------------------------------------------------------------------------------
@@ -108,36 +79,6 @@ class Cache:
         return b"".join(left).decode()
 
 
-def test_fifo_does_not_mind_use() -> None:
-    assert Cache(FIFO(3)).ask("abc" + "aaa" + "def") == "abc"
-
-
-def test_clock_gives_a_second_chance() -> None:
-    cache = Cache(CLOCK(3))
-    assert cache.ask("abc" + "a" + "d") == "b"
-    # The hand cleared the mark of a, which is behind c now: c, then a, then d.
-    assert cache.ask("efg") == "cad"
-
-
-def test_two_q_keeps_what_returns_after_it_left() -> None:
-    """A quarter of 4 for A1in, half of it for A1out."""
-    policy = TwoQ(4)
-    cache = Cache(policy)
-    assert cache.ask("abcd" + "aaa" + "e") == "a"  # use in A1in changes nothing
-    assert cache.ask("a") == "b"  # a ghost: it comes back to Am
-    assert policy.num_ghosts == 1
-    assert cache.ask("fghijkl") == "cdefghi"  # a stays, and one new block after the other leaves
-    assert policy.num_ghosts == 2
-
-
-def test_two_q_makes_room_after_it_knows_what_returns() -> None:
-    """The room for a makes it the third ghost, of which two are remembered."""
-    cache = Cache(TwoQ(4))
-    assert cache.ask("abcdef") == "ab"
-    assert cache.ask("a") == "c"
-    assert cache.ask("ghijkl") == "defghi"
-
-
 def test_ghosts_that_return_together_are_all_known() -> None:
     ghosts = Ghosts(2)
     for left, comes in ((b"a", b"x"), (b"b", b"y")):
@@ -152,23 +93,10 @@ def test_ghosts_that_return_together_are_all_known() -> None:
     assert len(ghosts) == 1
 
 
-def test_lru_2_prefers_two_old_uses_to_one_new() -> None:
-    cache = Cache(LRUK(3))
-    assert cache.ask("aab" + "b" + "c" + "d") == "c"  # asked for once
-    assert cache.ask("d" + "e") == "a"  # its last but one use is the longest ago
-
-
 def test_lru_k_remembers_uses_of_what_left() -> None:
     for history, left in ((1.0, "abce"), (0.0, "abca")):
         # a leaves for c and returns for b, with two uses if it is remembered; e has one, later.
         assert Cache(LRUK(2, history=history)).ask("ab" + "c" + "a" + "e" + "f") == left
-
-
-def test_gdsf_counts_and_ages() -> None:
-    cache = Cache(GDSF(2))
-    # a: 3. b: 1, leaves, and the age is 1. c: 2, leaves: 2. d: 3, as a, which is older: 3.
-    assert cache.ask("aaa" + "bcd") == "bc"
-    assert cache.ask("e") == "a"
 
 
 def test_w_tinylfu_admits_what_was_asked_for_more_often() -> None:
@@ -427,34 +355,12 @@ def test_it_hits_what_the_textbook_version_hits(name: str, capacity: int) -> Non
         assert differing == []
 
 
-def test_fifo_is_lru_without_touch() -> None:
-    """Of single blocks that nobody touches; of chains it is LRU with every use at the store."""
-    fifo, lru = (
-        CPUOffloadingManager(16, 30, policy) for policy in (FIFO(cache_capacity=30), "lru")
-    )
-    for block in single_blocks(0, 500):
-        answers = []
-        for manager in (fifo, lru):
-            output = manager.prepare_store([block_hash(block)])
-            assert output is not None
-            manager.complete_store(output.block_hashes_to_store)
-            answers.append(output.block_hashes_evicted)
-        assert answers[0] == answers[1]
-
-
 def test_lru_1_is_lru() -> None:
     for capacity in (60, 300):
         own = CPUOffloadingManager(16, capacity, LRUK(capacity, k=1))
         lru = CPUOffloadingManager(16, capacity, "lru")
         singles = [Request(0, 0, 0, (block,)) for block in single_blocks(1, 1500)]
         assert run(singles, own).hits == run(singles, lru).hits
-
-
-def test_gdsf_hits_what_lfu_hits_while_no_count_is_at_its_end() -> None:
-    workload = list(Workload(300, seed=2))
-    own = run(workload, CPUOffloadingManager(16, 400, GDSF(400)))
-    lfu = run(workload, CPUOffloadingManager(16, 400, "lfu"))
-    assert own.hits == pytest.approx(lfu.hits, rel=0.02)
 
 
 def test_random_takes_each_block_as_often_and_the_same_by_one_seed() -> None:

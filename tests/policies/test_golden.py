@@ -6,9 +6,9 @@ weka_cc_a, whose times of subagents are wrong, is an input like any other here: 
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,18 +18,15 @@ from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.testing.policies import check_invariants
-from kvoffload.traces import Trace
 from tests.conftest import AVAILABLE
 from tests.policies.steps import request
+from tests.replay.test_golden import trace
 
 pytestmark = pytest.mark.fast
 
-FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
-
-SMALL = {("mooncake_conversation", 1_827), ("lmcache_agents_64c", 482)}
 CALLED = {
-    "python": SMALL,
-    "compiled": SMALL | {("mooncake_conversation", 9_139), ("lmcache_agents_64c", 2_413)},
+    "python": {("lmcache_agents_64c", 482)},
+    "compiled": {("mooncake_conversation", 1_827), ("lmcache_agents_64c", 482)},
 }
 """Traces and capacities that a twin replays by the calls of a manager; the others by rows."""
 
@@ -105,16 +102,19 @@ GOLDEN = {
 
 @functools.cache
 def decoded(name: str) -> DecodedTrace:
-    path = FOLDER / f"{name}.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
-    return DecodedTrace.of(Trace(path))
+    return DecodedTrace.of(trace(name))
+
+
+def case(*values: Any, is_long: bool) -> Any:
+    """Return the parameters of a test, which a plain run leaves out if it is long."""
+    return pytest.param(*values, marks=[pytest.mark.thorough] * is_long)
 
 
 @pytest.mark.parametrize(
     ("twin", "name", "policy", "capacity"),
     [
-        (twin, name, policy, capacity)
+        # the Python twin takes many times as long as the compiled one, which is the last
+        case(twin, name, policy, capacity, is_long=twin != AVAILABLE[-1])
         for twin in AVAILABLE
         for name, policy, capacity in GOLDEN
         if policy not in CEILINGS and (name, capacity) in CALLED[twin]
@@ -122,10 +122,10 @@ def decoded(name: str) -> DecodedTrace:
     indirect=["twin"],
 )
 def test_counts(twin: ModuleType, name: str, policy: str, capacity: int) -> None:
-    trace = decoded(name)
+    whole = decoded(name)
     manager = twin.CPUOffloadingManager(16, capacity, policy)
-    keys = trace.keys()
-    for row in trace.rows():
+    keys = whole.keys()
+    for row in whole.rows():
         request(manager, [keys[block] for block in row])
     stats = manager.stats()
     found = (stats["hit_blocks"], stats["stored_blocks"], stats["evicted_blocks"])
@@ -150,7 +150,11 @@ def test_every_policy_has_tests_of_its_own(policy: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "policy", "capacity"),
-    [key for key in GOLDEN if key[1] in CEILINGS or (key[0], key[2]) not in CALLED["compiled"]],
+    [
+        case(*key, is_long=key[0] == "weka_cc_a")
+        for key in GOLDEN
+        if key[1] in CEILINGS or (key[0], key[2]) not in CALLED["compiled"]
+    ],
 )
 def test_counts_of_rows(name: str, policy: str, capacity: int) -> None:
     found = replay(decoded(name), Configuration(policy=policy, host=capacity))

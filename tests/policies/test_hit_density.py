@@ -15,7 +15,7 @@ from kvoffload.policies._learned import age_bin
 from kvoffload.testing.policies import check_invariants
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names
-from tests.policies.steps import announced, evict, idle, pinned, policy_of, request
+from tests.policies.steps import announced, evict, idle, policy_of, request
 
 NEVER_AGAIN, ONCE_AGAIN, MORE_OFTEN = range(1), range(1, 8), range(8, 15)
 
@@ -312,28 +312,6 @@ def test_a_long_store_does_not_evict_what_is_protected(twin: ModuleType) -> None
     assert number == len(victims) == 200
     assert dict(victims).keys().isdisjoint(old[:3])
     check_invariants(policy)
-
-
-def test_make_room_takes_what_is_a_hash_and_a_number(twin: ModuleType) -> None:
-    policy = density(twin, 4, [A])
-    with pytest.raises(TypeError, match="num_free"):
-        policy.make_room([B], 1.5, ())
-    with pytest.raises(ValueError, match="num_free"):
-        policy.make_room([B], -1, ())
-    with pytest.raises(TypeError, match="hashes"):
-        policy.make_room([5], 1, ())
-    with pytest.raises(TypeError, match="protected"):
-        policy.make_room([B], 1, [None])
-    check_invariants(policy)
-
-
-def test_pinned_pending_and_protected_blocks_stay(twin: ModuleType) -> None:
-    policy = density(twin, 8, [A, B, C, D])
-    policy.insert(E, pinned(4))
-    assert evict(policy, 4, A) is None
-    assert evict(policy, 3, A) == "BCD"
-    assert policy.get(A) is not None
-    assert policy.get(E) is not None
 
 
 def test_a_chain_leaves_tail_first_whatever_its_classes(twin: ModuleType) -> None:

@@ -92,22 +92,3 @@ def test_the_age_stops_at_a_block_that_cannot_leave(twin: ModuleType) -> None:
     policy.insert(C, idle())
     assert evict(policy, 2) == "BC"
     assert policy.age == 2
-
-
-def test_a_failed_eviction_changes_nothing(twin: ModuleType) -> None:
-    policy = lfu(twin, [A, B, C])
-    touch_by_requests(policy, A, 1)
-    assert evict(policy, 3, B) is None
-    assert policy.age == 0
-    assert evict(policy, 3) == "BCA"
-
-
-def test_clear_forgets_age_and_counts(twin: ModuleType) -> None:
-    policy = lfu(twin, [A])
-    touch_by_requests(policy, A, 3)
-    evict(policy, 1)
-    policy.clear()
-    assert (policy.age, len(policy)) == (0, 0)
-    policy.insert(A, idle())
-    policy.insert(B, idle())
-    assert evict(policy, 2) == "AB"

@@ -179,33 +179,12 @@ def test_where_those_behind_are_in_use_the_deepest_leaves_first(twin: ModuleType
     assert evict(policy, 1) is None
 
 
-def test_a_failed_eviction_changes_nothing(twin: ModuleType) -> None:
-    policy, same = (s3fifo(twin, [A, B, C, D, E]) for _ in range(2))
-    for one in (policy, same):
-        use(one, A, 2)
-        use(one, C, 1)
-    before = queues(policy)
-    assert evict(policy, 4, B, D) is None
-    assert queues(policy) == before
-    assert [evict(policy, 1) for _ in range(5)] == [evict(same, 1) for _ in range(5)]
-
-
 def test_the_share_is_an_option(twin: ModuleType) -> None:
     manager = twin.CPUOffloadingManager(16, 10, "s3fifo?small=0.3")
     assert manager.policy.small_size == 3
     assert twin.CPUOffloadingManager(16, 10, "s3fifo").policy.small_size == 1
     with pytest.raises(ValueError, match=r"^small must be in 0.0 \.\.\. 1.0, got 2"):
         s3fifo(twin, [], small=2)
-
-
-def test_clear_forgets_everything(twin: ModuleType) -> None:
-    policy = s3fifo(twin, [A, B, C])
-    use(policy, B, 2)
-    evict(policy, 1)
-    policy.clear()
-    assert queues(policy) == ("", "", "")
-    policy.insert(A, idle())
-    assert queues(policy) == ("A", "", "")
 
 
 @pytest.mark.refused_allocations

@@ -163,16 +163,6 @@ def test_a_block_in_use_comes_back_between_its_neighbours(twin: ModuleType) -> N
     assert names(output.block_hashes_evicted) == "DEFB"
 
 
-@pytest.mark.parametrize("n", [3, 4, 5])
-def test_a_failed_eviction_changes_nothing(twin: ModuleType, n: int) -> None:
-    policy, same = (sieve(twin, [A, B, C, D, E]) for _ in range(2))
-    for one in (policy, same):
-        use(one, A, C, E)
-    assert evict(policy, n, A, B, C) is None
-    assert (queue(policy), policy.hand) == (queue(same), same.hand)
-    assert [evict(policy, 1) for _ in range(5)] == [evict(same, 1) for _ in range(5)]
-
-
 def test_a_failed_store_leaves_the_queue(twin: ModuleType) -> None:
     manager = twin.CPUOffloadingManager(16, 4, "sieve")
     request(manager, block_hashes(0, 1))
@@ -181,16 +171,6 @@ def test_a_failed_store_leaves_the_queue(twin: ModuleType) -> None:
     manager.complete_store(block_hashes(2, 3), success=False)
     check_invariants(manager)
     assert set(manager.policy.blocks) == set(block_hashes(0, 1))
-
-
-def test_clear_forgets_marks_and_hand(twin: ModuleType) -> None:
-    policy = sieve(twin, [A, B])
-    policy.touch([A, B])
-    policy.clear()
-    assert (queue(policy), policy.hand) == ("", None)
-    for block in (A, B, F):
-        policy.insert(block, idle())
-    assert evict(policy, 3) == "ABF"
 
 
 @pytest.mark.refused_allocations

@@ -205,33 +205,3 @@ def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
             manager.complete_store(output.block_hashes_to_store, number % 2 == 0)
     manager.reset_cache()
     check_invariants(manager)
-
-
-@pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("first_is_alone", [False, True])
-def test_blocks_parked_by_loads_return_to_their_places(
-    twins: tuple[ModuleType, ModuleType], name: str, first_is_alone: bool
-) -> None:
-    """Loads of most blocks park them, and those that wait for them; the Python twin parks none."""
-    victims: list[list[Any]] = [[], []]
-    for twin, left in zip(twins, victims, strict=True):
-        manager = twin.CPUOffloadingManager(16, 100 + first_is_alone, name)
-        chains = [block_hashes(*range(start, start + 10)) for start in range(0, 100, 10)]
-        for chain in [block_hashes(500)] * first_is_alone + chains:
-            request(manager, chain)
-        for chain in chains:
-            manager.prepare_load(chain[1:])
-            check_invariants(manager)
-        manager.touch(chains[0][:1])
-        for number, chain in enumerate(chains):
-            output = manager.prepare_store(block_hashes(1000 + number))
-            left.append(output and output.block_hashes_evicted)
-            manager.complete_load(chain[5:] if number % 2 else chain[1:])
-            manager.touch(chain[:7])
-            check_invariants(manager)
-        for number in range(8):
-            output = store(manager, block_hashes(*range(2000 + 5 * number, 2005 + 5 * number)))
-            left.append(output and list(output.block_hashes_evicted))
-            check_invariants(manager)
-    assert victims[0] == victims[1]
-    assert any(victims[0])

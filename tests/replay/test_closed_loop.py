@@ -1,14 +1,10 @@
-"""Closed loops: what sessions wait for, against a second program, and what bounds it."""
+"""Closed loops, worked by hand; ``test_fleet`` compares them with a second program."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
@@ -35,27 +31,6 @@ from kvoffload.traces import Request
 TOKENS = 16
 MS = 10**6
 
-rows = st.lists(
-    st.builds(
-        Request,
-        st.integers(0, 400),
-        st.integers(0, 90),
-        st.integers(0, 9),
-        st.lists(st.integers(0, 12), max_size=6, unique=True).map(tuple),
-        st.sampled_from([None, "a", "b", "c"]),
-        think=st.sampled_from([None, None, 0, 7, 2.5]),
-        service=st.sampled_from([None, 0, 30]),
-    ),
-    min_size=1,
-    max_size=14,
-).map(
-    lambda some: [
-        *some,
-        Request(3, 20, 1, (1,), "d"),
-        Request(9, 40, 2, (1, 2), "d"),
-    ]
-)
-
 
 def looped(**settings):
     """Return the configuration of a closed loop, with host memory of 6 slots by default."""
@@ -63,126 +38,9 @@ def looped(**settings):
     return Configuration(**{"host": 6, "groups": groups, "loop": "closed"} | settings)
 
 
-def closed(requests, hints=None, **settings):
+def closed(requests, **settings):
     """Replay a closed loop; return its result."""
-    return replay(DecodedTrace.of(requests, arrivals=True, hints=hints), looped(**settings))
-
-
-def use(cache, keys):
-    """Make the keys that a cache has its most recent, the first last."""
-    for key in reversed(keys):
-        if key in cache:
-            cache.remove(key)
-            cache.append(key)
-
-
-def found_and_stored(cache, keys, capacity):
-    """Serve a prompt by LRU, oldest first in a list; return how many leading keys it had."""
-    use(cache, keys)
-    found = 0
-    while found < len(keys) and keys[found] in cache:
-        found += 1
-    missing = [key for key in keys if key not in cache]
-    idle = [key for key in cache if key not in keys]
-    short = max(0, len(missing) + len(cache) - capacity)
-    if short <= len(idle):
-        for key in idle[:short]:
-            cache.remove(key)
-        cache += missing
-    use(cache, keys)
-    return found
-
-
-def naively(requests, capacity, rate, decode_ns):
-    """Walk through time in small steps of thought: lists, no heap, LRU as a list of ids.
-
-    Returns hits in blocks, first-token times and latencies by row, and the time in prefill.
-    """
-    order = sorted(range(len(requests)), key=lambda row: (requests[row].timestamp, row))
-    before, last = {}, {}
-    for row in order:
-        session = requests[row].session
-        if session is not None:
-            before[row] = last.get(session)
-            last[session] = row
-    arrival = {}
-    for row in order:
-        if before.get(row) is None:
-            arrival[row] = requests[row].timestamp * MS
-    ended, begun, cache, free_at = {}, {}, [], 0
-    hits = prefill = 0
-    first, latency = {}, {}
-    while len(ended) < len(requests):
-        # Of the requests that have not begun, the one that arrived first; of two at once the one
-        # recorded first.
-        row = min((row for row in order if row in arrival and row not in begun), key=arrival.get)
-        when = arrival[row]
-        request = requests[row]
-        start = max(when, free_at)
-        keys = list(request.hash_ids)
-        length = request.input_length or len(keys) * TOKENS
-        found = found_and_stored(cache, keys, capacity)
-        missed = max(0, length - found * TOKENS)
-        needed = math.ceil(Fraction(missed * 10**9, rate))
-        begun[row], free_at = start, start + needed
-        hits += found
-        prefill += needed
-        first[row] = free_at - when
-        ended[row] = free_at + request.output_length * decode_ns
-        latency[row] = ended[row] - when
-        for other, its in before.items():
-            if its == row:
-                think = requests[other].think
-                gap = requests[other].timestamp - request.timestamp if think is None else think
-                arrival[other] = ended[row] + round(gap * MS)
-    return hits, first, latency, prefill
-
-
-@given(
-    requests=rows, rate=st.sampled_from([1, 90, 1000, 10**6]), decode=st.sampled_from([0, 5, 20])
-)
-@example(  # two arrive after a millisecond, of which the second in the trace was recorded first
-    requests=[
-        Request(3, 32, 0, (1, 0), "b", think=0),
-        Request(1, 32, 0, (1, 2), "a"),
-        Request(0, 16, 0, (0,), "b"),
-    ],
-    rate=16_000,
-    decode=0,
-)
-def test_a_second_program_agrees(requests, rate, decode) -> None:
-    result = closed(requests, rate=rate, decode_ns=decode * MS)
-    hits, first, latency, prefill = naively(requests, 6, rate, decode * MS)
-    assert result.hits == hits
-    ordered = sorted(first.values())
-    count = len(ordered)
-    assert result.ttft_p50 == ordered[math.ceil(count * 0.5) - 1] / 1e9
-    assert result.ttft_p95 == ordered[math.ceil(count * 0.95) - 1] / 1e9
-    assert result.ttft_mean == sum(ordered) / count / 1e9
-    assert result.latency_mean == sum(latency.values()) / count / 1e9
-    assert result.log["host"].sum() == hits * TOKENS
-    assert (result.log["first"] - result.log["arrival"]).tolist() == [
-        first[row] for row in range(count)
-    ]
-    if result.busy is None:  # nothing took any time
-        assert not any(latency.values())
-    else:
-        assert (result.busy > 0) == (prefill > 0)
-        assert 0 <= result.busy <= 1
-
-
-@pytest.mark.parametrize("policy", ["lru", "arc", "hit-density"])
-@pytest.mark.parametrize("device", [0, 3])
-@given(requests=rows)
-def test_without_waits_it_is_the_open_replay(policy, device, requests) -> None:
-    plain = [
-        Request(row.timestamp, row.input_length, row.output_length, row.hash_ids, row.session)
-        for row in sorted(requests, key=lambda row: row.timestamp)
-    ]
-    found = closed(plain, policy=policy, device=device, loop="recorded")
-    opened = looped(policy=policy, device=device, loop="open")
-    assert found == replace(replay(plain, opened), configuration=found.configuration)
-    assert found.ttft_mean is None
+    return replay(DecodedTrace.of(requests, arrivals=True), looped(**settings))
 
 
 def test_each_request_waits_for_the_one_before() -> None:

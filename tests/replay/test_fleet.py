@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
@@ -25,13 +23,13 @@ from kvoffload.replay import (
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.routers import ROUTERS, parse_router
-from kvoffload.traces import Request, Trace
+from kvoffload.traces import Request
 
 from . import naive_fleet
+from . import test_golden as golden
 from .naive_fleet import NaiveFleet
 
 TOKENS = 16
-FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 MS = 10**6
 SETTINGS = (
     "engines",
@@ -196,12 +194,36 @@ def compare(requests, fleet):
 
 @settings(max_examples=500, deadline=None)
 @given(requests=rows, fleet=fleets, router=routers)
+@example(  # two arrive after a millisecond, of which the second in the trace was recorded first
+    requests=[
+        Request(3, 32, 0, (1, 0), "b", think=0),
+        Request(1, 32, 0, (1, 2), "a"),
+        Request(0, 16, 0, (0,), "b"),
+    ],
+    fleet=Configuration(
+        host=6, rate=16_000, groups=GroupChunks.of_blocks(TOKENS, block_bytes=1000), loop="closed"
+    ),
+    router="round-robin",
+)
+@example(  # of the last prompt the tier has two blocks, and host memory alone the one behind them
+    requests=[
+        Request(number, 16 * len(ids), 0, ids, "a")
+        for number, ids in enumerate([(1, 2), (3, 4, 5), (1, 2, 3)])
+    ],
+    fleet=Configuration(
+        host=3,
+        rate=1000,
+        tier=Tier("private", 2),
+        groups=GroupChunks.of_blocks(TOKENS, block_bytes=1000),
+    ),
+    router="round-robin",
+)
 def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
     assume(is_possible(router, fleet))
     compare(requests, replace(fleet, router=router))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(requests=rows, fleet=fleets, router=routers, engines=st.sampled_from([64, 65, 130, 256]))
 def test_many_engines_do_what_a_naive_program_does(requests, fleet, router, engines) -> None:
     assume(is_possible(router, fleet))
@@ -485,10 +507,7 @@ TOKEN_BYTES = 262_144
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CELLS)
 def test_published_cells_are_met(name) -> None:
-    path = FOLDER / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
-    trace = DecodedTrace.of(Trace(path), arrivals=True)
+    trace = DecodedTrace.of(golden.trace(name), arrivals=True)
     size = BLOCK_TOKENS[name]
     groups, replays = GroupChunks.of_blocks(size, block_bytes=size * TOKEN_BYTES), Replays(trace)
     for cell, expected in CELLS[name]:

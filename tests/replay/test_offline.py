@@ -209,17 +209,6 @@ def test_the_device_keeps_the_last_prefixes() -> None:
     assert on_device(trace, 4).tolist() == [0, 2, 0, 2, 3, 4]
 
 
-def test_the_calls_of_a_manager_are_counted_as_whole_rows() -> None:
-    workload = Workload(300, seed=5)
-    trace = DecodedTrace.of(workload)
-    for policy in ("lru", "arc"):
-        for device in (0, 100):
-            one = Configuration(policy=policy, host=400, device=device)
-            result = replay(workload, one, manager=CPUOffloadingManager(1, 400, policy))
-            assert replay(trace, one) == result
-            assert result.hits > 0
-
-
 def test_a_store_in_flight_cannot_be_hit() -> None:
     trace = trace_of((1,), (1,), (1,), (1,))
     found = [replay(trace, Configuration(host=4, pending=pending)).hits for pending in (0, 1, 2, 9)]
@@ -320,14 +309,3 @@ def test_the_percentiles_of_missed_tokens_are_those_of_the_requests():
     ceiling = replay(trace, Configuration(policy="belady", host=6, groups=groups))
     assert (ceiling.missed_p95, ceiling.hit_tokens) == (None, None)
     assert ceiling.tokens == sum(lengths)
-
-
-def test_a_decoded_trace_is_driven_like_its_requests():
-    requests = list(Workload(300, seed=3))
-    one = Configuration(policy="arc", host=200, groups=GroupChunks.of_blocks(16))
-    found = [
-        replay(source, one, manager=CPUOffloadingManager(16, 200, "arc"))
-        for source in (requests, DecodedTrace.of(requests))
-    ]
-    assert found[0] == found[1]
-    np.testing.assert_array_equal(found[0].log, found[1].log)

@@ -176,13 +176,6 @@ def test_a_manager_is_that_of_one_engine(other):
         replay(trace, Configuration(host=1, **other), manager=manager)
 
 
-def test_arguments_of_other_types_are_refused():
-    with pytest.raises(TypeError, match="trace must be requests, got 5"):
-        replay(5, Configuration(host=1))
-    with pytest.raises(TypeError, match="configuration must be a Configuration, got 'lru'"):
-        replay(DecodedTrace.of([]), "lru")
-
-
 def test_selection_of_the_first_requests_and_of_full_blocks():
     requests = [Request(0, 40, 1, (1, 2, 3)), Request(1, 32, 1, (1, 2)), Request(2, 5, 1, (4,))]
     assert list(Selection(requests, limit=2)) == requests[:2]

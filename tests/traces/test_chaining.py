@@ -2,10 +2,8 @@
 
 import hashlib
 import itertools
-import os
 import random
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +16,8 @@ from kvoffload._sampling import REPEATABLE, SECRET_BYTES, hash_ids, hash_key, wo
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceRecorder, Workload
 from kvoffload.traces.chaining import BATCH, Chaining, ChainingCounter
 from kvoffload.traces.sorting import sorted_by_time
+from tests.replay.test_golden import trace
 
-FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 RECORDED = ("mooncake_conversation", "weka_cc_a", "lmcache_agents_64c")
 MIXED = st.integers(0, 9) | st.sampled_from([2**64 - 1, 2**63])
 ROWS = st.lists(st.lists(MIXED, max_size=8), max_size=25)
@@ -126,18 +124,13 @@ def test_memory_is_bounded_however_many_ids_there_are(step):
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_real_traces_are_chained(name):
-    path = FOLDER / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
-    survey = Survey.of(Trace(path), unique=False)
+    survey = Survey.of(trace(name), unique=False)
     assert (survey.chaining.unchained_ids, survey.backwards) == (0, 0)
     assert survey.chaining.repeated_ids > 10_000
 
 
 def test_files_kept_apart_are_chained_and_as_one_numbering_are_not():
-    paths = [FOLDER / f"{name}.jsonl.gz" for name in RECORDED]
-    if not all(path.exists() for path in paths):
-        pytest.skip("not all traces are in the folder that KVOFFLOAD_TRACES names")
+    paths = [trace(name).path for name in RECORDED]
     merged = [
         Survey.of(MergedTrace([*map(str, paths)], same_ids=same), unique=False)
         for same in (False, True)

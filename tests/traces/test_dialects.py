@@ -97,17 +97,6 @@ def test_what_is_not_read_is_named_once_with_its_count(tmp_path):
     assert merged.remarks[0] == f"{path}: branches of 2 requests is not read"
 
 
-def test_the_command_names_it(tmp_path, capsys):
-    from kvoffload.cli import main
-
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps(row(timestamp=0, branches=["b"])) + "\n")
-    assert main(["info", str(path)]) == 0
-    assert "note: branches of 1 requests is not read" in capsys.readouterr().err
-    assert main(["convert", str(path), "--output", str(tmp_path / "out.jsonl"), "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [

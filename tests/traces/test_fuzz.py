@@ -13,6 +13,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.traces import Request, Trace, TraceError
 from kvoffload.traces.lines import zstd_module
+from tests.fuzz.reading import check_request
 from tests.traces.samples import LITELLM_BLOCKS, LOGS, chats
 
 MOST_LINE = 2**20
@@ -66,21 +67,10 @@ def check_reading(data: bytes, max_line_bytes: int = 200) -> None:
             trace = Trace(path, skip_bad=skip_bad, max_line_bytes=max_line_bytes)
             try:
                 for request in trace:
-                    check_valid(request)
+                    check_request(request)
             except TraceError as error:
                 assert str(error).isprintable()  # noqa: PT017
                 assert len(error.rule) < MOST_RULE  # noqa: PT017
-
-
-def check_valid(request: Request) -> None:
-    assert type(request.timestamp) in (int, float)
-    assert 0 <= request.timestamp < float("inf")
-    for tokens in (request.input_length, request.output_length):
-        assert type(tokens) is int
-        assert 0 <= tokens < 2**63
-    assert type(request.hash_ids) is tuple
-    assert all(type(i) is int and 0 <= i < 2**64 for i in request.hash_ids)
-    assert request.session is None or type(request.session) is str
 
 
 ODD = (

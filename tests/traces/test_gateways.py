@@ -303,15 +303,6 @@ def test_values_of_other_types_make_bad_rows_not_crashes(tmp_path):
             list(Trace(write(tmp_path, lines([spans]))))
 
 
-def test_counts_without_text_are_refused(tmp_path):
-    for text in (
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4000,10\n",
-        '{"Timestamp": 1, "Request tokens": 472, "Response tokens": 18}\n',
-    ):
-        with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
-            list(Trace(write(tmp_path, text, "x.csv" if "," in text[:9] else "x.jsonl")))
-
-
 @pytest.mark.parametrize("kind", ["messages", "prompt"])
 def test_prompts_that_litellm_has_cut_are_counted(tmp_path, kind):
     cut = "a" * 700 + "... (litellm_truncated skipped 9000 chars. A note) ..." + "b" * 1300

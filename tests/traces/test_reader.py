@@ -69,11 +69,6 @@ def test_reads_standard_input(pack):
     assert done.stdout.decode().strip() == str(REQUEST)
 
 
-def test_reads_again_at_each_iteration(tmp_path):
-    trace = Trace(write(tmp_path, GOOD))
-    assert list(trace) == list(trace) == [REQUEST]
-
-
 def test_is_lazy(tmp_path):
     trace = iter(Trace(write(tmp_path, GOOD + b"\nnot json\n")))
     assert next(trace) == REQUEST
