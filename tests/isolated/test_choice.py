@@ -78,7 +78,8 @@ VALUES = {
 def extension_modules() -> list[str]:
     """Return the names of the compiled modules that the twins are made of.
 
-    Without what is compiled from a .py file, which is then imported instead.
+    Without what is compiled from a .py file, which is then imported instead, and without what
+    Cython adds to each of them.
     """
     found = set()
     for path in PACKAGE.rglob("*"):
@@ -86,7 +87,7 @@ def extension_modules() -> list[str]:
         if suffix is not None:
             folders = path.relative_to(PACKAGE.parent).parent.parts
             name = path.name.removesuffix(suffix)
-            if not path.with_name(f"{name}.py").exists():
+            if not path.with_name(f"{name}.py").exists() and name != "_cython":
                 found.add(".".join([*folders, name]))
     rooms = tuple(f"kvoffload.{room}." for room in ("_core", "backends", "managers", "policies"))
     return sorted(name for name in found if name.startswith(rooms))
