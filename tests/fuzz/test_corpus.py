@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload import IMPLEMENTATION
 from tests.differential.pairs import Twins
 from tests.fuzz.calls import MAX_CALLS, run_calls
 
 CORPUS = Path(__file__).with_name("corpus")
+of_tiers = pytest.mark.skipif(IMPLEMENTATION == "python", reason="tiers need the extensions")
 
 
 def inputs(target: str) -> list[Path]:
@@ -42,6 +44,7 @@ def test_merges_of_the_corpus(path: Path) -> None:
     run_merge(path.read_bytes())
 
 
+@of_tiers
 @pytest.mark.parametrize("path", inputs("slab"), ids=lambda path: path.name)
 def test_slabs_of_the_corpus(path: Path) -> None:
     from tests.fuzz.slab import run_slab
@@ -130,6 +133,7 @@ def test_any_bytes_are_a_merge_or_an_error(data: bytes) -> None:
     run_merge(data)
 
 
+@of_tiers
 @given(st.binary(min_size=20, max_size=120))
 def test_any_bytes_are_damage_that_is_never_served(data: bytes) -> None:
     from tests.fuzz.slab import run_slab
@@ -169,6 +173,7 @@ def test_the_corpus_reaches_every_log_and_every_option() -> None:
     assert read == set(range(len(READERS)))
 
 
+@of_tiers
 def test_the_corpus_reaches_every_kind_of_damage_and_every_number_of_files() -> None:
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
     from tests.fuzz.merge import files_of

@@ -1,5 +1,7 @@
 """Fixtures of the tests of tiers, which need the extensions: else only their message is tested."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 
