@@ -26,7 +26,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How a trace is read, here or by other machines: plain values, and paths from the root."""
+    """The reading of a trace, here or by other machines: plain values, and paths from the root."""
 
     traces: tuple[str, ...]
     reading: Reading
