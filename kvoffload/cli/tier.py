@@ -74,7 +74,7 @@ def _show_directory(url: str, *, as_json: bool) -> None:
         column("model", [_model_of(kept.namespace) for kept in found], numeric=False),
         column("generation", [_name_of(kept.generation) for kept in found], numeric=False),
         column("blocks", [f"{kept.blocks:,}" for kept in found]),
-        column("on disk", [bytes_text(kept.nbytes) for kept in found]),
+        column("on disk", [bytes_text(kept.disk_bytes) for kept in found]),
     ]
     first = column("namespace", [kept.fingerprint for kept in found], numeric=False)
     print_tables([url], [first], [[column] for column in columns])

@@ -107,11 +107,18 @@ def test_info_of_a_directory(tmp_path: Path, command) -> None:
         [fingerprint, "small", number, "3", "24", "KiB"],
     ]
     rows = json.loads(command("info", f"dir:{tmp_path}", "--json")[1])["generations"]
-    assert [(row["generation"], row["blocks"], row["nbytes"]) for row in rows] == [
+    assert [(row["generation"], row["blocks"], row["disk_bytes"]) for row in rows] == [
         ("0" * 16, 8, 65_536),
         (number, 3, 24_576),
     ]
     assert rows[0]["namespace"]["engine"] == "test"
+    namespace = tmp_path / fingerprint
+    (namespace / ("1" * 16)).write_text("no folder")
+    (namespace / ("2" * 16)).symlink_to(namespace / number)
+    assert command("info", f"dir:{tmp_path}")[1] == out
+    assert command("delete", f"dir:{tmp_path}", "--all", "--yes")[0] == 0
+    assert {path.name for path in namespace.iterdir()} >= {"1" * 16, "2" * 16, "namespace.json"}
+    assert not (namespace / number).exists()
     empty = tmp_path / "empty"
     empty.mkdir()
     assert command("info", f"dir:{empty}") == (

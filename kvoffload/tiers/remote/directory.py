@@ -409,7 +409,7 @@ class Kept(NamedTuple):
     namespace: dict[str, Any]  # from its JSON; empty if that cannot be read
     generation: str  # the number in 16 hex digits; zeros for the one without a name
     blocks: int
-    nbytes: int
+    disk_bytes: int
 
 
 def find_blocks(path: str | Path) -> Iterator[Kept]:
@@ -421,8 +421,9 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
         If a folder cannot be read.
     """
     for fingerprint, namespace, generation in _generations(path):
-        kept = Kept(fingerprint, _fields_in(namespace), generation, *_count(namespace, generation))
-        yield kept
+        with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+            found = _count(namespace, generation)
+            yield Kept(fingerprint, _fields_in(namespace), generation, *found)
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
@@ -462,18 +463,19 @@ def _fields_in(namespace: Folder) -> dict[str, Any]:
 
 
 def _count(namespace: Folder, generation: str) -> tuple[int, int]:
-    """Return the number of blocks in the folder of a generation, and the bytes of their files."""
+    """Return the number of blocks in the folder of a generation, and the bytes of their files.
+
+    Raises NotADirectoryError if it is something else. What a sweep removes meanwhile is left out.
+    """
     blocks = nbytes = 0
-    with contextlib.suppress(NotADirectoryError):
-        folder = namespace.below(generation)
-        for hh in os.listdir(folder.fd):
-            with contextlib.suppress(NotADirectoryError):
-                below = folder.below(hh)
-                with os.scandir(below.fd) as entries:
-                    sizes = [
-                        entry.stat(follow_symlinks=False).st_size
-                        for entry in entries
-                        if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False)
-                    ]
-                blocks, nbytes = blocks + len(sizes), nbytes + sum(sizes)
+    folder = namespace.below(generation)
+    for hh in os.listdir(folder.fd):
+        with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+            below = folder.below(hh)
+            with os.scandir(below.fd) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".kv") and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            nbytes += entry.stat(follow_symlinks=False).st_size
+                            blocks += 1
     return blocks, nbytes
