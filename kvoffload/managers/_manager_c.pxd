@@ -94,11 +94,9 @@ cdef class CompiledSteps:
     )
     cdef object packed_victims(self)
     cdef int end_store(self, list batch, bint succeeded) except -1
-    cdef int emit_stored(self, list batch) except -1
     # Return the source of hints for the watch to count, None without one; this may run Python code.
-    # Then let the watch count it, before the call changes anything.
+    # The watch counts it afterwards, before the call changes anything.
     cdef str source_of(self, object hints)
-    cdef int note_hints(self, str source, const Hint* hint) except -1
     # Use the batch for the last time; release it if the hint says that its session ends. Let the
     # watch count the source, unless it is None. `hints` are those of the hint.
     # `met` and `own` are those of `Sessions.leave`.
@@ -112,6 +110,7 @@ cdef class CompiledSteps:
         Py_ssize_t own,
     ) except -1
     cdef list open_batch(self, object hashes)
+    cdef list find_batch(self, object hashes)
     cdef int tick(self) except -1
 
 
@@ -132,7 +131,7 @@ cdef class CompiledRequest:
     cdef bint ends                  # whether its session ends, by the hints of `begin`
     cdef Batch batch                # of all keys
     cdef uint64_t resets            # of the steps, at its last call
-    cdef bint finished
+    cdef readonly bint is_finished
 
     cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
     cdef int require_open(self, str call) except -1

@@ -49,9 +49,7 @@ from kvoffload._core.table cimport (
     SAMPLED,
     Node,
     Table,
-    hash_key,
     hash_node,
-    index_find,
     node_at,
     own_id,
 )
@@ -98,7 +96,7 @@ from kvoffload.policies._steps_c cimport (
     settle,
     touch_as_stored,
 )
-from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
+from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
@@ -116,7 +114,6 @@ from kvoffload.errors import (
 from kvoffload.managers._manager_py import Manager as PythonManager
 from kvoffload.managers.base import (
     CallingRequest,
-    OffloadingManager,
     Request,
     check_now,
     request_summary,
@@ -239,19 +236,17 @@ cdef class CompiledSteps:
         hint_found(&self.batch, &request.batch)
         self.batch.size = self.batch.num_hints
         if source is not None:
-            self.note_hints(source, hint)
+            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
         self._policy.begin_request(&request.batch, hint)
         request.met = meet(self._policy.table, &request.batch, 0)
         return request
 
     cdef object touch(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = self.find_batch(hashes)
         self._policy.touch_batch(&self.batch)
 
     cdef object release_blocks(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = self.find_batch(hashes)
         if not self._policy.ensure_release(self.batch.size):
             raise MemoryError()
         release_unshared(self._policy, &self.batch)
@@ -260,11 +255,6 @@ cdef class CompiledSteps:
 
     cdef str source_of(self, object hints):
         return None if hints is None or self._watch is None else str(hints.source)
-
-    cdef int note_hints(self, str source, const Hint* hint) except -1:
-        if self._watch is not None:
-            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
-        return 0
 
     cdef int finish_batch(
         self,
@@ -281,7 +271,7 @@ cdef class CompiledSteps:
         if ends and not policy.ensure_release(batch.size):
             raise MemoryError()
         if source is not None:
-            self.note_hints(source, hint)
+            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
         policy.finish_request(batch, hint)
         leave(policy.table, batch, met, own)
         if ends:
@@ -292,46 +282,35 @@ cdef class CompiledSteps:
             self._watch.c_finished(policy.table, batch, hints, hint.now)
         return 0
 
-    # For a request that calls the methods of a subclass.
+    # For a request that calls the methods of a subclass, and an engine that begins none.
 
-    def _begun(self, hashes, hints, now):
+    def _use_first(self, hashes, hints, now):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = self.find_batch(hashes)
         self._policy.begin_request(&self.batch, hint)
         return meet(self._policy.table, &self.batch, 0)
 
-    def _extended(self, hashes, Py_ssize_t start):
-        cdef list batch = self.open_batch(hashes)
-        cdef Batch added
-        find_changed(self._policy.table, &self.batch)
-        added = batch_part(&self.batch, start, self.batch.size)
+    def _use_more(self, hashes, Py_ssize_t start):
+        cdef list batch = self.find_batch(hashes)
+        cdef Batch added = batch_part(&self.batch, start, self.batch.size)
         self._policy.extend_request(&added)
         meet(self._policy.table, &self.batch, start)
 
-    def _met(self, hashes, Py_ssize_t start=0):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+    def _met(self, hashes, Py_ssize_t start):
+        cdef list batch = self.find_batch(hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _unshared(self, hashes):
+    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
+        cdef Hint said
+        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = self.open_batch(hashes)
-        cdef Py_ssize_t index
-        cdef Node* node
-        find_changed(self._policy.table, &self.batch)
-        return [
-            batch[index]
-            for index in range(len(batch))
-            if resident(self._policy.table, &self.batch, index) != NULL
-            and not resident(self._policy.table, &self.batch, index).flags & IS_SHARED
-        ]
+        self.finish_batch(&self.batch, hints, hint, None, met, own)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, None, &said)
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = self.find_batch(hashes)
         self._policy.finish_request(&self.batch, hint)
 
     def _touch_inserted(self, hashes, inserted):
@@ -354,28 +333,19 @@ cdef class CompiledSteps:
             known -= 1
         serve_at_once(self._policy.table, &self.batch, known, num_last)
 
-    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
-        cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
+    def _unshared(self, hashes):
+        cdef list batch = self.find_batch(hashes)
+        cdef Py_ssize_t index
+        return [
+            batch[index]
+            for index in range(len(batch))
+            if resident(self._policy.table, &self.batch, index) != NULL
+            and not resident(self._policy.table, &self.batch, index).flags & IS_SHARED
+        ]
+
+    def _store(self, hashes, *, bint is_last):
         cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hints, hint, None, met, own)
-
-    def _tell(self, hints, now):
-        """Give the watch the hints of the request that it will see next."""
-        if self._watch is not None:
-            self._watch.hear(hints, NAN if now is None else now)
-
-    def _hinted(self, hints):
-        cdef Hint said
-        cdef str source = self.source_of(hints)
-        if source is not None:
-            said.ends = hints.ends is True
-            said.expect_s = hints.expect_s or 0.0
-            self.note_hints(source, &said)
-
-    def _store_last(self, hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None, True)
+        return self.store(&self.batch, batch, 0, None, is_last)
 
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Count a lookup, for the watch, too."""
@@ -612,25 +582,17 @@ cdef class CompiledSteps:
 
     cdef int end_store(self, list batch, bint succeeded) except -1:
         """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
-        cdef int collecting
+        cdef CollectorOff held
+        cdef list stored
         find_changed(self._policy.table, &self.batch)
         if succeeded and self._events is not None:
-            collecting = PyGC_Disable()
-            try:
-                self.emit_stored(batch)
-            finally:
-                if collecting:
-                    PyGC_Enable()
+            held = CollectorOff()
+            stored = pending_keys(self._policy.table, &self.batch, batch)
+            if stored:
+                self._events.append(new_event(stored, self._pool, False))
         if self._watch is not None:
             self._watch.c_ended(self._policy.table, &self.batch, succeeded)
         self.end_pending(succeeded, NULL)
-        return 0
-
-    cdef int emit_stored(self, list batch) except -1:
-        """Append the event of the batch's pending blocks."""
-        cdef list stored = pending_keys(self._policy.table, &self.batch, batch)
-        if stored:
-            self._events.append(new_event(stored, self._pool, False))
         return 0
 
     cdef void end_pending(self, bint succeeded, Ended* ended) noexcept:
@@ -654,28 +616,19 @@ cdef class CompiledSteps:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     def take_events(self):
-        cdef list events, fresh
-        cdef int collecting
+        cdef CollectorOff held
+        cdef list fresh
         if self._events is None:
             return iter(())
-        collecting = PyGC_Disable()
-        try:
-            fresh = []
-            events = self._events
-            iterator = iter(events)
-            self._events = fresh
-            return iterator
-        finally:
-            if collecting:
-                PyGC_Enable()
+        held = CollectorOff()
+        fresh = []
+        iterator = iter(self._events)
+        self._events = fresh
+        return iterator
 
     def _drop_all(self):
-        cdef int collecting = PyGC_Disable()
-        try:
-            self.drop_all()
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        self.drop_all()
 
     cdef int drop_all(self) except -1:
         cdef CompiledPolicy policy = self._policy
@@ -705,16 +658,9 @@ cdef class CompiledSteps:
     # -- what can be seen --------------------------------------------------------------------
 
     def _stats(self):
+        cdef dict counters = self.counters
         return {
-            "lookups": self.counters.lookups,
-            "lookup_blocks": self.counters.lookup_blocks,
-            "hit_blocks": self.counters.hit_blocks,
-            "stored_blocks": self.counters.stored_blocks,
-            "failed_blocks": self.counters.failed_blocks,
-            "evicted_blocks": self.counters.evicted_blocks,
-            "refused_stores": self.counters.refused_stores,
-            "not_admitted": self.counters.not_admitted,
-            "loaded_blocks": self.counters.loaded_blocks,
+            **counters,
             "resident": self._policy.num_resident,
             "pending": max(<int64_t>self.states.num_pending, <int64_t>0),
             "pinned": max(<int64_t>self.states.num_pinned, <int64_t>0),
@@ -776,6 +722,12 @@ cdef class CompiledSteps:
         batch_open(&self.batch, batch)
         return batch
 
+    cdef list find_batch(self, object hashes):
+        """Open a batch, and find the nodes of its keys."""
+        cdef list batch = self.open_batch(hashes)
+        find_changed(self._policy.table, &self.batch)
+        return batch
+
     cdef int tick(self) except -1:
         """Let a watch read its clock, which may be a user's, before a call reads the state."""
         cdef WatchCore watch = self._watch  # held while it runs
@@ -786,20 +738,12 @@ cdef class CompiledSteps:
     cdef Node* resident_node(self, object block_hash) noexcept:
         cdef uint32_t node_id
         cdef Node* node
-        cdef Table* table = self._policy.table
-        cdef bytes key
         if type(block_hash) is not bytes or not block_hash:
             return NULL
-        key = block_hash
-        node_id = index_find(
-            table,
-            <const unsigned char*>key,
-            <uint64_t>len(key),
-            hash_key(table, <const unsigned char*>key, <uint64_t>len(key)),
-        )
+        node_id = find_key(self._policy, <bytes>block_hash)
         if node_id == NIL:
             return NULL
-        node = node_at(table, node_id)
+        node = node_at(self._policy.table, node_id)
         return node if node.flags & RESIDENT else NULL
 
 
@@ -837,7 +781,7 @@ cdef class CompiledRequest:
 
     cdef int require_open(self, str call) except -1:
         """Raise RequestFinishedError if the request has finished."""
-        if self.finished:
+        if self.is_finished:
             raise request_finished(call)
         return 0
 
@@ -1014,10 +958,10 @@ cdef class CompiledRequest:
         hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
             source = self.steps.source_of(hints)
-        if self.finished:
+        if self.is_finished:
             return
         self.steps.tick()
-        if self.finished:
+        if self.is_finished:
             return
         self.note_resets()
         self.steps.finish_batch(
@@ -1028,15 +972,11 @@ cdef class CompiledRequest:
             self.met,
             self.met if self.own < 0 else self.own,
         )
-        self.finished = True
+        self.is_finished = True
 
     @property
     def hashes(self):
         return tuple(self.keys)
-
-    @property
-    def is_finished(self):
-        return self.finished
 
     def __len__(self):
         """Return the number of blocks."""
@@ -1071,14 +1011,14 @@ cdef class ManagerCore:
     """A front that forwards a block's life cycle by C calls and the rest to the skeleton."""
 
     cdef CompiledSteps steps        # None over parts of a user
-    cdef object skeleton            # the steps, or the Python manager over the parts of a user
+    cdef readonly object _skeleton  # the steps, or the Python manager over the parts of a user
     cdef bint calls_own             # a subclass overrides methods, which requests must call
 
     _twin = "c"
     _backend_class = CPUBackend
 
     def __cinit__(self):
-        self.skeleton = NOT_INITIALISED
+        self._skeleton = NOT_INITIALISED
 
     def __reduce__(self):
         raise cannot_pickle(self)
@@ -1088,10 +1028,7 @@ cdef class ManagerCore:
         cdef CompiledSteps steps = None
         cdef WatchCore core = None
         cdef list events = [] if enable_events else None
-        kind = type(self)
-        calls_own = any(
-            [getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS]
-        )
+        calls_own = any([self._overrides(call) for call in CALLS])
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             skeleton = steps = CompiledSteps()
             if watch is not None:
@@ -1100,7 +1037,7 @@ cdef class ManagerCore:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
-        if self.skeleton is not NOT_INITIALISED:
+        if self._skeleton is not NOT_INITIALISED:
             raise manager_initialised()
         if steps is None:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
@@ -1111,7 +1048,7 @@ cdef class ManagerCore:
             steps.join(policy, backend, events, core)
         self.calls_own = calls_own
         self.steps = steps
-        self.skeleton = skeleton
+        self._skeleton = skeleton
         if core is not None:
             core.watch._join(self, core)
 
@@ -1119,7 +1056,7 @@ cdef class ManagerCore:
 
     def lookup(self, hashes):
         if self.steps is None:
-            return self.skeleton.lookup(hashes)
+            return self._skeleton.lookup(hashes)
         return self.steps.lookup(hashes)
 
     def begin(self, hashes, *, hints=None, now=None):
@@ -1131,127 +1068,64 @@ cdef class ManagerCore:
             return CallingRequest(self, as_batch(hashes), hints, now)
         return self.steps.begin(self, hashes, hints, now)
 
-    def _begun(self, hashes, hints, now):
-        """Use the blocks of a request for the first time; see the Python twin."""
-        if type(self).touch is ManagerCore.touch:
-            return self.skeleton._begun(hashes, hints, now)
-        self.touch(hashes)
-        return self.skeleton._met(hashes)
-
-    def _extended(self, hashes, start):
-        """Use the blocks that extend a request; see the Python twin."""
-        if type(self).touch is ManagerCore.touch:
-            self.skeleton._extended(hashes, start)
-        else:
-            self.touch(hashes[start:])
-            self.skeleton._met(hashes, start)
-
-    def _finished(self, hashes, hints, now, met, own):
-        """Use the blocks of a request for the last time; see the Python twin."""
-        self.skeleton._finished(hashes, hints, now, met, own)
-
-    def _unshared(self, hashes):
-        """Return the resident blocks that only one session uses."""
-        return self.skeleton._unshared(hashes)
-
-    def _used_last(self, hashes, hints):
-        """Use the blocks of a request for the last time."""
-        self.skeleton._used_last(hashes, hints)
-
-    def _touch_inserted(self, hashes, inserted):
-        """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
-        self.skeleton._touch_inserted(hashes, inserted)
-
-    def _served_at_once(self, hashes, own, num_last):
-        """Note the session of a request that made its calls without `begin`."""
-        self.skeleton._served_at_once(hashes, own, num_last)
-
-    def _hinted(self, hints):
-        """Let the watch count a client's hints on a session."""
-        self.skeleton._hinted(hints)
-
-    def _lookup_told(self, hashes, hints, now):
-        """Count the leading ready blocks of a request that began with these; see the twin."""
-        cdef object skeleton = self.skeleton
-        skeleton._tell(hints, now)
-        try:
-            return self.lookup(hashes)
-        finally:
-            skeleton._tell(None, None)
-
-    def _store_last(self, hashes):
-        """Store blocks of a session that ends; see the Python twin."""
-        if type(self).prepare_store is ManagerCore.prepare_store:
-            return self.skeleton._store_last(hashes)
-        return self.prepare_store(hashes)
-
     def touch(self, hashes):
         if self.steps is None:
-            return self.skeleton.touch(hashes)
+            return self._skeleton.touch(hashes)
         return self.steps.touch(hashes)
 
     def release(self, hashes):
         if self.steps is None:
-            return self.skeleton.release(hashes)
+            return self._skeleton.release(hashes)
         return self.steps.release_blocks(hashes)
 
     def prepare_load(self, hashes):
         if self.steps is None:
-            return self.skeleton.prepare_load(hashes)
+            return self._skeleton.prepare_load(hashes)
         return self.steps.prepare_load(hashes)
 
     def complete_load(self, hashes):
         if self.steps is None:
-            return self.skeleton.complete_load(hashes)
+            return self._skeleton.complete_load(hashes)
         return self.steps.complete_load(hashes)
 
     def prepare_store(self, hashes):
         if self.steps is None:
-            return self.skeleton.prepare_store(hashes)
+            return self._skeleton.prepare_store(hashes)
         return self.steps.prepare_store(hashes)
 
     def complete_store(self, hashes, success=True):
         if self.steps is None:
-            return self.skeleton.complete_store(hashes, success)
+            return self._skeleton.complete_store(hashes, success)
         return self.steps.complete_store(hashes, success)
 
     def take_events(self):
-        return self.skeleton.take_events()
+        return self._skeleton.take_events()
 
     # -- what can be seen --------------------------------------------------------------------
 
     def __len__(self):
         """Return the number of resident blocks."""
-        return len(self.skeleton)
+        return len(self._skeleton)
 
     def __contains__(self, block_hash):
         """Return whether a block is resident."""
-        return block_hash in self.skeleton
-
-    @property
-    def _backend_object(self):
-        return self.skeleton._backend_object
-
-    @property
-    def _resets(self):
-        return self.skeleton._resets
-
-    @property
-    def _skeleton(self):
-        return self.skeleton
+        return block_hash in self._skeleton
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        return self.skeleton._check()
+        return self._skeleton._check()
 
 
 cdef object NOT_INITIALISED = PythonManager()  # its methods raise
 
 
-class Manager(ManagerCore, ManagerViews, OffloadingManager[Spec_co]):
+class Manager(ManagerCore, ManagerViews[Spec_co]):
     """The base of all compiled managers, for any policy and backend."""
 
     __slots__ = ()
+
+
+Manager._base = Manager
 
 
 take_contract(ManagerCore)
