@@ -1,9 +1,10 @@
 """The manager skeleton, compiled: the lifecycle of a block, over C structures.
 
 Structure
-    `CompiledSteps` implement the calls of a block's life cycle for built-in policies and backends:
-    a compiled policy holds the nodes, a compiled pool the slots, and both are used at C level. Over
-    a user's own parts, a manager forwards its calls to the Python twin, ``_manager_py``.
+    `CompiledSteps` have the state and the steps of a block's life cycle for built-in policies and
+    backends: a compiled policy holds the nodes, a compiled pool the slots, and both are used at C
+    level. `ManagerCore` makes its calls of these steps, and so does `CompiledRequest`. Over a
+    user's own parts, a manager forwards its calls to the Python twin, ``_manager_py``.
 Invariants
     As in the Python twin, and those of ``_lifecycle_c``. Between calls every known key is resident
     or a ghost. No Python code runs between the first read of the state and the last change: batches
@@ -96,7 +97,7 @@ from kvoffload.policies._steps_c cimport (
     settle,
     touch_as_stored,
 )
-from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, find_key, key_of
+from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
@@ -106,7 +107,6 @@ from kvoffload.errors import (
     block_not_pinned,
     block_not_ready,
     cannot_pickle,
-    describe,
     manager_initialised,
     ref_count_overflow,
     request_finished,
@@ -174,147 +174,39 @@ cdef class CompiledSteps:
 
     # -- the life of a block -----------------------------------------------------------------
 
-    cdef object lookup(self, object hashes):
-        cdef WatchCore watch = self._watch  # held while its Python code runs
-        if watch is not None:
-            watch.begin_lookup()
-        cdef object batch = hashes
-        cdef PyObject** items
-        cdef Table* table
-        cdef Py_ssize_t size, index = 0, end = 0
-        cdef Node* node
-        if type(hashes) is tuple:
-            items = tuple_items(<tuple>batch)
-        else:
-            if type(hashes) is not list:
-                batch = as_batch(hashes)
-            items = list_items(<list>batch)
-        size = len(batch)
-        table = self._policy.table
-        if not batch_ensure(&self.batch, size):
-            raise MemoryError()
-        batch_set(&self.batch, items, size)
-        while index < size:
-            if index == end:
-                end = min(index + (LOOKUP_STEP if index else FIRST_LOOKUP_STEP), size)
-                end = first_bad(items, index, end)
-                if index == end:
-                    raise batch_error(batch)
-                find_range(table, &self.batch, index, end)
-            node = resident(table, &self.batch, index)
-            if node == NULL or node.block.ref_cnt < 0:
-                break
-            index += 1
-        self.note_lookup(&self.batch, index)
-        return index
-
-    cdef object begin(self, object manager, object hashes, object hints, object now):
-        cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
-        cdef list batch
-        cdef int collecting
-        cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef str source = self.source_of(hints)
-        self.tick()
-        batch = hashes if type(hashes) is list else as_batch(hashes)
-        collecting = PyGC_Disable()
-        try:
-            copy = checked_copy(batch)
-        finally:
-            if collecting:
-                PyGC_Enable()
-        if copy is None:
-            raise batch_error(batch)
-        request.open(self, manager, copy)
-        request.hints = hints
-        request.now = now
-        request.ends = hint != NULL and hint.ends
-        # Consecutive requests often begin alike: try the nodes of the last one.
-        batch_ensure(&self.batch, request.batch.size)
-        hint_found(&request.batch, &self.batch)
-        find_changed(self._policy.table, &request.batch)
-        hint_found(&self.batch, &request.batch)
-        self.batch.size = self.batch.num_hints
-        if source is not None:
-            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
-        self._policy.begin_request(&request.batch, hint)
-        request.met = meet(self._policy.table, &request.batch, 0)
-        return request
-
-    cdef object touch(self, object hashes):
-        cdef list batch = self.find_batch(hashes)
-        self._policy.touch_batch(&self.batch)
-
-    cdef object release_blocks(self, object hashes):
-        cdef list batch = self.find_batch(hashes)
-        if not self._policy.ensure_release(self.batch.size):
-            raise MemoryError()
-        release_unshared(self._policy, &self.batch)
-        if self._watch is not None:
-            self._watch.c_released(self._policy.table, &self.batch)
-
-    cdef str source_of(self, object hints):
-        return None if hints is None or self._watch is None else str(hints.source)
-
-    cdef int finish_batch(
-        self,
-        Batch* batch,
-        object hints,
-        const Hint* hint,
-        str source,
-        Py_ssize_t met,
-        Py_ssize_t own,
-    ) except -1:
-        cdef CompiledPolicy policy = self._policy
-        cdef bint ends = hint != NULL and hint.ends
-        find_changed(policy.table, batch)
-        if ends and not policy.ensure_release(batch.size):
-            raise MemoryError()
-        if source is not None:
-            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
-        policy.finish_request(batch, hint)
-        leave(policy.table, batch, met, own)
-        if ends:
-            release_unshared(policy, batch)
-            if self._watch is not None:
-                self._watch.c_released(policy.table, batch)
-        elif self._watch is not None and hint != NULL and hint.expect_s > 0.0:
-            self._watch.c_finished(policy.table, batch, hints, hint.now)
-        return 0
-
     # For a request that calls the methods of a subclass, and an engine that begins none.
 
     def _use_first(self, hashes, hints, now):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef list batch = self.find_batch(hashes)
+        cdef list batch = find_batch(self, hashes)
         self._policy.begin_request(&self.batch, hint)
         return meet(self._policy.table, &self.batch, 0)
 
     def _use_more(self, hashes, Py_ssize_t start):
-        cdef list batch = self.find_batch(hashes)
+        cdef list batch = find_batch(self, hashes)
         cdef Batch added = batch_part(&self.batch, start, self.batch.size)
         self._policy.extend_request(&added)
         meet(self._policy.table, &self.batch, start)
 
     def _met(self, hashes, Py_ssize_t start):
-        cdef list batch = self.find_batch(hashes)
+        cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
     def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hints, hint, None, met, own)
+        cdef list batch = open_batch(self, hashes)
+        finish_batch(self, &self.batch, hints, hint, None, met, own)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, None, &said)
-        cdef list batch = self.find_batch(hashes)
+        cdef list batch = find_batch(self, hashes)
         self._policy.finish_request(&self.batch, hint)
 
     def _touch_inserted(self, hashes, inserted):
-        cdef list batch = self.open_batch(hashes)
+        cdef list batch = open_batch(self, hashes)
         cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
         find_changed(self._policy.table, &self.batch)
         touch_as_stored(
@@ -322,7 +214,7 @@ cdef class CompiledSteps:
         )
 
     def _served_at_once(self, hashes, own, Py_ssize_t num_last):
-        cdef list batch = self.open_batch(hashes)
+        cdef list batch = open_batch(self, hashes)
         cdef bytes flags = bytes([block_hash in own for block_hash in batch])
         cdef const uint8_t* is_own = <const uint8_t*>PyBytes_AS_STRING(flags)
         cdef Py_ssize_t known = len(batch)
@@ -334,7 +226,7 @@ cdef class CompiledSteps:
         serve_at_once(self._policy.table, &self.batch, known, num_last)
 
     def _unshared(self, hashes):
-        cdef list batch = self.find_batch(hashes)
+        cdef list batch = find_batch(self, hashes)
         cdef Py_ssize_t index
         return [
             batch[index]
@@ -344,40 +236,7 @@ cdef class CompiledSteps:
         ]
 
     def _store(self, hashes, *, bint is_last):
-        cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None, is_last)
-
-    cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
-        """Count a lookup, for the watch, too."""
-        self.counters.lookups += 1
-        self.counters.lookup_blocks += <uint64_t>batch.size
-        self.counters.hit_blocks += <uint64_t>num_hits
-        if self._watch is not None:
-            self._watch.c_looked_up(self._policy.table, batch, num_hits)
-
-    cdef object prepare_load(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.load(&self.batch, batch, 0)
-
-    cdef object load(self, Batch* batch, list keys, Py_ssize_t start):
-        """Pin the batch, whose keys are those of the list from `start` on; return the slots."""
-        cdef cnp.ndarray block_ids
-        cdef Py_ssize_t index
-        cdef object spec
-        cdef int collecting = PyGC_Disable()
-        try:
-            block_ids = new_ids(batch.size)
-            spec = new_spec(block_ids)
-            index = self.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
-        finally:
-            if collecting:
-                PyGC_Enable()
-        if index >= 0:
-            raise self.load_error(keys[start + index])
-        self.counters.loaded_blocks += <uint64_t>batch.size
-        if self._watch is not None:
-            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
-        return spec
+        return store_batch(self, hashes, is_last)
 
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
         cdef Table* table = self._policy.table
@@ -404,10 +263,6 @@ cdef class CompiledSteps:
         if node.block.ref_cnt < 0:
             return block_not_ready("prepare_load", block_hash)
         return ref_count_overflow("prepare_load", block_hash)
-
-    cdef object complete_load(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        self.release(&self.batch, batch, 0, NULL)
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1:
         cdef Table* table = self._policy.table
@@ -441,73 +296,6 @@ cdef class CompiledSteps:
         if unpin(&self.states, node) and node.flags & PARKED:
             self._policy.became_idle(node_id, node)
 
-    cdef object prepare_store(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None, False)
-
-    cdef object store(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    ):
-        """Store the missing blocks of the batch, whose keys are those of the list from `start` on.
-
-        The request, if there is one, notes the blocks that it stores.
-        """
-        cdef int collecting = PyGC_Disable()
-        try:
-            return self.store_now(batch, keys, start, request, is_last)
-        finally:
-            if collecting:
-                PyGC_Enable()
-
-    cdef object store_now(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    ):
-        cdef list storing = None
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
-        cdef Py_ssize_t num_admitted, index
-        cdef cnp.ndarray block_ids
-        cdef int64_t* block_id
-        cdef Node* node
-        if num_missing < 0:
-            raise MemoryError()
-        if num_missing == 0:
-            return new_output([], new_spec(new_ids(0)), [])
-        num_admitted = self.make_room(batch, num_missing, is_last)
-        if num_admitted < 0:
-            return None
-        try:
-            block_ids = new_ids(num_admitted)
-            to_store = chosen_keys(batch, num_admitted)
-            if request is not None:
-                storing = request.storing + to_store
-            evicted = self.packed_victims()
-            output = new_output(to_store, new_spec(block_ids), evicted)
-            if self._events is not None and evicted:
-                removed = list(evicted) if type(evicted) is list else evicted
-                self._events.append(new_event(removed, self._pool, True))
-        except BaseException:
-            policy.cancel()
-            forget(policy.table, batch, 0, num_missing)
-            raise
-        if self._watch is not None:
-            self._watch.c_offered(policy.table, batch, num_admitted, num_missing)
-        if request is not None and num_admitted:
-            request._note_own(start + <Py_ssize_t>batch.indexes[0])
-        self.evict_victims(self._watch)
-        block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
-        for index in range(num_admitted):
-            node = node_at(policy.table, batch.chosen[index])
-            begin_store(&self.states, policy, &self._pool.pool, node)
-            block_id[index] = node.block.block_id
-            policy.c_insert(batch.chosen[index], node)
-        self.note_stored(batch, num_admitted, num_missing)
-        if self._watch is not None:
-            self._watch.c_opened(STORE, block_id, num_admitted)
-        if request is not None:
-            request.storing = storing
-        return output
-
     cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) except -2:
         cdef CompiledPolicy policy = self._policy
         cdef int64_t num_free = pool_num_free(&self._pool.pool)
@@ -533,23 +321,6 @@ cdef class CompiledSteps:
             PyList_SET_ITEM(keys, index, key)
         return keys
 
-    cdef object packed_victims(self):
-        """Return the keys of the victims, in eviction order, packed if possible."""
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
-        cdef _PackedKeys packed
-        cdef Node* node
-        if size:
-            packed = new_keys(size)
-            for index in range(size):
-                node = node_at(policy.table, policy.victims.items[index].node_id)
-                if node.key_length == LONG_KEY:
-                    return self.victim_keys()
-                packed.keys[index].length = node.key_length
-                memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
-            return packed
-        return []
-
     cdef void evict_victims(self, WatchCore watch) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef uint64_t index, size = policy.victims.size
@@ -573,27 +344,6 @@ cdef class CompiledSteps:
         settle(self._policy, batch, num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
-
-    cdef object complete_store(self, object hashes, object success):
-        cdef bint succeeded = is_success(success)
-        cdef list batch = self.open_batch(hashes)
-        hint_chosen(&self.batch, &self.batch)
-        self.end_store(batch, succeeded)
-
-    cdef int end_store(self, list batch, bint succeeded) except -1:
-        """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
-        cdef CollectorOff held
-        cdef list stored
-        find_changed(self._policy.table, &self.batch)
-        if succeeded and self._events is not None:
-            held = CollectorOff()
-            stored = pending_keys(self._policy.table, &self.batch, batch)
-            if stored:
-                self._events.append(new_event(stored, self._pool, False))
-        if self._watch is not None:
-            self._watch.c_ended(self._policy.table, &self.batch, succeeded)
-        self.end_pending(succeeded, NULL)
-        return 0
 
     cdef void end_pending(self, bint succeeded, Ended* ended) noexcept:
         cdef CompiledPolicy policy = self._policy
@@ -655,6 +405,17 @@ cdef class CompiledSteps:
             self._watch.on_reset()
         return 0
 
+    cdef Node* resident_node(self, object block_hash) noexcept:
+        cdef uint32_t node_id
+        cdef Node* node
+        if type(block_hash) is not bytes or not block_hash:
+            return NULL
+        node_id = find_key(self._policy, <bytes>block_hash)
+        if node_id == NIL:
+            return NULL
+        node = node_at(self._policy.table, node_id)
+        return node if node.flags & RESIDENT else NULL
+
     # -- what can be seen --------------------------------------------------------------------
 
     def _stats(self):
@@ -712,39 +473,206 @@ cdef class CompiledSteps:
         if self._watch is not None:
             self._watch._check()
 
-    # -- what the steps share ----------------------------------------------------------------
 
-    cdef list open_batch(self, object hashes):
-        """Return the batch as a checked list, which the scratch arrays point into."""
-        cdef list batch
-        self.tick()
-        batch = checked_list(hashes, "hashes")
-        batch_open(&self.batch, batch)
-        return batch
+# -- the steps of the library's manager ---------------------------------------------------------
 
-    cdef list find_batch(self, object hashes):
-        """Open a batch, and find the nodes of its keys."""
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
-        return batch
 
-    cdef int tick(self) except -1:
-        """Let a watch read its clock, which may be a user's, before a call reads the state."""
-        cdef WatchCore watch = self._watch  # held while it runs
-        if watch is not None:
-            watch.tick()
-        return 0
+cdef list open_batch(CompiledSteps steps, object hashes):
+    """Return the batch as a checked list, which the scratch arrays point into."""
+    cdef list batch
+    tick(steps)
+    batch = checked_list(hashes, "hashes")
+    batch_open(&steps.batch, batch)
+    return batch
 
-    cdef Node* resident_node(self, object block_hash) noexcept:
-        cdef uint32_t node_id
-        cdef Node* node
-        if type(block_hash) is not bytes or not block_hash:
-            return NULL
-        node_id = find_key(self._policy, <bytes>block_hash)
-        if node_id == NIL:
-            return NULL
-        node = node_at(self._policy.table, node_id)
-        return node if node.flags & RESIDENT else NULL
+
+cdef list find_batch(CompiledSteps steps, object hashes):
+    """Open a batch, and find the nodes of its keys."""
+    cdef list batch = open_batch(steps, hashes)
+    find_changed(steps._policy.table, &steps.batch)
+    return batch
+
+
+cdef int tick(CompiledSteps steps) except -1:
+    """Let a watch read its clock, which may be a user's, before a call reads the state."""
+    cdef WatchCore watch = steps._watch  # held while it runs
+    if watch is not None:
+        watch.tick()
+    return 0
+
+
+cdef void note_lookup(CompiledSteps steps, Batch* batch, Py_ssize_t num_hits) noexcept:
+    """Count a lookup, for the watch, too."""
+    steps.counters.lookups += 1
+    steps.counters.lookup_blocks += <uint64_t>batch.size
+    steps.counters.hit_blocks += <uint64_t>num_hits
+    if steps._watch is not None:
+        steps._watch.c_looked_up(steps._policy.table, batch, num_hits)
+
+
+cdef void release_batch(CompiledSteps steps, Batch* batch) noexcept:
+    """Release the blocks that only one session uses; the policy has made room."""
+    release_unshared(steps._policy, batch)
+    if steps._watch is not None:
+        steps._watch.c_released(steps._policy.table, batch)
+
+
+cdef str source_of(CompiledSteps steps, object hints):
+    """Return the source of hints for the watch to count, None without one; may run Python code."""
+    return None if hints is None or steps._watch is None else str(hints.source)
+
+
+cdef int finish_batch(
+    CompiledSteps steps,
+    Batch* batch,
+    object hints,
+    const Hint* hint,
+    str source,
+    Py_ssize_t met,
+    Py_ssize_t own,
+) except -1:
+    """Use the batch for the last time; release it if the hint says that its session ends.
+
+    The watch counts the source, unless it is None. `hints` are those of the hint; `met` and `own`
+    are those of `Sessions.leave`.
+    """
+    cdef CompiledPolicy policy = steps._policy
+    cdef bint ends = hint != NULL and hint.ends
+    find_changed(policy.table, batch)
+    if ends and not policy.ensure_release(batch.size):
+        raise MemoryError()
+    if source is not None:
+        steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
+    policy.finish_request(batch, hint)
+    leave(policy.table, batch, met, own)
+    if ends:
+        release_batch(steps, batch)
+    elif steps._watch is not None and hint != NULL and hint.expect_s > 0.0:
+        steps._watch.c_finished(policy.table, batch, hints, hint.now)
+    return 0
+
+
+cdef object load(CompiledSteps steps, Batch* batch):
+    """Pin the batch and return the slots."""
+    cdef cnp.ndarray block_ids
+    cdef Py_ssize_t index
+    cdef object spec
+    cdef int collecting = PyGC_Disable()
+    try:
+        block_ids = new_ids(batch.size)
+        spec = new_spec(block_ids)
+        index = steps.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
+    finally:
+        if collecting:
+            PyGC_Enable()
+    if index >= 0:
+        raise steps.load_error(<object>batch.items[index])
+    steps.counters.loaded_blocks += <uint64_t>batch.size
+    if steps._watch is not None:
+        steps._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
+    return spec
+
+
+cdef object store_batch(CompiledSteps steps, object hashes, bint is_last):
+    """Store the missing blocks of a batch."""
+    cdef list batch = open_batch(steps, hashes)
+    return store(steps, &steps.batch, 0, None, is_last)
+
+
+cdef object store(
+    CompiledSteps steps, Batch* batch, Py_ssize_t start, CompiledRequest request, bint is_last
+):
+    """Store the missing blocks of the batch, which the request, if there is one, has at `start`."""
+    cdef int collecting = PyGC_Disable()
+    try:
+        return store_now(steps, batch, start, request, is_last)
+    finally:
+        if collecting:
+            PyGC_Enable()
+
+
+cdef object store_now(
+    CompiledSteps steps, Batch* batch, Py_ssize_t start, CompiledRequest request, bint is_last
+):
+    cdef list storing = None
+    cdef CompiledPolicy policy = steps._policy
+    cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
+    cdef Py_ssize_t num_admitted, index
+    cdef cnp.ndarray block_ids
+    cdef int64_t* block_id
+    cdef Node* node
+    if num_missing < 0:
+        raise MemoryError()
+    if num_missing == 0:
+        return new_output([], new_spec(new_ids(0)), [])
+    num_admitted = steps.make_room(batch, num_missing, is_last)
+    if num_admitted < 0:
+        return None
+    try:
+        block_ids = new_ids(num_admitted)
+        to_store = chosen_keys(batch, num_admitted)
+        if request is not None:
+            storing = request.storing + to_store
+        evicted = packed_victims(steps)
+        output = new_output(to_store, new_spec(block_ids), evicted)
+        if steps._events is not None and evicted:
+            removed = list(evicted) if type(evicted) is list else evicted
+            steps._events.append(new_event(removed, steps._pool, True))
+    except BaseException:
+        policy.cancel()
+        forget(policy.table, batch, 0, num_missing)
+        raise
+    if steps._watch is not None:
+        steps._watch.c_offered(policy.table, batch, num_admitted, num_missing)
+    if request is not None and num_admitted:
+        request._note_own(start + <Py_ssize_t>batch.indexes[0])
+    steps.evict_victims(steps._watch)
+    block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
+    for index in range(num_admitted):
+        node = node_at(policy.table, batch.chosen[index])
+        begin_store(&steps.states, policy, &steps._pool.pool, node)
+        block_id[index] = node.block.block_id
+        policy.c_insert(batch.chosen[index], node)
+    steps.note_stored(batch, num_admitted, num_missing)
+    if steps._watch is not None:
+        steps._watch.c_opened(STORE, block_id, num_admitted)
+    if request is not None:
+        request.storing = storing
+    return output
+
+
+cdef object packed_victims(CompiledSteps steps):
+    """Return the keys of the victims, in eviction order, packed if possible."""
+    cdef CompiledPolicy policy = steps._policy
+    cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
+    cdef _PackedKeys packed
+    cdef Node* node
+    if size:
+        packed = new_keys(size)
+        for index in range(size):
+            node = node_at(policy.table, policy.victims.items[index].node_id)
+            if node.key_length == LONG_KEY:
+                return steps.victim_keys()
+            packed.keys[index].length = node.key_length
+            memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
+        return packed
+    return []
+
+
+cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
+    """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
+    cdef CollectorOff held
+    cdef list stored
+    find_changed(steps._policy.table, &steps.batch)
+    if succeeded and steps._events is not None:
+        held = CollectorOff()
+        stored = pending_keys(steps._policy.table, &steps.batch, batch)
+        if stored:
+            steps._events.append(new_event(stored, steps._pool, False))
+    if steps._watch is not None:
+        steps._watch.c_ended(steps._policy.table, &steps.batch, succeeded)
+    steps.end_pending(succeeded, NULL)
+    return 0
 
 
 # Without tp_clear, since its methods need the objects they refer to. Cycles are broken at the dict
@@ -766,73 +694,33 @@ cdef class CompiledRequest:
     def __reduce__(self):
         raise cannot_pickle(self)
 
-    cdef int open(self, CompiledSteps steps, object manager, list keys) except -1:
-        """Open the request with its keys, a list that it owns."""
-        if not batch_fit(&self.batch, len(keys)):
-            raise MemoryError()
-        self.steps = steps
-        self.manager = manager
-        self.keys = keys
-        self.storing = []
-        self.own = -1
-        self.resets = steps._resets
-        batch_set(&self.batch, list_items(keys), len(keys))
-        return 0
-
-    cdef int require_open(self, str call) except -1:
-        """Raise RequestFinishedError if the request has finished."""
-        if self.is_finished:
-            raise request_finished(call)
-        return 0
-
-    cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1:
-        """Return the first index of a part, and set `end`; this may run Python code."""
-        cdef Py_ssize_t size = self.batch.size, first = -1
-        if type(start) is int and (stop is None or type(stop) is int):
-            try:
-                first = start
-                end[0] = size if stop is None else stop
-            except OverflowError:
-                first = -1
-        if not 0 <= first <= end[0] <= size:
-            first, last = check_part(start, stop, size)
-            end[0] = last
-        return first
-
-    cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept:
-        """Return the batch of a part: `part`, or that of the request if the part is the whole."""
-        if start == 0 and stop == self.batch.size:
-            return &self.batch
-        part[0] = batch_part(&self.batch, start, stop)
-        return part
-
     def lookup(self, start=0):
         cdef CompiledSteps steps = self.steps
         cdef WatchCore watch = steps._watch  # held while its Python code runs
         cdef Py_ssize_t first = 0, end, num_hits
         cdef Batch part
         cdef Batch* asked
-        self.require_open("lookup")
+        require_open(self, "lookup")
         if watch is not None:
             watch.begin_lookup()
-        first = self.bounds(start, None, &end)
+        first = bounds(self, start, None, &end)
         if watch is not None and (self.hints is not None or self.now is not None):
             watch.hear(self.hints, NAN if self.now is None else self.now)
-        asked = self.part(first, self.batch.size, &part)
+        asked = part_of(self, first, self.batch.size, &part)
         find_changed(steps._policy.table, asked)
         num_hits = num_ready(steps._policy.table, asked)
-        steps.note_lookup(asked, num_hits)
+        note_lookup(steps, asked, num_hits)
         return num_hits
 
     def prepare_load(self, start, stop):
         cdef Py_ssize_t first, end
         cdef Batch part
-        self.require_open("prepare_load")
-        self.steps.tick()
-        first = self.bounds(start, stop, &end)
-        self.note_resets()
-        loading = self.open_loads() if self.load_stop else self.loading
-        spec = self.steps.load(self.part(first, end, &part), self.keys, first)
+        require_open(self, "prepare_load")
+        tick(self.steps)
+        first = bounds(self, start, stop, &end)
+        note_resets(self)
+        loading = open_loads(self) if self.load_stop else self.loading
+        spec = load(self.steps, part_of(self, first, end, &part))
         if first < end:
             self.loading = loading
             self.load_start, self.load_stop = first, end
@@ -840,9 +728,9 @@ cdef class CompiledRequest:
 
     def _note_loaded(self, Py_ssize_t start, Py_ssize_t stop):
         """Note that a part was pinned for the request since the last reset."""
-        self.note_resets()
+        note_resets(self)
         if start < stop:
-            self.loading = self.open_loads() if self.load_stop else self.loading
+            self.loading = open_loads(self) if self.load_stop else self.loading
             self.load_start, self.load_stop = start, stop
 
     def complete_load(self, start, stop):
@@ -850,47 +738,34 @@ cdef class CompiledRequest:
         cdef Py_ssize_t first, end
         cdef Batch part
         cdef list outdated, loading, keys, before, before_reset
-        steps.tick()
-        first = self.bounds(start, stop, &end)
-        self.note_resets()
+        tick(steps)
+        first = bounds(self, start, stop, &end)
+        note_resets(self)
         if self.outdated is None and first == self.load_start and end == self.load_stop:
-            steps.release(self.part(first, end, &part), self.keys, first, NULL)
+            steps.release(part_of(self, first, end, &part), self.keys, first, NULL)
             self.load_stop = 0
             return
         while True:
-            before, before_reset = self.open_loads(), self.outdated
-            loading, outdated, keys = self.without_part(before, before_reset, first, end)
+            before, before_reset = open_loads(self), self.outdated
+            loading, outdated, keys = without_part(self, before, before_reset, first, end)
             # Python code has run, and maybe another thread's call of this request.
-            if before == self.open_loads() and before_reset is self.outdated:
+            if before == open_loads(self) and before_reset is self.outdated:
                 break
-            self.note_resets()
+            note_resets(self)
         batch_open(&steps.batch, keys)
         steps.release(&steps.batch, keys, 0, NULL)
         self.loading, self.outdated, self.load_stop = loading or None, outdated, 0
-
-    cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end):
-        """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
-        outdated, parts = take_part(outdated or [], first, end)
-        for begin, until in parts:
-            loading = take_part(loading, begin, until)[0]
-        keys = [key for begin, until in parts for key in self.keys[begin:until]]
-        return loading, outdated or None, keys
-
-    cdef list open_loads(self):
-        """Return all parts that it has pinned since the last reset."""
-        cdef list loading = self.loading or []
-        return loading + [(self.load_start, self.load_stop)] if self.load_stop else loading
 
     def prepare_store(self, start=0, stop=None):
         cdef Py_ssize_t first, end
         cdef Batch part
         cdef Batch* stored
-        self.require_open("prepare_store")
-        self.steps.tick()
-        first = self.bounds(start, stop, &end)
-        stored = self.part(first, end, &part)
-        self.note_resets()
-        output = self.steps.store(stored, self.keys, first, self, self.ends)
+        require_open(self, "prepare_store")
+        tick(self.steps)
+        first = bounds(self, start, stop, &end)
+        stored = part_of(self, first, end, &part)
+        note_resets(self)
+        output = store(self.steps, stored, first, self, self.ends)
         self.batch.num_chosen = stored.num_chosen
         return output
 
@@ -898,12 +773,12 @@ cdef class CompiledRequest:
         cdef CompiledSteps steps = self.steps
         cdef bint succeeded = is_success(success)
         cdef list storing, none = []
-        steps.tick()
-        self.note_resets()
+        tick(steps)
+        note_resets(self)
         storing = self.storing
         batch_open(&steps.batch, storing)
         hint_chosen(&steps.batch, &self.batch)
-        steps.end_store(storing, succeeded)
+        end_stores(steps, storing, succeeded)
         self.storing = none
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
@@ -912,28 +787,14 @@ cdef class CompiledRequest:
             self.own = first
         return 0
 
-    cdef int note_resets(self) except -1:
-        """Forget the blocks that it was using if the manager was reset since its last call."""
-        cdef list loading, none
-        if self.resets != self.steps._resets:
-            loading, none = self.open_loads(), []
-            if loading:
-                self.outdated = (self.outdated or []) + loading
-            self.storing = none
-            self.loading = None
-            self.load_stop = 0
-            self.met, self.own = 0, -1
-            self.resets = self.steps._resets
-        return 0
-
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
         cdef list batch
         cdef Py_ssize_t size
         cdef bint is_known
-        self.require_open("extend")
-        batch = steps.open_batch(hashes)
-        self.require_open("extend")  # an iterator, or a clock, may have finished it
+        require_open(self, "extend")
+        batch = open_batch(steps, hashes)
+        require_open(self, "extend")  # an iterator, or a clock, may have finished it
         if not batch_fit(&self.batch, self.batch.size + len(batch)):
             raise MemoryError()
         self.keys += batch
@@ -957,14 +818,15 @@ cdef class CompiledRequest:
         said_last = self.hints if hints is None else hints
         hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
-            source = self.steps.source_of(hints)
+            source = source_of(self.steps, hints)
         if self.is_finished:
             return
-        self.steps.tick()
+        tick(self.steps)
         if self.is_finished:
             return
-        self.note_resets()
-        self.steps.finish_batch(
+        note_resets(self)
+        finish_batch(
+            self.steps,
             &self.batch,
             said_last,
             hint,
@@ -988,7 +850,7 @@ cdef class CompiledRequest:
 
     def __enter__(self):
         """Return the request."""
-        self.require_open("with")
+        require_open(self, "with")
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -1000,6 +862,117 @@ cdef class CompiledRequest:
         return request_summary(self)
 
 
+cdef CompiledRequest begin_request(
+    CompiledSteps steps, object manager, object hashes, object hints, object now
+):
+    """Begin a request: the first use of its blocks."""
+    cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
+    cdef list batch, keys
+    cdef int collecting
+    cdef Hint said
+    cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
+    cdef str source = source_of(steps, hints)
+    tick(steps)
+    batch = hashes if type(hashes) is list else as_batch(hashes)
+    collecting = PyGC_Disable()
+    try:
+        keys = checked_copy(batch)
+    finally:
+        if collecting:
+            PyGC_Enable()
+    if keys is None:
+        raise batch_error(batch)
+    if not batch_fit(&request.batch, len(keys)):
+        raise MemoryError()
+    batch_set(&request.batch, list_items(keys), len(keys))
+    request.steps = steps
+    request.manager = manager
+    request.keys = keys
+    request.storing = []
+    request.own = -1
+    request.resets = steps._resets
+    request.hints = hints
+    request.now = now
+    request.ends = hint != NULL and hint.ends
+    # Consecutive requests often begin alike: try the nodes of the last one.
+    batch_ensure(&steps.batch, request.batch.size)
+    hint_found(&request.batch, &steps.batch)
+    find_changed(steps._policy.table, &request.batch)
+    hint_found(&steps.batch, &request.batch)
+    steps.batch.size = steps.batch.num_hints
+    if source is not None:
+        steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
+    steps._policy.begin_request(&request.batch, hint)
+    request.met = meet(steps._policy.table, &request.batch, 0)
+    return request
+
+
+cdef int require_open(CompiledRequest request, str call) except -1:
+    """Raise RequestFinishedError if the request has finished."""
+    if request.is_finished:
+        raise request_finished(call)
+    return 0
+
+
+cdef Py_ssize_t bounds(
+    CompiledRequest request, object start, object stop, Py_ssize_t* end
+) except -1:
+    """Return the first index of a part, and set `end`; this may run Python code."""
+    cdef Py_ssize_t size = request.batch.size, first = -1
+    if type(start) is int and (stop is None or type(stop) is int):
+        try:
+            first = start
+            end[0] = size if stop is None else stop
+        except OverflowError:
+            first = -1
+    if not 0 <= first <= end[0] <= size:
+        first, last = check_part(start, stop, size)
+        end[0] = last
+    return first
+
+
+cdef Batch* part_of(
+    CompiledRequest request, Py_ssize_t start, Py_ssize_t stop, Batch* part
+) noexcept:
+    """Return the batch of a part: `part`, or that of the request if the part is the whole."""
+    if start == 0 and stop == request.batch.size:
+        return &request.batch
+    part[0] = batch_part(&request.batch, start, stop)
+    return part
+
+
+cdef int note_resets(CompiledRequest request) except -1:
+    """Forget the blocks that it was using if the manager was reset since its last call."""
+    cdef list loading, none
+    if request.resets != request.steps._resets:
+        loading, none = open_loads(request), []
+        if loading:
+            request.outdated = (request.outdated or []) + loading
+        request.storing = none
+        request.loading = None
+        request.load_stop = 0
+        request.met, request.own = 0, -1
+        request.resets = request.steps._resets
+    return 0
+
+
+cdef list open_loads(CompiledRequest request):
+    """Return all parts that it has pinned since the last reset."""
+    cdef list loading = request.loading or []
+    return loading + [(request.load_start, request.load_stop)] if request.load_stop else loading
+
+
+cdef tuple without_part(
+    CompiledRequest request, list loading, list outdated, Py_ssize_t first, Py_ssize_t end
+):
+    """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
+    outdated, parts = take_part(outdated or [], first, end)
+    for begin, until in parts:
+        loading = take_part(loading, begin, until)[0]
+    keys = [key for begin, until in parts for key in request.keys[begin:until]]
+    return loading, outdated or None, keys
+
+
 cdef bint is_success(object success) except -1:
     """Return whether `success` is True; TypeError if it is neither True nor False."""
     return success is True or (success is not False and check_bool("success", success))
@@ -1008,7 +981,7 @@ cdef bint is_success(object success) except -1:
 # Without tp_clear: objects cleared with it may still call it.
 @cython.no_gc_clear
 cdef class ManagerCore:
-    """A front that forwards a block's life cycle by C calls and the rest to the skeleton."""
+    """The calls of a block's life cycle, over the steps or else the skeleton."""
 
     cdef CompiledSteps steps        # None over parts of a user
     cdef readonly object _skeleton  # the steps, or the Python manager over the parts of a user
@@ -1055,9 +1028,42 @@ cdef class ManagerCore:
     # -- the life of a block -----------------------------------------------------------------
 
     def lookup(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef WatchCore watch
+        cdef object batch = hashes
+        cdef PyObject** items
+        cdef Table* table
+        cdef Py_ssize_t size, index = 0, end = 0
+        cdef Node* node
+        if steps is None:
             return self._skeleton.lookup(hashes)
-        return self.steps.lookup(hashes)
+        watch = steps._watch  # held while its Python code runs
+        if watch is not None:
+            watch.begin_lookup()
+        if type(hashes) is tuple:
+            items = tuple_items(<tuple>batch)
+        else:
+            if type(hashes) is not list:
+                batch = as_batch(hashes)
+            items = list_items(<list>batch)
+        size = len(batch)
+        table = steps._policy.table
+        if not batch_ensure(&steps.batch, size):
+            raise MemoryError()
+        batch_set(&steps.batch, items, size)
+        while index < size:
+            if index == end:
+                end = min(index + (LOOKUP_STEP if index else FIRST_LOOKUP_STEP), size)
+                end = first_bad(items, index, end)
+                if index == end:
+                    raise batch_error(batch)
+                find_range(table, &steps.batch, index, end)
+            node = resident(table, &steps.batch, index)
+            if node == NULL or node.block.ref_cnt < 0:
+                break
+            index += 1
+        note_lookup(steps, &steps.batch, index)
+        return index
 
     def begin(self, hashes, *, hints=None, now=None):
         if now is not None:
@@ -1066,37 +1072,57 @@ cdef class ManagerCore:
             check_hints(hints)
         if self.calls_own or self.steps is None:
             return CallingRequest(self, as_batch(hashes), hints, now)
-        return self.steps.begin(self, hashes, hints, now)
+        return begin_request(self.steps, self, hashes, hints, now)
 
     def touch(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
             return self._skeleton.touch(hashes)
-        return self.steps.touch(hashes)
+        batch = find_batch(steps, hashes)
+        steps._policy.touch_batch(&steps.batch)
 
     def release(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
             return self._skeleton.release(hashes)
-        return self.steps.release_blocks(hashes)
+        batch = find_batch(steps, hashes)
+        if not steps._policy.ensure_release(steps.batch.size):
+            raise MemoryError()
+        release_batch(steps, &steps.batch)
 
     def prepare_load(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
             return self._skeleton.prepare_load(hashes)
-        return self.steps.prepare_load(hashes)
+        batch = open_batch(steps, hashes)
+        return load(steps, &steps.batch)
 
     def complete_load(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
             return self._skeleton.complete_load(hashes)
-        return self.steps.complete_load(hashes)
+        batch = open_batch(steps, hashes)
+        steps.release(&steps.batch, batch, 0, NULL)
 
     def prepare_store(self, hashes):
         if self.steps is None:
             return self._skeleton.prepare_store(hashes)
-        return self.steps.prepare_store(hashes)
+        return store_batch(self.steps, hashes, False)
 
     def complete_store(self, hashes, success=True):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        cdef bint succeeded
+        if steps is None:
             return self._skeleton.complete_store(hashes, success)
-        return self.steps.complete_store(hashes, success)
+        succeeded = is_success(success)
+        batch = open_batch(steps, hashes)
+        hint_chosen(&steps.batch, &steps.batch)
+        end_stores(steps, batch, succeeded)
 
     def take_events(self):
         return self._skeleton.take_events()
