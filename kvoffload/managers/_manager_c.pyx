@@ -50,6 +50,7 @@ from kvoffload._core.table cimport (
     SAMPLED,
     Node,
     Table,
+    drop_key,
     hash_node,
     node_at,
     own_id,
@@ -60,9 +61,6 @@ from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
     chosen_keys,
-    count_states,
-    end_store,
-    park_pinned,
     pending_keys,
     pin,
     unpin,
@@ -88,6 +86,7 @@ from kvoffload.policies._steps_c cimport (
     find_room,
     forget,
     leave,
+    make_ready,
     meet,
     num_known,
     num_ready,
@@ -253,7 +252,9 @@ cdef class CompiledSteps:
             pin(&self.states, node)
             if block_ids != NULL:
                 block_ids[index] = own_id(table, batch.node_ids[index], node)
-        park_pinned(&self.states, self._policy, <uint64_t>batch.size)
+        # A search would meet all pinned nodes: park them during the load if they are that many.
+        if self.states.num_pinned > self._policy.num_resident // 4:
+            self._policy.c_park(2 * <uint64_t>batch.size)
         return -1
 
     cdef object load_error(self, bytes block_hash):
@@ -360,8 +361,15 @@ cdef class CompiledSteps:
             node_id = self.batch.node_ids[index]
             one = node.block.block_id
             sum += <uint32_t>one
-            end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
-            self.counters.failed_blocks += not succeeded
+            self.states.num_pending -= 1
+            if succeeded:
+                make_ready(policy, node_id, node)
+                continue
+            self.counters.failed_blocks += 1
+            pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
+            policy.c_removed(node_id, node)
+            policy.take_off(node_id, node)
+            drop_key(policy.table, node_id, node)
         if ended != NULL:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
@@ -448,7 +456,7 @@ cdef class CompiledSteps:
         return policy.block_table
 
     def _check(self):
-        cdef BlockStates counted
+        cdef BlockStates counted = BlockStates(0, 0)
         cdef uint32_t node_id
         cdef Node* node
         self._policy._check()
@@ -458,13 +466,14 @@ cdef class CompiledSteps:
             node = node_at(self._policy.table, node_id)
             if node.flags & RESIDENT:
                 block_ids.add(node.block.block_id)
+                counted.num_pending += node.block.ref_cnt < 0
+                counted.num_pinned += node.block.ref_cnt > 0
             if self._watch is not None and node.key_length and bool(node.flags & SAMPLED) != (
                 self._watch.samples(hash_node(self._policy.table, node))
             ):
                 raise AssertionError("the flag says which keys are sampled")
         if <uint64_t>len(block_ids) != self._policy.num_resident:
             raise AssertionError("every resident block owns a slot of its own")
-        counted = count_states(self._policy.table)
         if (
             counted.num_pending != self.states.num_pending
             or counted.num_pinned != self.states.num_pinned

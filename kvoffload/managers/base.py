@@ -519,7 +519,6 @@ class CallingRequest(Request[Spec_co]):
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
         start, stop = self._bounds(start, stop)
-        self._note_resets()
         spec = self._manager.prepare_load(self._hashes[start:stop])
         self._note_loaded(start, stop)
         return spec
