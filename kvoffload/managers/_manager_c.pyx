@@ -18,7 +18,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -153,10 +153,6 @@ CALLS = (
 cdef class CompiledSteps:
     """The steps over C structures, and their introspection."""
 
-    def __cinit__(self):
-        memset(&self.batch, 0, sizeof(Batch))
-        memset(&self.counters, 0, sizeof(Counters))
-
     def __dealloc__(self):
         if self._policy is not None:
             self._policy.leave_manager(<void*>self)
@@ -208,9 +204,7 @@ cdef class CompiledSteps:
         cdef list batch = open_batch(self, hashes)
         cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
         find_changed(self._policy.table, &self.batch)
-        touch_as_stored(
-            self._policy, &self.batch, <const uint8_t*>PyBytes_AS_STRING(flags)
-        )
+        touch_as_stored(self._policy, &self.batch, <const uint8_t*>PyBytes_AS_STRING(flags))
 
     def _served_at_once(self, hashes, own, Py_ssize_t num_last):
         cdef list batch = open_batch(self, hashes)
@@ -691,9 +685,6 @@ cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
 cdef class CompiledRequest:
     """A request that knows the nodes of its blocks."""
 
-    def __cinit__(self):
-        memset(&self.batch, 0, sizeof(Batch))
-
     def __dealloc__(self):
         batch_close(&self.batch)
 
@@ -802,12 +793,11 @@ cdef class CompiledRequest:
         cdef Py_ssize_t size
         cdef bint is_known
         require_open(self, "extend")
-        batch = open_batch(steps, hashes)
+        batch = find_batch(steps, hashes)
         require_open(self, "extend")  # an iterator, or a clock, may have finished it
         if not batch_fit(&self.batch, self.batch.size + len(batch)):
             raise MemoryError()
         self.keys += batch
-        find_changed(steps._policy.table, &steps.batch)
         steps._policy.extend_request(&steps.batch)
         size = self.batch.size
         is_known = num_known(steps._policy.table, &steps.batch, 0) > 0
@@ -819,6 +809,7 @@ cdef class CompiledRequest:
     def finish(self, *, hints=None, now=None):
         cdef Hint said
         cdef const Hint* hint
+        cdef Py_ssize_t own
         cdef str source = None
         if now is not None:
             check_now(now)
@@ -834,15 +825,8 @@ cdef class CompiledRequest:
         if self.is_finished:
             return
         note_resets(self)
-        finish_batch(
-            self.steps,
-            &self.batch,
-            said_last,
-            hint,
-            source,
-            self.met,
-            self.met if self.own < 0 else self.own,
-        )
+        own = self.met if self.own < 0 else self.own
+        finish_batch(self.steps, &self.batch, said_last, hint, source, self.met, own)
         self.is_finished = True
 
     @property
