@@ -167,9 +167,7 @@ cdef class CompiledSteps:
         self._events = events
         self._watch = watch
 
-    # -- the life of a block -----------------------------------------------------------------
-
-    # For a request that calls the methods of a subclass, and an engine that begins none.
+    # -- for requests that call a subclass's methods, and engines that begin none ------------
 
     def _use_first(self, hashes, hints, now):
         cdef Hint said
@@ -230,6 +228,8 @@ cdef class CompiledSteps:
 
     def _store(self, hashes, *, bint is_last):
         return store_batch(self, hashes, is_last)
+
+    # -- the life of a block -----------------------------------------------------------------
 
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
         cdef Table* table = self._policy.table
