@@ -38,7 +38,7 @@ from kvoffload._core.batch cimport (
     hint_found,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport checked_copy, first_bad, list_items, tuple_items
+from kvoffload._core.items cimport check_items, first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
@@ -861,20 +861,14 @@ cdef CompiledRequest begin_request(
     """Begin a request: the first use of its blocks."""
     cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
     cdef list batch, keys
-    cdef int collecting
     cdef Hint said
     cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
     cdef str source = source_of(steps, hints)
     tick(steps)
     batch = hashes if type(hashes) is list else as_batch(hashes)
-    collecting = PyGC_Disable()
-    try:
-        keys = checked_copy(batch)
-    finally:
-        if collecting:
-            PyGC_Enable()
-    if keys is None:
-        raise batch_error(batch)
+    keys = list(batch)  # first, since others may change the batch
+    if not check_items(keys):
+        raise batch_error(keys)
     if not batch_fit(&request.batch, len(keys)):
         raise MemoryError()
     batch_set(&request.batch, list_items(keys), len(keys))
