@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 GIVEN_ANEW = {
     *("__dict__", "__weakref__", "__orig_bases__", "__parameters__"),
@@ -17,6 +17,8 @@ def rebuild(public: type, skeleton: Any) -> Any:
         return public
     body = {name: value for name, value in vars(public).items() if name not in GIVEN_ANEW}
     (over,) = public.__orig_bases__  # type: ignore[attr-defined]
+    base = get_origin(over)
+    base = skeleton if base.__name__ == skeleton.__name__ else rebuild(base, skeleton)
     return types.new_class(
-        public.__name__, (skeleton[get_args(over)],), exec_body=lambda space: space.update(body)
+        public.__name__, (base[get_args(over)],), exec_body=lambda space: space.update(body)
     )

@@ -1,8 +1,6 @@
 """Elements of a caller's list or tuple."""
 
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF
 
 from kvoffload._core.table cimport kvo_prefetch
 
@@ -40,19 +38,3 @@ cdef inline Py_ssize_t first_bad(PyObject** items, Py_ssize_t start, Py_ssize_t 
 cdef inline bint check_items(list batch) noexcept:
     """Return whether all elements are exactly ``bytes`` and not empty."""
     return first_bad(list_items(batch), 0, len(batch)) == len(batch)
-
-
-cdef inline list checked_copy(list batch):
-    """Return a copy of a list of elements that are exactly ``bytes`` and not empty, else None.
-
-    The caller has turned the collector off, so that no other code changes the list meanwhile.
-    """
-    cdef Py_ssize_t size = len(batch), index
-    cdef PyObject** items = list_items(batch)
-    cdef list copy = PyList_New(size)
-    for index in range(size):
-        if first_bad(items, index, index + 1) == index:
-            return None
-        Py_INCREF(<object>items[index])
-        PyList_SET_ITEM(copy, index, <object>items[index])
-    return copy

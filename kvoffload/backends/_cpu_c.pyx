@@ -19,6 +19,7 @@ from kvoffload._core.pool cimport (
 import numpy as np
 
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
+from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
 from kvoffload.backends.base import Backend
 from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
 from kvoffload.types import BlockStatus, CPULoadStoreSpec
@@ -29,9 +30,6 @@ cdef size_t bit_bytes(int64_t num_blocks) noexcept:
 
 
 cdef class PoolCore:
-    def __cinit__(self):
-        self.lent = NULL
-
     def __dealloc__(self):
         self.close()
 
@@ -43,11 +41,9 @@ cdef class PoolCore:
         cdef int64_t count = check_num_blocks(num_blocks)
         self._require_unused()  # again: another thread may have run since the constructor's check
         self.close()
-        if not pool_open(&self.pool, count):
-            raise MemoryError(f"no room for a pool of {count} blocks")
         self.lent = <uint8_t*>reserve(bit_bytes(count))
-        if self.lent == NULL:
-            pool_close(&self.pool)
+        if self.lent == NULL or not pool_open(&self.pool, count):
+            release(self.lent, bit_bytes(count))
             raise MemoryError(f"no room for a pool of {count} blocks")
         self.opened = True
 
@@ -135,18 +131,7 @@ cdef class PoolCore:
 
 
 class CPUBackend(PoolCore, Backend):
-    """A host memory pool of fixed size, whose slots are allocated by index.
-
-    Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last
-    freed first.
-
-    Parameters
-    ----------
-    block_size : int
-        Tokens per block, >= 1.
-    num_blocks : int
-        Number of slots, ``0 ... 2**31 - 1``.
-    """
+    __doc__ = PythonCPUBackend.__doc__
 
     def __init__(self, block_size, num_blocks):
         block_size = check_block_size(block_size)

@@ -180,13 +180,7 @@ def _slots_of(statuses: Iterable[BlockStatus]) -> list[int]:
     return [vars(status)[_SLOT] for status in statuses]
 
 
-def slot_of(status: BlockStatus) -> int:
-    """Return the slot that a pool allocated with a status, for its manager."""
-    slot: int = vars(status)[_SLOT]
-    return slot
-
-
 def keep_slot(live: BlockStatus, given: BlockStatus) -> None:
     """Copy the slot of a pool's status to the status that a user's policy derived from it."""
     if _SLOT in vars(given):
-        vars(live)[_SLOT] = slot_of(given)
+        vars(live)[_SLOT] = vars(given)[_SLOT]

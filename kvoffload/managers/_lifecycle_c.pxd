@@ -14,17 +14,9 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.pool cimport Pool, pool_give, pool_take
-from kvoffload._core.table cimport (
-    RESIDENT,
-    Node,
-    Table,
-    drop_key,
-    node_at,
-    own_id,
-    table_new_epoch,
-)
-from kvoffload.policies._steps_c cimport begin_block, make_ready, resident
+from kvoffload._core.pool cimport Pool, pool_take
+from kvoffload._core.table cimport Node, Table, table_new_epoch
+from kvoffload.policies._steps_c cimport begin_block, resident
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef struct BlockStates:
@@ -59,14 +51,6 @@ cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
     return True
 
 
-cdef inline void park_pinned(
-    const BlockStates* states, CompiledPolicy policy, uint64_t num_loaded
-) noexcept:
-    """Park pinned nodes during the load if so many are pinned that a search would meet them all."""
-    if states.num_pinned > policy.num_resident // 4:
-        policy.c_park(2 * num_loaded)
-
-
 # -- stores ------------------------------------------------------------------------------------
 
 
@@ -89,21 +73,6 @@ cdef inline list chosen_keys(const Batch* batch, Py_ssize_t num_admitted):
     return chosen
 
 
-cdef inline void end_store(
-    BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t node_id, bint stored
-) noexcept:
-    """Make a pending block idle, or drop it."""
-    cdef Node* node = node_at(policy.table, node_id)
-    states.num_pending -= 1
-    if stored:
-        make_ready(policy, node_id, node)
-        return
-    pool_give(pool, own_id(policy.table, node_id, node))
-    policy.c_removed(node_id, node)
-    policy.take_off(node_id, node)
-    drop_key(policy.table, node_id, node)
-
-
 cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
     """Return the keys of the batch whose blocks are pending, once each."""
     cdef list pending = []
@@ -116,19 +85,3 @@ cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
             node.block.mark = table.epoch
             pending.append(keys[index])
     return pending
-
-
-# -- what holds --------------------------------------------------------------------------------
-
-
-cdef inline BlockStates count_states(Table* table) noexcept:
-    """Recount the states, block by block."""
-    cdef BlockStates states = BlockStates(0, 0)
-    cdef uint32_t node_id
-    cdef Node* node
-    for node_id in range(table.num_used):
-        node = node_at(table, node_id)
-        if node.flags & RESIDENT:
-            states.num_pending += node.block.ref_cnt < 0
-            states.num_pinned += node.block.ref_cnt > 0
-    return states

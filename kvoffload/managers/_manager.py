@@ -1,15 +1,16 @@
-"""The manager skeleton of the chosen implementation, and its policy over a backend."""
+"""The base of managers of the chosen implementation, and of those over a pluggable backend."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kvoffload._checks import check_bool
 from kvoffload._implementation import IMPLEMENTATION
-from kvoffload.backends.base import Backend
+from kvoffload.backends.base import Backend, check_backend
 from kvoffload.policies import registry
-from kvoffload.policies.base import CachePolicy
+from kvoffload.types import Spec_co
 
-__all__ = ["Manager", "policy_over"]
+__all__ = ["BackendManager", "Manager"]
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
     from ._manager_py import Manager
@@ -17,12 +18,19 @@ else:
     from ._manager_c import Manager
 
 
-def policy_over(backend: Backend[Any], name: str, manager: Manager[Any]) -> CachePolicy:
-    """Build the policy of a manager over `backend`, with room for its free blocks.
+class BackendManager(Manager[Spec_co]):
+    """The base of managers over a pluggable backend."""
 
-    A user's own backend keeps its status objects, which only the Python policy can hold; over such
-    a backend the policy is always the Python twin.
-    """
-    _ = backend.block_size, backend.medium  # fail now rather than in the first event
-    twin = manager._twin if type(backend) is manager._backend_class else "py"
-    return registry.parse(name).build(twin, backend.get_num_free_blocks())
+    def _open(self, policy_name: str, backend: Backend[Spec_co], enable_events: bool) -> None:
+        check_backend(backend)
+        enable_events = check_bool("enable_events", enable_events)
+        _ = backend.block_size, backend.medium  # fail now rather than in the first event
+        # A user's own backend keeps its status objects, which only the Python policy can hold.
+        twin = self._twin if type(backend) is self._backend_class else "py"
+        policy = registry.parse(policy_name).build(twin, backend.get_num_free_blocks())
+        self._setup(policy, backend, enable_events)
+
+    @property
+    def backend(self) -> Backend[Spec_co]:
+        """The backend that holds the blocks."""
+        return self._skeleton._backend_object

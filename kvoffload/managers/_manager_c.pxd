@@ -11,7 +11,7 @@ from kvoffload._core.table cimport Node
 from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._lifecycle_c cimport BlockStates, Ended
 from kvoffload.managers._watch_c cimport WatchCore
-from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
+from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef struct Counters:
     uint64_t lookups            # calls
@@ -39,16 +39,6 @@ cdef class CompiledSteps:
     cdef void join(
         self, CompiledPolicy policy, PoolCore pool, list events, WatchCore watch
     ) noexcept
-
-    # -- the calls of the library's manager ------------------------------------------------------
-    cdef object lookup(self, object hashes)
-    cdef object begin(self, object manager, object hashes, object hints, object now)
-    cdef object touch(self, object hashes)
-    cdef object release_blocks(self, object hashes)
-    cdef object prepare_load(self, object hashes)
-    cdef object complete_load(self, object hashes)
-    cdef object prepare_store(self, object hashes)
-    cdef object complete_store(self, object hashes, object success)
 
     # -- loads -----------------------------------------------------------------------------------
     # Pin the whole batch, or none of it; return the first index that cannot be pinned, or -1. Ids
@@ -83,37 +73,6 @@ cdef class CompiledSteps:
     # Return the node of a resident block, or NULL.
     cdef Node* resident_node(self, object block_hash) noexcept
 
-    # -- only of the library's manager ----------------------------------------------------------
-    cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept
-    cdef object load(self, Batch* batch, list keys, Py_ssize_t start)
-    cdef object store(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    )
-    cdef object store_now(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    )
-    cdef object packed_victims(self)
-    cdef int end_store(self, list batch, bint succeeded) except -1
-    cdef int emit_stored(self, list batch) except -1
-    # Return the source of hints for the watch to count, None without one; this may run Python code.
-    # Then let the watch count it, before the call changes anything.
-    cdef str source_of(self, object hints)
-    cdef int note_hints(self, str source, const Hint* hint) except -1
-    # Use the batch for the last time; release it if the hint says that its session ends. Let the
-    # watch count the source, unless it is None. `hints` are those of the hint.
-    # `met` and `own` are those of `Sessions.leave`.
-    cdef int finish_batch(
-        self,
-        Batch* batch,
-        object hints,
-        const Hint* hint,
-        str source,
-        Py_ssize_t met,
-        Py_ssize_t own,
-    ) except -1
-    cdef list open_batch(self, object hashes)
-    cdef int tick(self) except -1
-
 
 cdef class CompiledRequest:
     cdef CompiledSteps steps
@@ -132,13 +91,6 @@ cdef class CompiledRequest:
     cdef bint ends                  # whether its session ends, by the hints of `begin`
     cdef Batch batch                # of all keys
     cdef uint64_t resets            # of the steps, at its last call
-    cdef bint finished
+    cdef readonly bint is_finished
 
-    cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
-    cdef int require_open(self, str call) except -1
-    cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1
     cpdef int _note_own(self, Py_ssize_t first) except -1
-    cdef int note_resets(self) except -1
-    cdef list open_loads(self)
-    cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end)
-    cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept

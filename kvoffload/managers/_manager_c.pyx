@@ -1,9 +1,10 @@
 """The manager skeleton, compiled: the lifecycle of a block, over C structures.
 
 Structure
-    `CompiledSteps` implement the calls of a block's life cycle for built-in policies and backends:
-    a compiled policy holds the nodes, a compiled pool the slots, and both are used at C level. Over
-    a user's own parts, a manager forwards its calls to the Python twin, ``_manager_py``.
+    `CompiledSteps` have the state and the steps of a block's life cycle for built-in policies and
+    backends: a compiled policy holds the nodes, a compiled pool the slots, and both are used at C
+    level. `ManagerCore` makes its calls of these steps, and so does `CompiledRequest`. Over a
+    user's own parts, a manager forwards its calls to the Python twin, ``_manager_py``.
 Invariants
     As in the Python twin, and those of ``_lifecycle_c``. Between calls every known key is resident
     or a ghost. No Python code runs between the first read of the state and the last change: batches
@@ -17,7 +18,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -37,7 +38,7 @@ from kvoffload._core.batch cimport (
     hint_found,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport checked_copy, first_bad, list_items, tuple_items
+from kvoffload._core.items cimport check_items, first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
@@ -49,9 +50,8 @@ from kvoffload._core.table cimport (
     SAMPLED,
     Node,
     Table,
-    hash_key,
+    drop_key,
     hash_node,
-    index_find,
     node_at,
     own_id,
 )
@@ -61,9 +61,6 @@ from kvoffload.managers._lifecycle_c cimport (
     Ended,
     begin_store,
     chosen_keys,
-    count_states,
-    end_store,
-    park_pinned,
     pending_keys,
     pin,
     unpin,
@@ -89,6 +86,7 @@ from kvoffload.policies._steps_c cimport (
     find_room,
     forget,
     leave,
+    make_ready,
     meet,
     num_known,
     num_ready,
@@ -98,7 +96,7 @@ from kvoffload.policies._steps_c cimport (
     settle,
     touch_as_stored,
 )
-from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
+from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
@@ -108,7 +106,6 @@ from kvoffload.errors import (
     block_not_pinned,
     block_not_ready,
     cannot_pickle,
-    describe,
     manager_initialised,
     ref_count_overflow,
     request_finished,
@@ -116,7 +113,6 @@ from kvoffload.errors import (
 from kvoffload.managers._manager_py import Manager as PythonManager
 from kvoffload.managers.base import (
     CallingRequest,
-    OffloadingManager,
     Request,
     check_now,
     request_summary,
@@ -157,10 +153,6 @@ CALLS = (
 cdef class CompiledSteps:
     """The steps over C structures, and their introspection."""
 
-    def __cinit__(self):
-        memset(&self.batch, 0, sizeof(Batch))
-        memset(&self.counters, 0, sizeof(Counters))
-
     def __dealloc__(self):
         if self._policy is not None:
             self._policy.leave_manager(<void*>self)
@@ -175,175 +167,45 @@ cdef class CompiledSteps:
         self._events = events
         self._watch = watch
 
-    # -- the life of a block -----------------------------------------------------------------
+    # -- for requests that call a subclass's methods, and engines that begin none ------------
 
-    cdef object lookup(self, object hashes):
-        cdef WatchCore watch = self._watch  # held while its Python code runs
-        if watch is not None:
-            watch.begin_lookup()
-        cdef object batch = hashes
-        cdef PyObject** items
-        cdef Table* table
-        cdef Py_ssize_t size, index = 0, end = 0
-        cdef Node* node
-        if type(hashes) is tuple:
-            items = tuple_items(<tuple>batch)
-        else:
-            if type(hashes) is not list:
-                batch = as_batch(hashes)
-            items = list_items(<list>batch)
-        size = len(batch)
-        table = self._policy.table
-        if not batch_ensure(&self.batch, size):
-            raise MemoryError()
-        batch_set(&self.batch, items, size)
-        while index < size:
-            if index == end:
-                end = min(index + (LOOKUP_STEP if index else FIRST_LOOKUP_STEP), size)
-                end = first_bad(items, index, end)
-                if index == end:
-                    raise batch_error(batch)
-                find_range(table, &self.batch, index, end)
-            node = resident(table, &self.batch, index)
-            if node == NULL or node.block.ref_cnt < 0:
-                break
-            index += 1
-        self.note_lookup(&self.batch, index)
-        return index
-
-    cdef object begin(self, object manager, object hashes, object hints, object now):
-        cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
-        cdef list batch
-        cdef int collecting
+    def _use_first(self, hashes, hints, now):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef str source = self.source_of(hints)
-        self.tick()
-        batch = hashes if type(hashes) is list else as_batch(hashes)
-        collecting = PyGC_Disable()
-        try:
-            copy = checked_copy(batch)
-        finally:
-            if collecting:
-                PyGC_Enable()
-        if copy is None:
-            raise batch_error(batch)
-        request.open(self, manager, copy)
-        request.hints = hints
-        request.now = now
-        request.ends = hint != NULL and hint.ends
-        # Consecutive requests often begin alike: try the nodes of the last one.
-        batch_ensure(&self.batch, request.batch.size)
-        hint_found(&request.batch, &self.batch)
-        find_changed(self._policy.table, &request.batch)
-        hint_found(&self.batch, &request.batch)
-        self.batch.size = self.batch.num_hints
-        if source is not None:
-            self.note_hints(source, hint)
-        self._policy.begin_request(&request.batch, hint)
-        request.met = meet(self._policy.table, &request.batch, 0)
-        return request
-
-    cdef object touch(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
-        self._policy.touch_batch(&self.batch)
-
-    cdef object release_blocks(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
-        if not self._policy.ensure_release(self.batch.size):
-            raise MemoryError()
-        release_unshared(self._policy, &self.batch)
-        if self._watch is not None:
-            self._watch.c_released(self._policy.table, &self.batch)
-
-    cdef str source_of(self, object hints):
-        return None if hints is None or self._watch is None else str(hints.source)
-
-    cdef int note_hints(self, str source, const Hint* hint) except -1:
-        if self._watch is not None:
-            self._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
-        return 0
-
-    cdef int finish_batch(
-        self,
-        Batch* batch,
-        object hints,
-        const Hint* hint,
-        str source,
-        Py_ssize_t met,
-        Py_ssize_t own,
-    ) except -1:
-        cdef CompiledPolicy policy = self._policy
-        cdef bint ends = hint != NULL and hint.ends
-        find_changed(policy.table, batch)
-        if ends and not policy.ensure_release(batch.size):
-            raise MemoryError()
-        if source is not None:
-            self.note_hints(source, hint)
-        policy.finish_request(batch, hint)
-        leave(policy.table, batch, met, own)
-        if ends:
-            release_unshared(policy, batch)
-            if self._watch is not None:
-                self._watch.c_released(policy.table, batch)
-        elif self._watch is not None and hint != NULL and hint.expect_s > 0.0:
-            self._watch.c_finished(policy.table, batch, hints, hint.now)
-        return 0
-
-    # For a request that calls the methods of a subclass.
-
-    def _begun(self, hashes, hints, now):
-        cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = find_batch(self, hashes)
         self._policy.begin_request(&self.batch, hint)
         return meet(self._policy.table, &self.batch, 0)
 
-    def _extended(self, hashes, Py_ssize_t start):
-        cdef list batch = self.open_batch(hashes)
-        cdef Batch added
-        find_changed(self._policy.table, &self.batch)
-        added = batch_part(&self.batch, start, self.batch.size)
+    def _use_more(self, hashes, Py_ssize_t start):
+        cdef list batch = find_batch(self, hashes)
+        cdef Batch added = batch_part(&self.batch, start, self.batch.size)
         self._policy.extend_request(&added)
         meet(self._policy.table, &self.batch, start)
 
-    def _met(self, hashes, Py_ssize_t start=0):
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+    def _met(self, hashes, Py_ssize_t start):
+        cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _unshared(self, hashes):
-        cdef list batch = self.open_batch(hashes)
-        cdef Py_ssize_t index
-        cdef Node* node
-        find_changed(self._policy.table, &self.batch)
-        return [
-            batch[index]
-            for index in range(len(batch))
-            if resident(self._policy.table, &self.batch, index) != NULL
-            and not resident(self._policy.table, &self.batch, index).flags & IS_SHARED
-        ]
+    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
+        cdef Hint said
+        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
+        cdef list batch = open_batch(self, hashes)
+        finish_batch(self, &self.batch, hints, hint, None, met, own)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, None, &said)
-        cdef list batch = self.open_batch(hashes)
-        find_changed(self._policy.table, &self.batch)
+        cdef list batch = find_batch(self, hashes)
         self._policy.finish_request(&self.batch, hint)
 
     def _touch_inserted(self, hashes, inserted):
-        cdef list batch = self.open_batch(hashes)
+        cdef list batch = open_batch(self, hashes)
         cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
         find_changed(self._policy.table, &self.batch)
-        touch_as_stored(
-            self._policy, &self.batch, <const uint8_t*>PyBytes_AS_STRING(flags)
-        )
+        touch_as_stored(self._policy, &self.batch, <const uint8_t*>PyBytes_AS_STRING(flags))
 
     def _served_at_once(self, hashes, own, Py_ssize_t num_last):
-        cdef list batch = self.open_batch(hashes)
+        cdef list batch = open_batch(self, hashes)
         cdef bytes flags = bytes([block_hash in own for block_hash in batch])
         cdef const uint8_t* is_own = <const uint8_t*>PyBytes_AS_STRING(flags)
         cdef Py_ssize_t known = len(batch)
@@ -354,60 +216,20 @@ cdef class CompiledSteps:
             known -= 1
         serve_at_once(self._policy.table, &self.batch, known, num_last)
 
-    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
-        cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
-        cdef list batch = self.open_batch(hashes)
-        self.finish_batch(&self.batch, hints, hint, None, met, own)
-
-    def _tell(self, hints, now):
-        """Give the watch the hints of the request that it will see next."""
-        if self._watch is not None:
-            self._watch.hear(hints, NAN if now is None else now)
-
-    def _hinted(self, hints):
-        cdef Hint said
-        cdef str source = self.source_of(hints)
-        if source is not None:
-            said.ends = hints.ends is True
-            said.expect_s = hints.expect_s or 0.0
-            self.note_hints(source, &said)
-
-    def _store_last(self, hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None, True)
-
-    cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
-        """Count a lookup, for the watch, too."""
-        self.counters.lookups += 1
-        self.counters.lookup_blocks += <uint64_t>batch.size
-        self.counters.hit_blocks += <uint64_t>num_hits
-        if self._watch is not None:
-            self._watch.c_looked_up(self._policy.table, batch, num_hits)
-
-    cdef object prepare_load(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.load(&self.batch, batch, 0)
-
-    cdef object load(self, Batch* batch, list keys, Py_ssize_t start):
-        """Pin the batch, whose keys are those of the list from `start` on; return the slots."""
-        cdef cnp.ndarray block_ids
+    def _unshared(self, hashes):
+        cdef list batch = find_batch(self, hashes)
         cdef Py_ssize_t index
-        cdef object spec
-        cdef int collecting = PyGC_Disable()
-        try:
-            block_ids = new_ids(batch.size)
-            spec = new_spec(block_ids)
-            index = self.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
-        finally:
-            if collecting:
-                PyGC_Enable()
-        if index >= 0:
-            raise self.load_error(keys[start + index])
-        self.counters.loaded_blocks += <uint64_t>batch.size
-        if self._watch is not None:
-            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
-        return spec
+        return [
+            batch[index]
+            for index in range(len(batch))
+            if resident(self._policy.table, &self.batch, index) != NULL
+            and not resident(self._policy.table, &self.batch, index).flags & IS_SHARED
+        ]
+
+    def _store(self, hashes, *, bint is_last):
+        return store_batch(self, hashes, is_last)
+
+    # -- the life of a block -----------------------------------------------------------------
 
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
         cdef Table* table = self._policy.table
@@ -424,7 +246,9 @@ cdef class CompiledSteps:
             pin(&self.states, node)
             if block_ids != NULL:
                 block_ids[index] = own_id(table, batch.node_ids[index], node)
-        park_pinned(&self.states, self._policy, <uint64_t>batch.size)
+        # A search would meet all pinned nodes: park them during the load if they are that many.
+        if self.states.num_pinned > self._policy.num_resident // 4:
+            self._policy.c_park(2 * <uint64_t>batch.size)
         return -1
 
     cdef object load_error(self, bytes block_hash):
@@ -434,10 +258,6 @@ cdef class CompiledSteps:
         if node.block.ref_cnt < 0:
             return block_not_ready("prepare_load", block_hash)
         return ref_count_overflow("prepare_load", block_hash)
-
-    cdef object complete_load(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        self.release(&self.batch, batch, 0, NULL)
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1:
         cdef Table* table = self._policy.table
@@ -471,73 +291,6 @@ cdef class CompiledSteps:
         if unpin(&self.states, node) and node.flags & PARKED:
             self._policy.became_idle(node_id, node)
 
-    cdef object prepare_store(self, object hashes):
-        cdef list batch = self.open_batch(hashes)
-        return self.store(&self.batch, batch, 0, None, False)
-
-    cdef object store(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    ):
-        """Store the missing blocks of the batch, whose keys are those of the list from `start` on.
-
-        The request, if there is one, notes the blocks that it stores.
-        """
-        cdef int collecting = PyGC_Disable()
-        try:
-            return self.store_now(batch, keys, start, request, is_last)
-        finally:
-            if collecting:
-                PyGC_Enable()
-
-    cdef object store_now(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request, bint is_last
-    ):
-        cdef list storing = None
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
-        cdef Py_ssize_t num_admitted, index
-        cdef cnp.ndarray block_ids
-        cdef int64_t* block_id
-        cdef Node* node
-        if num_missing < 0:
-            raise MemoryError()
-        if num_missing == 0:
-            return new_output([], new_spec(new_ids(0)), [])
-        num_admitted = self.make_room(batch, num_missing, is_last)
-        if num_admitted < 0:
-            return None
-        try:
-            block_ids = new_ids(num_admitted)
-            to_store = chosen_keys(batch, num_admitted)
-            if request is not None:
-                storing = request.storing + to_store
-            evicted = self.packed_victims()
-            output = new_output(to_store, new_spec(block_ids), evicted)
-            if self._events is not None and evicted:
-                removed = list(evicted) if type(evicted) is list else evicted
-                self._events.append(new_event(removed, self._pool, True))
-        except BaseException:
-            policy.cancel()
-            forget(policy.table, batch, 0, num_missing)
-            raise
-        if self._watch is not None:
-            self._watch.c_offered(policy.table, batch, num_admitted, num_missing)
-        if request is not None and num_admitted:
-            request._note_own(start + <Py_ssize_t>batch.indexes[0])
-        self.evict_victims(self._watch)
-        block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
-        for index in range(num_admitted):
-            node = node_at(policy.table, batch.chosen[index])
-            begin_store(&self.states, policy, &self._pool.pool, node)
-            block_id[index] = node.block.block_id
-            policy.c_insert(batch.chosen[index], node)
-        self.note_stored(batch, num_admitted, num_missing)
-        if self._watch is not None:
-            self._watch.c_opened(STORE, block_id, num_admitted)
-        if request is not None:
-            request.storing = storing
-        return output
-
     cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing, bint is_last) except -2:
         cdef CompiledPolicy policy = self._policy
         cdef int64_t num_free = pool_num_free(&self._pool.pool)
@@ -563,23 +316,6 @@ cdef class CompiledSteps:
             PyList_SET_ITEM(keys, index, key)
         return keys
 
-    cdef object packed_victims(self):
-        """Return the keys of the victims, in eviction order, packed if possible."""
-        cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
-        cdef _PackedKeys packed
-        cdef Node* node
-        if size:
-            packed = new_keys(size)
-            for index in range(size):
-                node = node_at(policy.table, policy.victims.items[index].node_id)
-                if node.key_length == LONG_KEY:
-                    return self.victim_keys()
-                packed.keys[index].length = node.key_length
-                memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
-            return packed
-        return []
-
     cdef void evict_victims(self, WatchCore watch) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef uint64_t index, size = policy.victims.size
@@ -604,35 +340,6 @@ cdef class CompiledSteps:
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
 
-    cdef object complete_store(self, object hashes, object success):
-        cdef bint succeeded = is_success(success)
-        cdef list batch = self.open_batch(hashes)
-        hint_chosen(&self.batch, &self.batch)
-        self.end_store(batch, succeeded)
-
-    cdef int end_store(self, list batch, bint succeeded) except -1:
-        """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
-        cdef int collecting
-        find_changed(self._policy.table, &self.batch)
-        if succeeded and self._events is not None:
-            collecting = PyGC_Disable()
-            try:
-                self.emit_stored(batch)
-            finally:
-                if collecting:
-                    PyGC_Enable()
-        if self._watch is not None:
-            self._watch.c_ended(self._policy.table, &self.batch, succeeded)
-        self.end_pending(succeeded, NULL)
-        return 0
-
-    cdef int emit_stored(self, list batch) except -1:
-        """Append the event of the batch's pending blocks."""
-        cdef list stored = pending_keys(self._policy.table, &self.batch, batch)
-        if stored:
-            self._events.append(new_event(stored, self._pool, False))
-        return 0
-
     cdef void end_pending(self, bint succeeded, Ended* ended) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
@@ -648,34 +355,32 @@ cdef class CompiledSteps:
             node_id = self.batch.node_ids[index]
             one = node.block.block_id
             sum += <uint32_t>one
-            end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
-            self.counters.failed_blocks += not succeeded
+            self.states.num_pending -= 1
+            if succeeded:
+                make_ready(policy, node_id, node)
+                continue
+            self.counters.failed_blocks += 1
+            pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
+            policy.c_removed(node_id, node)
+            policy.take_off(node_id, node)
+            drop_key(policy.table, node_id, node)
         if ended != NULL:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     def take_events(self):
-        cdef list events, fresh
-        cdef int collecting
+        cdef CollectorOff held
+        cdef list fresh
         if self._events is None:
             return iter(())
-        collecting = PyGC_Disable()
-        try:
-            fresh = []
-            events = self._events
-            iterator = iter(events)
-            self._events = fresh
-            return iterator
-        finally:
-            if collecting:
-                PyGC_Enable()
+        held = CollectorOff()
+        fresh = []
+        iterator = iter(self._events)
+        self._events = fresh
+        return iterator
 
     def _drop_all(self):
-        cdef int collecting = PyGC_Disable()
-        try:
-            self.drop_all()
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        self.drop_all()
 
     cdef int drop_all(self) except -1:
         cdef CompiledPolicy policy = self._policy
@@ -702,19 +407,23 @@ cdef class CompiledSteps:
             self._watch.on_reset()
         return 0
 
+    cdef Node* resident_node(self, object block_hash) noexcept:
+        cdef uint32_t node_id
+        cdef Node* node
+        if type(block_hash) is not bytes or not block_hash:
+            return NULL
+        node_id = find_key(self._policy, <bytes>block_hash)
+        if node_id == NIL:
+            return NULL
+        node = node_at(self._policy.table, node_id)
+        return node if node.flags & RESIDENT else NULL
+
     # -- what can be seen --------------------------------------------------------------------
 
     def _stats(self):
+        cdef dict counters = self.counters
         return {
-            "lookups": self.counters.lookups,
-            "lookup_blocks": self.counters.lookup_blocks,
-            "hit_blocks": self.counters.hit_blocks,
-            "stored_blocks": self.counters.stored_blocks,
-            "failed_blocks": self.counters.failed_blocks,
-            "evicted_blocks": self.counters.evicted_blocks,
-            "refused_stores": self.counters.refused_stores,
-            "not_admitted": self.counters.not_admitted,
-            "loaded_blocks": self.counters.loaded_blocks,
+            **counters,
             "resident": self._policy.num_resident,
             "pending": max(<int64_t>self.states.num_pending, <int64_t>0),
             "pinned": max(<int64_t>self.states.num_pinned, <int64_t>0),
@@ -741,7 +450,7 @@ cdef class CompiledSteps:
         return policy.block_table
 
     def _check(self):
-        cdef BlockStates counted
+        cdef BlockStates counted = BlockStates(0, 0)
         cdef uint32_t node_id
         cdef Node* node
         self._policy._check()
@@ -751,13 +460,14 @@ cdef class CompiledSteps:
             node = node_at(self._policy.table, node_id)
             if node.flags & RESIDENT:
                 block_ids.add(node.block.block_id)
+                counted.num_pending += node.block.ref_cnt < 0
+                counted.num_pinned += node.block.ref_cnt > 0
             if self._watch is not None and node.key_length and bool(node.flags & SAMPLED) != (
                 self._watch.samples(hash_node(self._policy.table, node))
             ):
                 raise AssertionError("the flag says which keys are sampled")
         if <uint64_t>len(block_ids) != self._policy.num_resident:
             raise AssertionError("every resident block owns a slot of its own")
-        counted = count_states(self._policy.table)
         if (
             counted.num_pending != self.states.num_pending
             or counted.num_pinned != self.states.num_pinned
@@ -766,41 +476,206 @@ cdef class CompiledSteps:
         if self._watch is not None:
             self._watch._check()
 
-    # -- what the steps share ----------------------------------------------------------------
 
-    cdef list open_batch(self, object hashes):
-        """Return the batch as a checked list, which the scratch arrays point into."""
-        cdef list batch
-        self.tick()
-        batch = checked_list(hashes, "hashes")
-        batch_open(&self.batch, batch)
-        return batch
+# -- the steps of the library's manager ---------------------------------------------------------
 
-    cdef int tick(self) except -1:
-        """Let a watch read its clock, which may be a user's, before a call reads the state."""
-        cdef WatchCore watch = self._watch  # held while it runs
-        if watch is not None:
-            watch.tick()
-        return 0
 
-    cdef Node* resident_node(self, object block_hash) noexcept:
-        cdef uint32_t node_id
-        cdef Node* node
-        cdef Table* table = self._policy.table
-        cdef bytes key
-        if type(block_hash) is not bytes or not block_hash:
-            return NULL
-        key = block_hash
-        node_id = index_find(
-            table,
-            <const unsigned char*>key,
-            <uint64_t>len(key),
-            hash_key(table, <const unsigned char*>key, <uint64_t>len(key)),
-        )
-        if node_id == NIL:
-            return NULL
-        node = node_at(table, node_id)
-        return node if node.flags & RESIDENT else NULL
+cdef list open_batch(CompiledSteps steps, object hashes):
+    """Return the batch as a checked list, which the scratch arrays point into."""
+    cdef list batch
+    tick(steps)
+    batch = checked_list(hashes, "hashes")
+    batch_open(&steps.batch, batch)
+    return batch
+
+
+cdef list find_batch(CompiledSteps steps, object hashes):
+    """Open a batch, and find the nodes of its keys."""
+    cdef list batch = open_batch(steps, hashes)
+    find_changed(steps._policy.table, &steps.batch)
+    return batch
+
+
+cdef int tick(CompiledSteps steps) except -1:
+    """Let a watch read its clock, which may be a user's, before a call reads the state."""
+    cdef WatchCore watch = steps._watch  # held while it runs
+    if watch is not None:
+        watch.tick()
+    return 0
+
+
+cdef void note_lookup(CompiledSteps steps, Batch* batch, Py_ssize_t num_hits) noexcept:
+    """Count a lookup, for the watch, too."""
+    steps.counters.lookups += 1
+    steps.counters.lookup_blocks += <uint64_t>batch.size
+    steps.counters.hit_blocks += <uint64_t>num_hits
+    if steps._watch is not None:
+        steps._watch.c_looked_up(steps._policy.table, batch, num_hits)
+
+
+cdef void release_batch(CompiledSteps steps, Batch* batch) noexcept:
+    """Release the blocks that only one session uses; the policy has made room."""
+    release_unshared(steps._policy, batch)
+    if steps._watch is not None:
+        steps._watch.c_released(steps._policy.table, batch)
+
+
+cdef str source_of(CompiledSteps steps, object hints):
+    """Return the source of hints for the watch to count, None without one; may run Python code."""
+    return None if hints is None or steps._watch is None else str(hints.source)
+
+
+cdef int finish_batch(
+    CompiledSteps steps,
+    Batch* batch,
+    object hints,
+    const Hint* hint,
+    str source,
+    Py_ssize_t met,
+    Py_ssize_t own,
+) except -1:
+    """Use the batch for the last time; release it if the hint says that its session ends.
+
+    The watch counts the source, unless it is None. `hints` are those of the hint; `met` and `own`
+    are those of `Sessions.leave`.
+    """
+    cdef CompiledPolicy policy = steps._policy
+    cdef bint ends = hint != NULL and hint.ends
+    find_changed(policy.table, batch)
+    if ends and not policy.ensure_release(batch.size):
+        raise MemoryError()
+    if source is not None:
+        steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
+    policy.finish_request(batch, hint)
+    leave(policy.table, batch, met, own)
+    if ends:
+        release_batch(steps, batch)
+    elif steps._watch is not None and hint != NULL and hint.expect_s > 0.0:
+        steps._watch.c_finished(policy.table, batch, hints, hint.now)
+    return 0
+
+
+cdef object load(CompiledSteps steps, Batch* batch):
+    """Pin the batch and return the slots."""
+    cdef cnp.ndarray block_ids
+    cdef Py_ssize_t index
+    cdef object spec
+    cdef int collecting = PyGC_Disable()
+    try:
+        block_ids = new_ids(batch.size)
+        spec = new_spec(block_ids)
+        index = steps.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
+    finally:
+        if collecting:
+            PyGC_Enable()
+    if index >= 0:
+        raise steps.load_error(<object>batch.items[index])
+    steps.counters.loaded_blocks += <uint64_t>batch.size
+    if steps._watch is not None:
+        steps._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
+    return spec
+
+
+cdef object store_batch(CompiledSteps steps, object hashes, bint is_last):
+    """Store the missing blocks of a batch."""
+    cdef list batch = open_batch(steps, hashes)
+    return store(steps, &steps.batch, 0, None, is_last)
+
+
+cdef object store(
+    CompiledSteps steps, Batch* batch, Py_ssize_t start, CompiledRequest request, bint is_last
+):
+    """Store the missing blocks of the batch, which the request, if there is one, has at `start`."""
+    cdef int collecting = PyGC_Disable()
+    try:
+        return store_now(steps, batch, start, request, is_last)
+    finally:
+        if collecting:
+            PyGC_Enable()
+
+
+cdef object store_now(
+    CompiledSteps steps, Batch* batch, Py_ssize_t start, CompiledRequest request, bint is_last
+):
+    cdef list storing = None
+    cdef CompiledPolicy policy = steps._policy
+    cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
+    cdef Py_ssize_t num_admitted, index
+    cdef cnp.ndarray block_ids
+    cdef int64_t* block_id
+    cdef Node* node
+    if num_missing < 0:
+        raise MemoryError()
+    if num_missing == 0:
+        return new_output([], new_spec(new_ids(0)), [])
+    num_admitted = steps.make_room(batch, num_missing, is_last)
+    if num_admitted < 0:
+        return None
+    try:
+        block_ids = new_ids(num_admitted)
+        to_store = chosen_keys(batch, num_admitted)
+        if request is not None:
+            storing = request.storing + to_store
+        evicted = packed_victims(steps)
+        output = new_output(to_store, new_spec(block_ids), evicted)
+        if steps._events is not None and evicted:
+            removed = list(evicted) if type(evicted) is list else evicted
+            steps._events.append(new_event(removed, steps._pool, True))
+    except BaseException:
+        policy.cancel()
+        forget(policy.table, batch, 0, num_missing)
+        raise
+    if steps._watch is not None:
+        steps._watch.c_offered(policy.table, batch, num_admitted, num_missing)
+    if request is not None and num_admitted:
+        request._note_own(start + <Py_ssize_t>batch.indexes[0])
+    steps.evict_victims(steps._watch)
+    block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
+    for index in range(num_admitted):
+        node = node_at(policy.table, batch.chosen[index])
+        begin_store(&steps.states, policy, &steps._pool.pool, node)
+        block_id[index] = node.block.block_id
+        policy.c_insert(batch.chosen[index], node)
+    steps.note_stored(batch, num_admitted, num_missing)
+    if steps._watch is not None:
+        steps._watch.c_opened(STORE, block_id, num_admitted)
+    if request is not None:
+        request.storing = storing
+    return output
+
+
+cdef object packed_victims(CompiledSteps steps):
+    """Return the keys of the victims, in eviction order, packed if possible."""
+    cdef CompiledPolicy policy = steps._policy
+    cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
+    cdef _PackedKeys packed
+    cdef Node* node
+    if size:
+        packed = new_keys(size)
+        for index in range(size):
+            node = node_at(policy.table, policy.victims.items[index].node_id)
+            if node.key_length == LONG_KEY:
+                return steps.victim_keys()
+            packed.keys[index].length = node.key_length
+            memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
+        return packed
+    return []
+
+
+cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
+    """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
+    cdef CollectorOff held
+    cdef list stored
+    find_changed(steps._policy.table, &steps.batch)
+    if succeeded and steps._events is not None:
+        held = CollectorOff()
+        stored = pending_keys(steps._policy.table, &steps.batch, batch)
+        if stored:
+            steps._events.append(new_event(stored, steps._pool, False))
+    if steps._watch is not None:
+        steps._watch.c_ended(steps._policy.table, &steps.batch, succeeded)
+    steps.end_pending(succeeded, NULL)
+    return 0
 
 
 # Without tp_clear, since its methods need the objects they refer to. Cycles are broken at the dict
@@ -809,9 +684,6 @@ cdef class CompiledSteps:
 @cython.no_gc_clear
 cdef class CompiledRequest:
     """A request that knows the nodes of its blocks."""
-
-    def __cinit__(self):
-        memset(&self.batch, 0, sizeof(Batch))
 
     def __dealloc__(self):
         batch_close(&self.batch)
@@ -822,73 +694,33 @@ cdef class CompiledRequest:
     def __reduce__(self):
         raise cannot_pickle(self)
 
-    cdef int open(self, CompiledSteps steps, object manager, list keys) except -1:
-        """Open the request with its keys, a list that it owns."""
-        if not batch_fit(&self.batch, len(keys)):
-            raise MemoryError()
-        self.steps = steps
-        self.manager = manager
-        self.keys = keys
-        self.storing = []
-        self.own = -1
-        self.resets = steps._resets
-        batch_set(&self.batch, list_items(keys), len(keys))
-        return 0
-
-    cdef int require_open(self, str call) except -1:
-        """Raise RequestFinishedError if the request has finished."""
-        if self.finished:
-            raise request_finished(call)
-        return 0
-
-    cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1:
-        """Return the first index of a part, and set `end`; this may run Python code."""
-        cdef Py_ssize_t size = self.batch.size, first = -1
-        if type(start) is int and (stop is None or type(stop) is int):
-            try:
-                first = start
-                end[0] = size if stop is None else stop
-            except OverflowError:
-                first = -1
-        if not 0 <= first <= end[0] <= size:
-            first, last = check_part(start, stop, size)
-            end[0] = last
-        return first
-
-    cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept:
-        """Return the batch of a part: `part`, or that of the request if the part is the whole."""
-        if start == 0 and stop == self.batch.size:
-            return &self.batch
-        part[0] = batch_part(&self.batch, start, stop)
-        return part
-
     def lookup(self, start=0):
         cdef CompiledSteps steps = self.steps
         cdef WatchCore watch = steps._watch  # held while its Python code runs
         cdef Py_ssize_t first = 0, end, num_hits
         cdef Batch part
         cdef Batch* asked
-        self.require_open("lookup")
+        require_open(self, "lookup")
         if watch is not None:
             watch.begin_lookup()
-        first = self.bounds(start, None, &end)
+        first = bounds(self, start, None, &end)
         if watch is not None and (self.hints is not None or self.now is not None):
             watch.hear(self.hints, NAN if self.now is None else self.now)
-        asked = self.part(first, self.batch.size, &part)
+        asked = part_of(self, first, self.batch.size, &part)
         find_changed(steps._policy.table, asked)
         num_hits = num_ready(steps._policy.table, asked)
-        steps.note_lookup(asked, num_hits)
+        note_lookup(steps, asked, num_hits)
         return num_hits
 
     def prepare_load(self, start, stop):
         cdef Py_ssize_t first, end
         cdef Batch part
-        self.require_open("prepare_load")
-        self.steps.tick()
-        first = self.bounds(start, stop, &end)
-        self.note_resets()
-        loading = self.open_loads() if self.load_stop else self.loading
-        spec = self.steps.load(self.part(first, end, &part), self.keys, first)
+        require_open(self, "prepare_load")
+        tick(self.steps)
+        first = bounds(self, start, stop, &end)
+        note_resets(self)
+        loading = open_loads(self) if self.load_stop else self.loading
+        spec = load(self.steps, part_of(self, first, end, &part))
         if first < end:
             self.loading = loading
             self.load_start, self.load_stop = first, end
@@ -896,9 +728,9 @@ cdef class CompiledRequest:
 
     def _note_loaded(self, Py_ssize_t start, Py_ssize_t stop):
         """Note that a part was pinned for the request since the last reset."""
-        self.note_resets()
+        note_resets(self)
         if start < stop:
-            self.loading = self.open_loads() if self.load_stop else self.loading
+            self.loading = open_loads(self) if self.load_stop else self.loading
             self.load_start, self.load_stop = start, stop
 
     def complete_load(self, start, stop):
@@ -906,47 +738,34 @@ cdef class CompiledRequest:
         cdef Py_ssize_t first, end
         cdef Batch part
         cdef list outdated, loading, keys, before, before_reset
-        steps.tick()
-        first = self.bounds(start, stop, &end)
-        self.note_resets()
+        tick(steps)
+        first = bounds(self, start, stop, &end)
+        note_resets(self)
         if self.outdated is None and first == self.load_start and end == self.load_stop:
-            steps.release(self.part(first, end, &part), self.keys, first, NULL)
+            steps.release(part_of(self, first, end, &part), self.keys, first, NULL)
             self.load_stop = 0
             return
         while True:
-            before, before_reset = self.open_loads(), self.outdated
-            loading, outdated, keys = self.without_part(before, before_reset, first, end)
+            before, before_reset = open_loads(self), self.outdated
+            loading, outdated, keys = without_part(self, before, before_reset, first, end)
             # Python code has run, and maybe another thread's call of this request.
-            if before == self.open_loads() and before_reset is self.outdated:
+            if before == open_loads(self) and before_reset is self.outdated:
                 break
-            self.note_resets()
+            note_resets(self)
         batch_open(&steps.batch, keys)
         steps.release(&steps.batch, keys, 0, NULL)
         self.loading, self.outdated, self.load_stop = loading or None, outdated, 0
-
-    cdef tuple without_part(self, list loading, list outdated, Py_ssize_t first, Py_ssize_t end):
-        """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
-        outdated, parts = take_part(outdated or [], first, end)
-        for begin, until in parts:
-            loading = take_part(loading, begin, until)[0]
-        keys = [key for begin, until in parts for key in self.keys[begin:until]]
-        return loading, outdated or None, keys
-
-    cdef list open_loads(self):
-        """Return all parts that it has pinned since the last reset."""
-        cdef list loading = self.loading or []
-        return loading + [(self.load_start, self.load_stop)] if self.load_stop else loading
 
     def prepare_store(self, start=0, stop=None):
         cdef Py_ssize_t first, end
         cdef Batch part
         cdef Batch* stored
-        self.require_open("prepare_store")
-        self.steps.tick()
-        first = self.bounds(start, stop, &end)
-        stored = self.part(first, end, &part)
-        self.note_resets()
-        output = self.steps.store(stored, self.keys, first, self, self.ends)
+        require_open(self, "prepare_store")
+        tick(self.steps)
+        first = bounds(self, start, stop, &end)
+        stored = part_of(self, first, end, &part)
+        note_resets(self)
+        output = store(self.steps, stored, first, self, self.ends)
         self.batch.num_chosen = stored.num_chosen
         return output
 
@@ -954,12 +773,12 @@ cdef class CompiledRequest:
         cdef CompiledSteps steps = self.steps
         cdef bint succeeded = is_success(success)
         cdef list storing, none = []
-        steps.tick()
-        self.note_resets()
+        tick(steps)
+        note_resets(self)
         storing = self.storing
         batch_open(&steps.batch, storing)
         hint_chosen(&steps.batch, &self.batch)
-        steps.end_store(storing, succeeded)
+        end_stores(steps, storing, succeeded)
         self.storing = none
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
@@ -968,32 +787,17 @@ cdef class CompiledRequest:
             self.own = first
         return 0
 
-    cdef int note_resets(self) except -1:
-        """Forget the blocks that it was using if the manager was reset since its last call."""
-        cdef list loading, none
-        if self.resets != self.steps._resets:
-            loading, none = self.open_loads(), []
-            if loading:
-                self.outdated = (self.outdated or []) + loading
-            self.storing = none
-            self.loading = None
-            self.load_stop = 0
-            self.met, self.own = 0, -1
-            self.resets = self.steps._resets
-        return 0
-
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
         cdef list batch
         cdef Py_ssize_t size
         cdef bint is_known
-        self.require_open("extend")
-        batch = steps.open_batch(hashes)
-        self.require_open("extend")  # an iterator, or a clock, may have finished it
+        require_open(self, "extend")
+        batch = find_batch(steps, hashes)
+        require_open(self, "extend")  # an iterator, or a clock, may have finished it
         if not batch_fit(&self.batch, self.batch.size + len(batch)):
             raise MemoryError()
         self.keys += batch
-        find_changed(steps._policy.table, &steps.batch)
         steps._policy.extend_request(&steps.batch)
         size = self.batch.size
         is_known = num_known(steps._policy.table, &steps.batch, 0) > 0
@@ -1005,6 +809,7 @@ cdef class CompiledRequest:
     def finish(self, *, hints=None, now=None):
         cdef Hint said
         cdef const Hint* hint
+        cdef Py_ssize_t own
         cdef str source = None
         if now is not None:
             check_now(now)
@@ -1013,30 +818,20 @@ cdef class CompiledRequest:
         said_last = self.hints if hints is None else hints
         hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
-            source = self.steps.source_of(hints)
-        if self.finished:
+            source = source_of(self.steps, hints)
+        if self.is_finished:
             return
-        self.steps.tick()
-        if self.finished:
+        tick(self.steps)
+        if self.is_finished:
             return
-        self.note_resets()
-        self.steps.finish_batch(
-            &self.batch,
-            said_last,
-            hint,
-            source,
-            self.met,
-            self.met if self.own < 0 else self.own,
-        )
-        self.finished = True
+        note_resets(self)
+        own = self.met if self.own < 0 else self.own
+        finish_batch(self.steps, &self.batch, said_last, hint, source, self.met, own)
+        self.is_finished = True
 
     @property
     def hashes(self):
         return tuple(self.keys)
-
-    @property
-    def is_finished(self):
-        return self.finished
 
     def __len__(self):
         """Return the number of blocks."""
@@ -1048,7 +843,7 @@ cdef class CompiledRequest:
 
     def __enter__(self):
         """Return the request."""
-        self.require_open("with")
+        require_open(self, "with")
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -1060,6 +855,111 @@ cdef class CompiledRequest:
         return request_summary(self)
 
 
+cdef CompiledRequest begin_request(
+    CompiledSteps steps, object manager, object hashes, object hints, object now
+):
+    """Begin a request: the first use of its blocks."""
+    cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
+    cdef list batch, keys
+    cdef Hint said
+    cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
+    cdef str source = source_of(steps, hints)
+    tick(steps)
+    batch = hashes if type(hashes) is list else as_batch(hashes)
+    keys = list(batch)  # first, since others may change the batch
+    if not check_items(keys):
+        raise batch_error(keys)
+    if not batch_fit(&request.batch, len(keys)):
+        raise MemoryError()
+    batch_set(&request.batch, list_items(keys), len(keys))
+    request.steps = steps
+    request.manager = manager
+    request.keys = keys
+    request.storing = []
+    request.own = -1
+    request.resets = steps._resets
+    request.hints = hints
+    request.now = now
+    request.ends = hint != NULL and hint.ends
+    # Consecutive requests often begin alike: try the nodes of the last one.
+    batch_ensure(&steps.batch, request.batch.size)
+    hint_found(&request.batch, &steps.batch)
+    find_changed(steps._policy.table, &request.batch)
+    hint_found(&steps.batch, &request.batch)
+    steps.batch.size = steps.batch.num_hints
+    if source is not None:
+        steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
+    steps._policy.begin_request(&request.batch, hint)
+    request.met = meet(steps._policy.table, &request.batch, 0)
+    return request
+
+
+cdef int require_open(CompiledRequest request, str call) except -1:
+    """Raise RequestFinishedError if the request has finished."""
+    if request.is_finished:
+        raise request_finished(call)
+    return 0
+
+
+cdef Py_ssize_t bounds(
+    CompiledRequest request, object start, object stop, Py_ssize_t* end
+) except -1:
+    """Return the first index of a part, and set `end`; this may run Python code."""
+    cdef Py_ssize_t size = request.batch.size, first = -1
+    if type(start) is int and (stop is None or type(stop) is int):
+        try:
+            first = start
+            end[0] = size if stop is None else stop
+        except OverflowError:
+            first = -1
+    if not 0 <= first <= end[0] <= size:
+        first, last = check_part(start, stop, size)
+        end[0] = last
+    return first
+
+
+cdef Batch* part_of(
+    CompiledRequest request, Py_ssize_t start, Py_ssize_t stop, Batch* part
+) noexcept:
+    """Return the batch of a part: `part`, or that of the request if the part is the whole."""
+    if start == 0 and stop == request.batch.size:
+        return &request.batch
+    part[0] = batch_part(&request.batch, start, stop)
+    return part
+
+
+cdef int note_resets(CompiledRequest request) except -1:
+    """Forget the blocks that it was using if the manager was reset since its last call."""
+    cdef list loading, none
+    if request.resets != request.steps._resets:
+        loading, none = open_loads(request), []
+        if loading:
+            request.outdated = (request.outdated or []) + loading
+        request.storing = none
+        request.loading = None
+        request.load_stop = 0
+        request.met, request.own = 0, -1
+        request.resets = request.steps._resets
+    return 0
+
+
+cdef list open_loads(CompiledRequest request):
+    """Return all parts that it has pinned since the last reset."""
+    cdef list loading = request.loading or []
+    return loading + [(request.load_start, request.load_stop)] if request.load_stop else loading
+
+
+cdef tuple without_part(
+    CompiledRequest request, list loading, list outdated, Py_ssize_t first, Py_ssize_t end
+):
+    """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
+    outdated, parts = take_part(outdated or [], first, end)
+    for begin, until in parts:
+        loading = take_part(loading, begin, until)[0]
+    keys = [key for begin, until in parts for key in request.keys[begin:until]]
+    return loading, outdated or None, keys
+
+
 cdef bint is_success(object success) except -1:
     """Return whether `success` is True; TypeError if it is neither True nor False."""
     return success is True or (success is not False and check_bool("success", success))
@@ -1068,17 +968,17 @@ cdef bint is_success(object success) except -1:
 # Without tp_clear: objects cleared with it may still call it.
 @cython.no_gc_clear
 cdef class ManagerCore:
-    """A front that forwards a block's life cycle by C calls and the rest to the skeleton."""
+    """The calls of a block's life cycle, over the steps or else the skeleton."""
 
     cdef CompiledSteps steps        # None over parts of a user
-    cdef object skeleton            # the steps, or the Python manager over the parts of a user
+    cdef readonly object _skeleton  # the steps, or the Python manager over the parts of a user
     cdef bint calls_own             # a subclass overrides methods, which requests must call
 
     _twin = "c"
     _backend_class = CPUBackend
 
     def __cinit__(self):
-        self.skeleton = NOT_INITIALISED
+        self._skeleton = NOT_INITIALISED
 
     def __reduce__(self):
         raise cannot_pickle(self)
@@ -1088,10 +988,7 @@ cdef class ManagerCore:
         cdef CompiledSteps steps = None
         cdef WatchCore core = None
         cdef list events = [] if enable_events else None
-        kind = type(self)
-        calls_own = any(
-            [getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS]
-        )
+        calls_own = any([self._overrides(call) for call in CALLS])
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             skeleton = steps = CompiledSteps()
             if watch is not None:
@@ -1100,7 +997,7 @@ cdef class ManagerCore:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
-        if self.skeleton is not NOT_INITIALISED:
+        if self._skeleton is not NOT_INITIALISED:
             raise manager_initialised()
         if steps is None:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
@@ -1111,16 +1008,49 @@ cdef class ManagerCore:
             steps.join(policy, backend, events, core)
         self.calls_own = calls_own
         self.steps = steps
-        self.skeleton = skeleton
+        self._skeleton = skeleton
         if core is not None:
             core.watch._join(self, core)
 
     # -- the life of a block -----------------------------------------------------------------
 
     def lookup(self, hashes):
-        if self.steps is None:
-            return self.skeleton.lookup(hashes)
-        return self.steps.lookup(hashes)
+        cdef CompiledSteps steps = self.steps
+        cdef WatchCore watch
+        cdef object batch = hashes
+        cdef PyObject** items
+        cdef Table* table
+        cdef Py_ssize_t size, index = 0, end = 0
+        cdef Node* node
+        if steps is None:
+            return self._skeleton.lookup(hashes)
+        watch = steps._watch  # held while its Python code runs
+        if watch is not None:
+            watch.begin_lookup()
+        if type(hashes) is tuple:
+            items = tuple_items(<tuple>batch)
+        else:
+            if type(hashes) is not list:
+                batch = as_batch(hashes)
+            items = list_items(<list>batch)
+        size = len(batch)
+        table = steps._policy.table
+        if not batch_ensure(&steps.batch, size):
+            raise MemoryError()
+        batch_set(&steps.batch, items, size)
+        while index < size:
+            if index == end:
+                end = min(index + (LOOKUP_STEP if index else FIRST_LOOKUP_STEP), size)
+                end = first_bad(items, index, end)
+                if index == end:
+                    raise batch_error(batch)
+                find_range(table, &steps.batch, index, end)
+            node = resident(table, &steps.batch, index)
+            if node == NULL or node.block.ref_cnt < 0:
+                break
+            index += 1
+        note_lookup(steps, &steps.batch, index)
+        return index
 
     def begin(self, hashes, *, hints=None, now=None):
         if now is not None:
@@ -1129,129 +1059,86 @@ cdef class ManagerCore:
             check_hints(hints)
         if self.calls_own or self.steps is None:
             return CallingRequest(self, as_batch(hashes), hints, now)
-        return self.steps.begin(self, hashes, hints, now)
-
-    def _begun(self, hashes, hints, now):
-        """Use the blocks of a request for the first time; see the Python twin."""
-        if type(self).touch is ManagerCore.touch:
-            return self.skeleton._begun(hashes, hints, now)
-        self.touch(hashes)
-        return self.skeleton._met(hashes)
-
-    def _extended(self, hashes, start):
-        """Use the blocks that extend a request; see the Python twin."""
-        if type(self).touch is ManagerCore.touch:
-            self.skeleton._extended(hashes, start)
-        else:
-            self.touch(hashes[start:])
-            self.skeleton._met(hashes, start)
-
-    def _finished(self, hashes, hints, now, met, own):
-        """Use the blocks of a request for the last time; see the Python twin."""
-        self.skeleton._finished(hashes, hints, now, met, own)
-
-    def _unshared(self, hashes):
-        """Return the resident blocks that only one session uses."""
-        return self.skeleton._unshared(hashes)
-
-    def _used_last(self, hashes, hints):
-        """Use the blocks of a request for the last time."""
-        self.skeleton._used_last(hashes, hints)
-
-    def _touch_inserted(self, hashes, inserted):
-        """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
-        self.skeleton._touch_inserted(hashes, inserted)
-
-    def _served_at_once(self, hashes, own, num_last):
-        """Note the session of a request that made its calls without `begin`."""
-        self.skeleton._served_at_once(hashes, own, num_last)
-
-    def _hinted(self, hints):
-        """Let the watch count a client's hints on a session."""
-        self.skeleton._hinted(hints)
-
-    def _lookup_told(self, hashes, hints, now):
-        """Count the leading ready blocks of a request that began with these; see the twin."""
-        cdef object skeleton = self.skeleton
-        skeleton._tell(hints, now)
-        try:
-            return self.lookup(hashes)
-        finally:
-            skeleton._tell(None, None)
-
-    def _store_last(self, hashes):
-        """Store blocks of a session that ends; see the Python twin."""
-        if type(self).prepare_store is ManagerCore.prepare_store:
-            return self.skeleton._store_last(hashes)
-        return self.prepare_store(hashes)
+        return begin_request(self.steps, self, hashes, hints, now)
 
     def touch(self, hashes):
-        if self.steps is None:
-            return self.skeleton.touch(hashes)
-        return self.steps.touch(hashes)
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
+            return self._skeleton.touch(hashes)
+        batch = find_batch(steps, hashes)
+        steps._policy.touch_batch(&steps.batch)
 
     def release(self, hashes):
-        if self.steps is None:
-            return self.skeleton.release(hashes)
-        return self.steps.release_blocks(hashes)
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
+            return self._skeleton.release(hashes)
+        batch = find_batch(steps, hashes)
+        if not steps._policy.ensure_release(steps.batch.size):
+            raise MemoryError()
+        release_batch(steps, &steps.batch)
 
     def prepare_load(self, hashes):
-        if self.steps is None:
-            return self.skeleton.prepare_load(hashes)
-        return self.steps.prepare_load(hashes)
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
+            return self._skeleton.prepare_load(hashes)
+        batch = open_batch(steps, hashes)
+        return load(steps, &steps.batch)
 
     def complete_load(self, hashes):
-        if self.steps is None:
-            return self.skeleton.complete_load(hashes)
-        return self.steps.complete_load(hashes)
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        if steps is None:
+            return self._skeleton.complete_load(hashes)
+        batch = open_batch(steps, hashes)
+        steps.release(&steps.batch, batch, 0, NULL)
 
     def prepare_store(self, hashes):
         if self.steps is None:
-            return self.skeleton.prepare_store(hashes)
-        return self.steps.prepare_store(hashes)
+            return self._skeleton.prepare_store(hashes)
+        return store_batch(self.steps, hashes, False)
 
     def complete_store(self, hashes, success=True):
-        if self.steps is None:
-            return self.skeleton.complete_store(hashes, success)
-        return self.steps.complete_store(hashes, success)
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        cdef bint succeeded
+        if steps is None:
+            return self._skeleton.complete_store(hashes, success)
+        succeeded = is_success(success)
+        batch = open_batch(steps, hashes)
+        hint_chosen(&steps.batch, &steps.batch)
+        end_stores(steps, batch, succeeded)
 
     def take_events(self):
-        return self.skeleton.take_events()
+        return self._skeleton.take_events()
 
     # -- what can be seen --------------------------------------------------------------------
 
     def __len__(self):
         """Return the number of resident blocks."""
-        return len(self.skeleton)
+        return len(self._skeleton)
 
     def __contains__(self, block_hash):
         """Return whether a block is resident."""
-        return block_hash in self.skeleton
-
-    @property
-    def _backend_object(self):
-        return self.skeleton._backend_object
-
-    @property
-    def _resets(self):
-        return self.skeleton._resets
-
-    @property
-    def _skeleton(self):
-        return self.skeleton
+        return block_hash in self._skeleton
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        return self.skeleton._check()
+        return self._skeleton._check()
 
 
 cdef object NOT_INITIALISED = PythonManager()  # its methods raise
 
 
-class Manager(ManagerCore, ManagerViews, OffloadingManager[Spec_co]):
+class Manager(ManagerCore, ManagerViews[Spec_co]):
     """The base of all compiled managers, for any policy and backend."""
 
     __slots__ = ()
+
+
+Manager._base = Manager
 
 
 take_contract(ManagerCore)

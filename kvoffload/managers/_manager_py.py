@@ -52,7 +52,7 @@ from kvoffload.types import (
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._views import ManagerViews
 from ._watching import LOAD, STORE, WatchRequest
-from .base import OffloadingManager, take_contract
+from .base import take_contract
 
 _COUNTERS = (
     "lookups",
@@ -68,7 +68,7 @@ _COUNTERS = (
 
 
 @take_contract
-class Manager(ManagerViews, OffloadingManager[Spec_co]):
+class Manager(ManagerViews[Spec_co]):
     """A manager over any policy and any backend.
 
     The contract gives its methods their docstrings.
@@ -172,26 +172,20 @@ class Manager(ManagerViews, OffloadingManager[Spec_co]):
     def release(self, hashes: Iterable[bytes]) -> None:
         self._let_go(self._sessions.unshared(as_batch(hashes)))
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        """Use the blocks of a request for the first time; call a subclass's own `touch`."""
-        if type(self).touch is Manager.touch:
-            self._policy._take_back(hashes)
-            self._policy._begun(hashes, hints, now)
-        else:
-            self.touch(hashes)
-        return self._met(hashes)
+    def _use_first(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Use the blocks of a request for the first time."""
+        self._policy._take_back(hashes)
+        self._policy._begun(hashes, hints, now)
+        return self._met(hashes, 0)
 
-    def _extended(self, hashes: list[BlockHash], start: int) -> None:
-        """Use the blocks that extend a request; call a subclass's own `touch`."""
+    def _use_more(self, hashes: list[BlockHash], start: int) -> None:
+        """Use the blocks that extend a request."""
         added = hashes[start:]
-        if type(self).touch is Manager.touch:
-            self._policy._take_back(added)
-            self._policy._extended(added)
-        else:
-            self.touch(added)
+        self._policy._take_back(added)
+        self._policy._extended(added)
         self._met(hashes, start)
 
-    def _met(self, hashes: list[BlockHash], start: int = 0) -> int:
+    def _met(self, hashes: list[BlockHash], start: int) -> int:
         """Note whether a request goes on with its session; see `Sessions.meet`."""
         return self._sessions.meet(hashes, start)
 
@@ -234,24 +228,6 @@ class Manager(ManagerViews, OffloadingManager[Spec_co]):
             self._policy._release(unshared)
         if self._watch is not None:
             self._watch.released(unshared)
-
-    def _tell(self, hints: Hints | None, now: float | None) -> None:
-        """Give the watch the hints of the request that it will see next."""
-        if self._watch is not None:
-            self._watch.tell(hints, now)
-
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        """Count the leading ready blocks of a request that began with hints, or a time."""
-        self._tell(hints, now)
-        try:
-            return self.lookup(hashes)
-        finally:
-            self._tell(None, None)
-
-    def _hinted(self, hints: Hints) -> None:
-        """Let the watch count a client's hints on a session."""
-        if self._watch is not None:
-            self._watch.hinted(hints)
 
     def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
         """Touch blocks; those in `inserted` as if still being stored, which counts as no use.
@@ -322,12 +298,6 @@ class Manager(ManagerViews, OffloadingManager[Spec_co]):
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         return self._store(hashes, is_last=False)
-
-    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
-        """Store blocks of a session that ends; call a subclass's own `prepare_store`."""
-        if type(self).prepare_store is Manager.prepare_store:
-            return self._store(hashes, is_last=True)
-        return self.prepare_store(hashes)
 
     def _store(
         self, hashes: Iterable[bytes], *, is_last: bool
@@ -495,10 +465,6 @@ class Manager(ManagerViews, OffloadingManager[Spec_co]):
     def _block_table(self) -> npt.NDArray[np.void]:
         return block_table(self._policy._resident.values())
 
-    @property
-    def _skeleton(self) -> Manager[Spec_co]:
-        return self
-
     def _check(self) -> None:
         """Verify every invariant; raise AssertionError with the broken one."""
         self._policy._check()
@@ -509,6 +475,9 @@ class Manager(ManagerViews, OffloadingManager[Spec_co]):
         block_ids = [status.block_id for status in self._policy._resident.values()]
         if len(set(block_ids)) != len(block_ids):
             raise AssertionError("every resident block owns a slot of its own")
+
+
+Manager._base = Manager
 
 
 def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:

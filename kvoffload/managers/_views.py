@@ -1,23 +1,28 @@
-"""What can be seen of a manager of either twin, and its reset."""
+"""The methods of a manager that are the same in both twins."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import OffloadingEvent
+from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutput, Spec_co
+
+from .base import OffloadingManager
+
+if TYPE_CHECKING:
+    from ._manager_py import Manager
 
 
-class ManagerViews:
-    """The public surface that does not depend on the twin."""
+class ManagerViews(OffloadingManager[Spec_co]):
+    """The methods that do not depend on the twin, for the base of all managers of each."""
 
     __slots__ = ()
 
-    _skeleton: Any  # has the state: the manager itself, or its compiled steps
-    _backend_object: Any
+    _skeleton: Manager[Spec_co]  # has the state: the manager itself, or its compiled steps
+    _base: type[OffloadingManager[Any]]  # whose methods a subclass may override
 
     def reset_cache(self) -> None:
         """Drop everything, ghosts and adaptive state included, without events.
@@ -41,8 +46,7 @@ class ManagerViews:
             ``not_admitted``, ``loaded_blocks``; and the present ``resident``, ``pending``,
             ``pinned``, ``free``, ``ghosts``.
         """
-        counters: dict[str, int] = self._skeleton._stats()
-        return counters
+        return self._skeleton._stats()
 
     def __bool__(self) -> bool:
         """Return True, even for an empty manager."""
@@ -64,20 +68,17 @@ class ManagerViews:
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        size: int = self._backend_object.block_size
-        return size
+        return self._skeleton._backend_object.block_size
 
     @property
     def medium(self) -> str:
         """Name of the medium, as given in events."""
-        medium: str = self._backend_object.medium
-        return medium
+        return self._skeleton._backend_object.medium
 
     @property
     def policy(self) -> CachePolicy:
         """The policy that chooses the blocks to evict."""
-        policy: CachePolicy = self._skeleton._policy_object
-        return policy
+        return self._skeleton._policy_object
 
     @property
     def watch(self) -> Any:
@@ -88,7 +89,7 @@ class ManagerViews:
     @property
     def events(self) -> list[OffloadingEvent] | None:
         """Copy of the events not yet taken; None when events are off."""
-        events: list[OffloadingEvent] | None = self._skeleton._events
+        events = self._skeleton._events
         return None if events is None else list(events)
 
     @property
@@ -97,5 +98,48 @@ class ManagerViews:
 
         The array is a snapshot and does not show later changes.
         """
-        table: npt.NDArray[np.void] = self._skeleton._block_table()
-        return table
+        return self._skeleton._block_table()
+
+    # -- what a request tells ----------------------------------------------------------------
+
+    def _overrides(self, call: str) -> bool:
+        """Return whether a subclass has a method of its own for a call."""
+        return getattr(type(self), call) is not getattr(self._base, call)
+
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Use the blocks of a request for the first time; call a subclass's own `touch`."""
+        if not self._overrides("touch"):
+            return self._skeleton._use_first(hashes, hints, now)
+        self.touch(hashes)
+        return self._skeleton._met(hashes, 0)
+
+    def _extended(self, hashes: list[BlockHash], start: int) -> None:
+        """Use the blocks that extend a request; call a subclass's own `touch`."""
+        if not self._overrides("touch"):
+            self._skeleton._use_more(hashes, start)
+        else:
+            self.touch(hashes[start:])
+            self._skeleton._met(hashes, start)
+
+    def _hinted(self, hints: Hints) -> None:
+        """Let the watch count a client's hints on a session."""
+        watch = self._skeleton._watch
+        if watch is not None:
+            watch.hinted(hints)
+
+    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Call `lookup`, and let the watch hear what the request began with."""
+        watch = self._skeleton._watch
+        if watch is None:
+            return self.lookup(hashes)
+        watch.tell(hints, now)
+        try:
+            return self.lookup(hashes)
+        finally:
+            watch.tell(None, None)
+
+    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
+        """Store blocks of a session that ends; call a subclass's own `prepare_store`."""
+        if self._overrides("prepare_store"):
+            return self.prepare_store(hashes)
+        return self._skeleton._store(hashes, is_last=True)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from kvoffload._checks import check_bool
-from kvoffload.backends.base import Backend, check_backend
+from kvoffload.backends.base import Backend
 from kvoffload.policies.builtin import ARCCachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
-from ._manager import Manager, policy_over
+from ._manager import BackendManager
 
 __all__ = ["ARCOffloadingManager"]
 
 
-class ARCOffloadingManager(Manager[Spec_co]):
+class ARCOffloadingManager(BackendManager[Spec_co]):
     """A manager over a pluggable backend, with vLLM's variant of adaptive replacement.
 
     Parameters
@@ -41,14 +40,7 @@ class ARCOffloadingManager(Manager[Spec_co]):
     __module__ = "kvoffload"
 
     def __init__(self, backend: Backend[Spec_co], enable_events: bool = False) -> None:
-        check_backend(backend)
-        enable_events = check_bool("enable_events", enable_events)
-        self._setup(policy_over(backend, "arc", self), backend, enable_events)
-
-    @property
-    def backend(self) -> Backend[Spec_co]:
-        """The backend that holds the blocks."""
-        return self._backend_object
+        self._open("arc", backend, enable_events)
 
     @property
     def _arc(self) -> ARCCachePolicy:

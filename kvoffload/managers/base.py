@@ -188,11 +188,11 @@ class Request(ABC, Generic[Spec_co]):
     def __len__(self) -> int:
         """Return the number of blocks."""
 
-    @abstractmethod
     def __enter__(self) -> Self:
         """Return the request."""
+        self._require_open("with")
+        return self
 
-    @abstractmethod
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -200,6 +200,12 @@ class Request(ABC, Generic[Spec_co]):
         traceback: TracebackType | None,
     ) -> None:
         """Finish the request."""
+        self.finish()
+
+    def _require_open(self, call: str) -> None:
+        """Raise RequestFinishedError if the request has finished."""
+        if self.is_finished:
+            raise request_finished(call)
 
 
 class OffloadingManager(ABC, Generic[Spec_co]):
@@ -279,10 +285,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         check_now(now)
         return CallingRequest(self, as_batch(hashes), check_hints(hints), now)
 
-    @property
-    def _resets(self) -> int:
-        """Number of resets; after one, a request forgets the blocks that it was storing."""
-        return 0
+    # -- what a request tells ----------------------------------------------------------------
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         """Use the blocks of a request for the first time.
@@ -296,6 +299,29 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     def _extended(self, hashes: list[BlockHash], start: int) -> None:
         """Use the blocks that extend a request, those from `start` on."""
         self.touch(hashes[start:])
+
+    def _hinted(self, hints: Hints) -> None:
+        """Count the hints on a session; hints repeated at the end count once."""
+        del hints
+
+    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+        """Count the leading ready blocks of a request that began with hints, or a time."""
+        del hints, now
+        return self.lookup(hashes)
+
+    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
+        """Store blocks of a session that ends, in free slots and slots of released blocks."""
+        return self.prepare_store(hashes)
+
+    @property
+    def _skeleton(self) -> Any:
+        """The object that has the state, and the methods below: by default the manager itself."""
+        return self
+
+    @property
+    def _resets(self) -> int:
+        """Number of resets; after one, a request forgets the blocks that it was storing."""
+        return 0
 
     def _finished(
         self,
@@ -315,22 +341,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         if hints is not None and hints.ends:
             self.release(hashes)
 
-    def _hinted(self, hints: Hints) -> None:
-        """Count the hints on a session; hints repeated at the end count once."""
-        del hints
-
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        """Count the leading ready blocks of a request that began with hints, or a time."""
-        del hints, now
-        return self.lookup(hashes)
-
     def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
         """Return the resident blocks that only one session uses, as far as the manager knows."""
         return list(as_batch(hashes))
-
-    def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
-        """Store blocks of a session that ends, in free slots and slots of released blocks."""
-        return self.prepare_store(hashes)
 
     @abstractmethod
     def lookup(self, hashes: Iterable[bytes]) -> int:
@@ -488,7 +501,7 @@ class CallingRequest(Request[Spec_co]):
         self._loading: list[Part] = []  # parts that it has pinned
         self._outdated: list[Part] = []  # parts that it had pinned when the manager was reset
         self._own: int | None = None  # first position that it has stored
-        self._resets = manager._resets  # at its last call
+        self._resets = manager._skeleton._resets  # at its last call
         self._met = manager._begun(list(batch), hints, now)  # see `OffloadingManager._begun`
         if hints is not None:
             manager._hinted(hints)
@@ -506,7 +519,6 @@ class CallingRequest(Request[Spec_co]):
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
         start, stop = self._bounds(start, stop)
-        self._note_resets()
         spec = self._manager.prepare_load(self._hashes[start:stop])
         self._note_loaded(start, stop)
         return spec
@@ -557,8 +569,8 @@ class CallingRequest(Request[Spec_co]):
 
     def _note_resets(self) -> None:
         """Forget the blocks that it was using if the manager was reset since its last call."""
-        if self._resets != self._manager._resets:
-            self._resets = self._manager._resets
+        if self._resets != self._manager._skeleton._resets:
+            self._resets = self._manager._skeleton._resets
             self._storing = []
             self._outdated += self._loading
             self._loading = []
@@ -582,7 +594,7 @@ class CallingRequest(Request[Spec_co]):
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
-        self._manager._finished(list(self._hashes), hints, now, self._met, own)
+        self._manager._skeleton._finished(list(self._hashes), hints, now, self._met, own)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)
@@ -605,31 +617,12 @@ class CallingRequest(Request[Spec_co]):
         """Return True, even for a request without blocks."""
         return True
 
-    def __enter__(self) -> Self:
-        """Return the request."""
-        self._require_open("with")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Finish the request."""
-        self.finish()
-
     def __reduce__(self) -> NoReturn:
         raise cannot_pickle(self)
 
     def __repr__(self) -> str:
         """Return the number of blocks, and whether the request has finished."""
         return request_summary(self)
-
-    def _require_open(self, call: str) -> None:
-        """Raise RequestFinishedError if the request has finished."""
-        if self._is_finished:
-            raise request_finished(call)
 
     def _bounds(self, start: int, stop: int | None) -> Part:
         """Return the bounds of a part as ints."""

@@ -26,12 +26,12 @@ def touch_stored(manager: Any, hashes: Iterable[bytes], stored: Collection[bytes
 
     For a request that has stored them itself and whose stores have already ended.
     """
-    manager._touch_inserted(hashes, stored)
+    manager._skeleton._touch_inserted(hashes, stored)
 
 
 def finish(manager: Any, hashes: list[BlockHash], hints: Hints | None) -> None:
     """Use the blocks of a request for the last time."""
-    manager._used_last(hashes, hints)
+    manager._skeleton._used_last(hashes, hints)
 
 
 def end(manager: Any, hashes: list[Any], own: Collection[bytes], num_last: int = 1) -> None:
@@ -40,12 +40,12 @@ def end(manager: Any, hashes: list[Any], own: Collection[bytes], num_last: int =
     `own` are the blocks that it has stored. Of `num_last` blocks, one per group, any may be its
     last.
     """
-    manager._served_at_once(hashes, own, num_last)
+    manager._skeleton._served_at_once(hashes, own, num_last)
 
 
 def unshared(manager: Any, hashes: Iterable[bytes]) -> list[BlockHash]:
     """Return the resident blocks that only one session uses, as far as a manager knows."""
-    found: list[BlockHash] = manager._unshared(hashes)
+    found: list[BlockHash] = manager._skeleton._unshared(hashes)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutput, Spec_co
 
@@ -59,8 +60,8 @@ class ForwardingManager(OffloadingManager[Spec_co]):
     # -- what a request tells ----------------------------------------------------------------
 
     @property
-    def _resets(self) -> int:
-        return self.manager._resets
+    def _skeleton(self) -> Any:
+        return self.manager._skeleton
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         return self.manager._begun(hashes, hints, now)
@@ -68,24 +69,11 @@ class ForwardingManager(OffloadingManager[Spec_co]):
     def _extended(self, hashes: list[BlockHash], start: int) -> None:
         self.manager._extended(hashes, start)
 
-    def _finished(
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-    ) -> None:
-        self.manager._finished(hashes, hints, now, met, own)
-
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)
 
     def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         return self.manager._lookup_told(hashes, hints, now)
-
-    def _unshared(self, hashes: Iterable[bytes]) -> list[BlockHash]:
-        return self.manager._unshared(hashes)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         return self.manager._store_last(hashes)

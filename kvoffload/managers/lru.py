@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from kvoffload._checks import check_bool
-from kvoffload.backends.base import Backend, check_backend
+from kvoffload.backends.base import Backend
 from kvoffload.policies.builtin import LRUCachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
-from ._manager import Manager, policy_over
+from ._manager import BackendManager
 
 __all__ = ["LRUOffloadingManager"]
 
 
-class LRUOffloadingManager(Manager[Spec_co]):
+class LRUOffloadingManager(BackendManager[Spec_co]):
     """A manager over a pluggable backend that evicts the least recently used blocks first.
 
     Parameters
@@ -36,14 +35,7 @@ class LRUOffloadingManager(Manager[Spec_co]):
     __module__ = "kvoffload"
 
     def __init__(self, backend: Backend[Spec_co], enable_events: bool = False) -> None:
-        check_backend(backend)
-        enable_events = check_bool("enable_events", enable_events)
-        self._setup(policy_over(backend, "lru", self), backend, enable_events)
-
-    @property
-    def backend(self) -> Backend[Spec_co]:
-        """The backend that holds the blocks."""
-        return self._backend_object
+        self._open("lru", backend, enable_events)
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockHash, Hints
+from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
@@ -267,8 +268,8 @@ def test_a_request_served_at_once_may_be_shorter_than_its_end(twin: ModuleType) 
     """The mark of its end goes to its last resident block, and to no block outside of it."""
     manager = new_manager(twin)
     serve(manager, [A])
-    manager._served_at_once([], set(), 1)
-    manager._served_at_once([A, C], set(), 3)  # C is not resident, so it ends at A
+    calls.end(manager, [], set())
+    calls.end(manager, [A, C], set(), 3)  # C is not resident, so it ends at A
     serve(manager, [A, B])  # goes on there: the same session
     end(manager, [A, B])
     assert manager.policy.num_released == 2

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kvoffload.managers import calls
 from kvoffload.policies import registry
 from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
@@ -23,7 +24,8 @@ def test_touches_of_what_a_request_has_stored_itself(
         pair.do("prepare_store", keys)
         pair.do("complete_store", keys)
         inserted = {key for key in keys if chance.random() < 0.7}
-        pair.do("_touch_inserted", keys, inserted)
+        for manager in pair.both:
+            calls.touch_stored(manager, keys, inserted)
         if number % 10 == 0:
             pair.agree()
     pair.agree()

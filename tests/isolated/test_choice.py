@@ -48,7 +48,8 @@ else:
     twin = "c" if kvoffload.IMPLEMENTATION == "compiled" else "py"
     for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend", "CPUOffloadingManager",
                  "LRUOffloadingManager", "ARCOffloadingManager"):
-        defined = getattr(kvoffload, name).__mro__[name.endswith("Manager")].__module__
+        kinds = getattr(kvoffload, name).__mro__
+        defined = next((k for k in kinds if k.__name__ == "Manager"), kinds[0]).__module__
         assert defined.endswith(f"_{twin}"), (name, defined)
     manager = kvoffload.CPUOffloadingManager(16, 2)
     manager.complete_store(manager.prepare_store([b"x"]).block_hashes_to_store)
