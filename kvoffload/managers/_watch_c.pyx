@@ -17,6 +17,7 @@ Source
 """
 
 cimport cython
+from cpython.array cimport array
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport NAN, isnan
 from libc.string cimport memcpy, memmove, memset
@@ -94,6 +95,9 @@ cdef enum:
     AGE_BITS = 3            # a histogram of ages in ms has eight bins for each doubling
 
 
+UNSAID = (None, None)  # the hints and the time of a client that gave none
+
+
 cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
     """Return whether a block is of a transfer."""
     cdef uint32_t at
@@ -101,6 +105,17 @@ cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
         if transfer.block_ids[at] == block_id:
             return True
     return False
+
+
+cdef inline uint8_t meets(Table* table, uint32_t node_id) noexcept nogil:
+    """Return how a lookup that has stopped before meets a block."""
+    cdef const Node* node
+    if node_id == NIL:
+        return ABSENT
+    node = node_at(table, node_id)
+    if not node.flags & RESIDENT:
+        return ABSENT
+    return PENDING if node.block.ref_cnt < 0 else BROKEN_PREFIX
 
 
 cdef list as_list(const uint64_t* values, int size):
@@ -143,7 +158,7 @@ cdef class WatchCore:
         self.source_numbers = {}
         self.moment = NAN
         self.latest = NAN
-        self.told = []
+        self.told = [UNSAID]
         self.keys = [[] for _ in range(self.num_quarters)]
         self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
         self.present = self.start
@@ -305,8 +320,9 @@ cdef class WatchCore:
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
     cdef void on_eviction(self, uint64_t size) noexcept:
-        """Count the blocks, and note the fates of the sampled ones."""
+        """Count the blocks, the sampled ones by their records, and note their fates."""
         cdef Py_ssize_t index
+        cdef Entry* entry
         cdef uint32_t now = <uint32_t>self.last_now()
         self.count(EVICTED_BLOCKS, size)
         for index in range(self.num_sampled):
@@ -314,17 +330,14 @@ cdef class WatchCore:
                 self.shadow.entries + shadow_first(&self.shadow, self.sampled[index].hashed)
             )
         for index in range(self.num_sampled):
-            self.note_evicted(shadow_find(&self.shadow, self.sampled[index].hashed), now)
-
-    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
-        """Count an evicted block by its record."""
-        self.tally.evicted_used[entry != NULL and entry.used] += 1
-        if entry != NULL:
-            self.tally.unused_ages[log_bin(now - entry.last_use, AGE_BITS)] += 1
-            if entry.fate == FATE_STORED:
-                self.tally.stored_ages[log_bin(now - entry.changed, AGE_BITS)] += 1
-            entry.fate = FATE_EVICTED
-            entry.changed = now
+            entry = shadow_find(&self.shadow, self.sampled[index].hashed)
+            self.tally.evicted_used[entry != NULL and entry.used] += 1
+            if entry != NULL:
+                self.tally.unused_ages[log_bin(now - entry.last_use, AGE_BITS)] += 1
+                if entry.fate == FATE_STORED:
+                    self.tally.stored_ages[log_bin(now - entry.changed, AGE_BITS)] += 1
+                entry.fate = FATE_EVICTED
+                entry.changed = now
 
     cdef void on_event(self, int event) noexcept:
         cdef Py_ssize_t index
@@ -422,8 +435,8 @@ cdef class WatchCore:
             (<list>self.keys[quarter]).append(<object>sampled.key)
         except MemoryError:
             return
-        if sampled.part == BEFORE and (request.first == 0 or request.first == request.num_keys):
-            request.first = request.num_keys + 1
+        if sampled.part == BEFORE and request.first in (0, <int32_t>request.num_keys):
+            request.first = <int32_t>request.num_keys + 1
         if sampled.part <= ASKED and request.end == request.num_keys:
             request.end += 1
         request.num_keys += 1
@@ -439,7 +452,8 @@ cdef class WatchCore:
             if request.num_keys:
                 if place == 0 and event != RELEASED:
                     place = self.keep_told()
-                request.event = event
+                if event:
+                    request.first = event
                 request.told = place
                 request.quarter = <uint32_t>quarter
                 request.stretch = self.stretch
@@ -458,7 +472,7 @@ cdef class WatchCore:
             self.told.append((self.hints, self.latest))
         except MemoryError:
             return 0
-        return <uint32_t>len(self.told)
+        return <uint32_t>len(self.told) - 1
 
     def take_requests(self):
         """Return and clear the requests collected for the policies.
@@ -466,7 +480,6 @@ cdef class WatchCore:
         One list per quarter, of one list per stretch between resets.
         """
         cdef list taken, keys, fresh, told, nothing
-        cdef tuple said, unsaid = (None, None)
         cdef uint64_t index
         cdef uint32_t quarter, end
         cdef uint32_t starts[4]
@@ -475,7 +488,7 @@ cdef class WatchCore:
         memset(starts, 0, sizeof(starts))
         try:
             fresh = [[] for _ in range(self.num_quarters)]
-            nothing = []
+            nothing = [UNSAID]
             told = self.told
             taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
             for index in range(self.num_requests):
@@ -484,15 +497,8 @@ cdef class WatchCore:
                 end = starts[quarter] + request.num_keys
                 keys = (<list>self.keys[quarter])[starts[quarter] : end]
                 starts[quarter] = end
-                said = told[request.told - 1] if request.told else unsaid
                 (<list>(<list>taken[quarter])[request.stretch]).append(
-                    (
-                        keys,
-                        request.event if request.event else <int>request.first,
-                        <int>request.end,
-                        said[0],
-                        said[1],
-                    )
+                    (keys, request.first, <int>request.end, *told[request.told])
                 )
             self.keys = fresh
             self.told = nothing
@@ -508,33 +514,30 @@ cdef class WatchCore:
     cdef void c_looked_up(self, Table* table, Batch* batch, Py_ssize_t num_hits) noexcept:
         cdef Py_ssize_t index
         cdef uint64_t hashed
-        cdef Node* node
+        cdef const Node* node
         cdef uint32_t node_id
-        cdef uint8_t met
-        cdef bint met_pending = False
         # The lookup has found the node of the first miss, too.
-        if num_hits < batch.size and batch.node_ids[num_hits] != NIL:
-            node = node_at(table, batch.node_ids[num_hits])
-            met_pending = node.flags & RESIDENT and node.block.ref_cnt < 0
+        cdef bint met_pending = (
+            num_hits < batch.size and meets(table, batch.node_ids[num_hits]) == PENDING
+        )
         self.count_request(batch.size, batch.size - num_hits, met_pending, batch.size)
-        cdef bint is_observed = self.begin(batch.size)
-        for index in range(num_hits if is_observed else 0):
-            node = node_at(table, batch.node_ids[index])
-            if node.flags & SAMPLED:
-                self.meet(hash_node(table, node), batch.items[index], ASKED, HIT, FATE_UNKNOWN)
-        for index in range(num_hits, batch.size if is_observed else num_hits):
-            # Elements that the lookup did not check may not be keys.
-            if first_bad(batch.items, index, index + 1) == index:
-                break
-            hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
-            if self.samples(hashed):
-                node_id = index_find(
-                    table, item_key(batch, index), item_length(batch, index), hashed
-                )
-                met = ABSENT
-                if node_id != NIL and node_at(table, node_id).flags & RESIDENT:
-                    met = PENDING if node_at(table, node_id).block.ref_cnt < 0 else BROKEN_PREFIX
-                self.meet(hashed, batch.items[index], ASKED, met, FATE_UNKNOWN)
+        if self.begin(batch.size):
+            for index in range(num_hits):
+                node = node_at(table, batch.node_ids[index])
+                if node.flags & SAMPLED:
+                    self.meet(hash_node(table, node), batch.items[index], ASKED, HIT, FATE_UNKNOWN)
+            for index in range(num_hits, batch.size):
+                # Elements that the lookup did not check may not be keys.
+                if first_bad(batch.items, index, index + 1) == index:
+                    break
+                hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
+                if self.samples(hashed):
+                    node_id = index_find(
+                        table, item_key(batch, index), item_length(batch, index), hashed
+                    )
+                    self.meet(
+                        hashed, batch.items[index], ASKED, meets(table, node_id), FATE_UNKNOWN
+                    )
         self.on_request()
 
     cdef void c_offered(
@@ -560,57 +563,43 @@ cdef class WatchCore:
         self.on_offer()
 
     cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept:
-        cdef uint32_t first, last
-        if batch.size == 0:
-            return
-        first = batch.node_ids[0]
-        last = batch.node_ids[batch.size - 1]
-        if first != NIL and last != NIL:
-            if (
-                node_at(table, first).flags & node_at(table, last).flags & RESIDENT
-                and node_at(table, first).block.ref_cnt < 0
-                and node_at(table, last).block.ref_cnt < 0
-            ):
-                self.end_transfer(
-                    STORE,
-                    batch.size,
-                    own_id(table, first, node_at(table, first)),
-                    own_id(table, last, node_at(table, last)),
-                    -1,
-                )
+        self.c_closed(STORE, table, batch)
         if not succeeded:
             self.c_failed(table, batch)
 
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
         """Note the fates of pending blocks whose store failed, once each."""
         cdef Py_ssize_t index
-        cdef uint32_t node_id
         cdef Node* node
         table_new_epoch(table)
         for index in range(batch.size):
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
+            if meets(table, batch.node_ids[index]) != PENDING:
                 continue
-            node = node_at(table, node_id)
-            if node.flags & RESIDENT and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
+            node = node_at(table, batch.node_ids[index])
+            if node.block.mark != table.epoch:
                 node.block.mark = table.epoch
                 self.count(FAILED_BLOCKS, 1)
                 if node.flags & SAMPLED:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
     cdef void c_loaded(self, Table* table, Batch* batch) noexcept:
+        self.c_closed(LOAD, table, batch)
+
+    cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept:
+        """End a transfer, unless it is a store and its first or last block is not pending."""
         cdef uint32_t first, last
         if batch.size == 0:
             return
         first = batch.node_ids[0]
         last = batch.node_ids[batch.size - 1]
-        self.end_transfer(
-            LOAD,
-            batch.size,
-            own_id(table, first, node_at(table, first)),
-            own_id(table, last, node_at(table, last)),
-            -1,
-        )
+        if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
+            self.end_transfer(
+                kind,
+                batch.size,
+                own_id(table, first, node_at(table, first)),
+                own_id(table, last, node_at(table, last)),
+                -1,
+            )
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -659,24 +648,15 @@ cdef class WatchCore:
     def looked_up(self, batch, Py_ssize_t num_hits):
         """Judge a request for a list or tuple of keys, of which the first `num_hits` were ready."""
         cdef Py_ssize_t index, size = len(batch)
-        cdef uint64_t hashed
-        cdef list keys, behind
+        cdef list keys, met
         self.tick()
         # Elements that the lookup did not check may not be keys.
         keys = list(takewhile(is_key, batch))
-        behind = [met_as(self.get(key)) for key in keys[num_hits:]]
-        self.count_request(size, size - num_hits, behind[:1] == [PENDING], size)
+        met = [HIT] * num_hits + [met_as(self.get(key)) for key in keys[num_hits:]]
+        self.count_request(size, size - num_hits, met[num_hits : num_hits + 1] == [PENDING], size)
         if self.begin(len(keys)):
             for index in range(len(keys)):
-                hashed = self.hash_of(keys[index])
-                if self.samples(hashed):
-                    self.meet(
-                        hashed,
-                        <PyObject*>keys[index],
-                        ASKED,
-                        HIT if index < num_hits else behind[index - num_hits],
-                        FATE_UNKNOWN,
-                    )
+                self.meet_key(keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
     def tell(self, hints, now):
@@ -722,17 +702,9 @@ cdef class WatchCore:
 
     def opened(self, uint32_t kind, list block_ids not None):
         """Open a transfer."""
-        cdef list ids = [int(block_id) for block_id in block_ids]  # a user's status may run code
-        cdef int32_t* own = NULL
-        cdef Py_ssize_t index
+        cdef array ids = array("q", map(int, block_ids))  # a user's status may run code
         self.tick()
-        if ids:
-            own = self.open_transfer(
-                kind, len(ids), ids[0], ids[len(ids) - 1], self.read_clock()
-            )
-        if own != NULL:
-            for index in range(len(ids)):
-                own[index] = ids[index]
+        self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
 
     def closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last):
         """Close the newest transfer of a kind and size with this first and last block id."""
@@ -749,19 +721,17 @@ cdef class WatchCore:
     cdef void meet_list(self, list keys, Py_ssize_t num_first, uint8_t fate) noexcept:
         """Meet the sampled keys of a list; the first ones get a fate, others are declined."""
         cdef Py_ssize_t index
-        cdef uint64_t hashed
-        if not self.begin(len(keys)):
-            return
-        for index in range(len(keys)):
-            hashed = self.hash_of(keys[index])
-            if self.samples(hashed):
-                self.meet(
-                    hashed,
-                    <PyObject*>keys[index],
-                    BEHIND,
-                    ABSENT,
-                    fate if index < num_first else FATE_DECLINED,
+        if self.begin(len(keys)):
+            for index in range(len(keys)):
+                self.meet_key(
+                    keys[index], BEHIND, ABSENT, fate if index < num_first else FATE_DECLINED
                 )
+
+    cdef void meet_key(self, object key, uint8_t part, uint8_t met, uint8_t fate) noexcept:
+        """Meet a key if it is sampled."""
+        cdef uint64_t hashed = self.hash_of(key)
+        if self.samples(hashed):
+            self.meet(hashed, <PyObject*>key, part, met, fate)
 
     cdef uint64_t hash_of(self, object key) noexcept:
         return kvo_hash(
