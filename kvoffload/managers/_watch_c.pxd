@@ -154,7 +154,7 @@ cdef class WatchCore:
     cdef uint64_t transfer_room
     cdef uint64_t open_blocks
     cdef uint64_t serial
-    cdef double lag                         # requests during a store; < 0: not known
+    cdef readonly double lag                # mean requests during a store; < 0: not known
 
     # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
     cdef int look_at(self, Table* table, object get) except -1

@@ -841,21 +841,8 @@ cdef class WatchCore:
         self.tick()
         return self.read_clock()
 
-    def progress(self):
-        """Return the requests, those that met a block being stored, refused stores, and the lag.
-
-        The lag is the recent mean number of requests that come during a store; 0 before the first
-        store ends.
-        """
-        return (
-            self.counters[REQUESTS],
-            self.counters[MET_PENDING],
-            self.counters[REFUSED_STORES],
-            max(self.lag, 0.0),
-        )
-
     def counts(self):
-        """Return every counter since the start."""
+        """Return the counters since the start, of which a report shows the change."""
         cdef int quarter, index, size = self.num_sizes + 1
         return {
             **dict(zip(COUNTERS, as_list(self.counters, NUM_COUNTERS))),
@@ -870,6 +857,12 @@ cdef class WatchCore:
                 as_list(self.tally.policy_judged[quarter], size)
                 for quarter in range(self.num_quarters)
             ],
+        }
+
+    def overall(self):
+        """Return the ages at eviction since the start, and the sampled blocks and transfers."""
+        cdef int index
+        return {
             "unused_ages": as_list(self.tally.unused_ages, BINS),
             "stored_ages": as_list(self.tally.stored_ages, BINS),
             "held": [self.held(index) for index in range(self.num_sizes)],
@@ -883,24 +876,32 @@ cdef class WatchCore:
         """Return the distinct sources of hints, in the order of their counts."""
         return list(self.source_numbers)
 
-    def explain(self, bytes key not None):
-        """Return the facts on a block: its ref_cnt, whether it is sampled, its record.
+    def explain(self, bytes key not None, uint64_t now):
+        """Return the facts on a block: its ref_cnt, and if it is sampled a cause and its record.
 
-        The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
+        The cause is that of its miss if it is absent. The record is None, or whether it was used
+        since it was stored, and the ms since its last use and since its store or eviction, one of
+        which is None.
         """
         status = self.get(key)
         cdef object ref_cnt = None if status is None else status.ref_cnt
         cdef uint64_t hashed = self.hash_of(key)
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
+        cdef uint32_t age
         if not self.samples(hashed):
-            return ref_cnt, False, None
+            return ref_cnt, None, None
         if entry == NULL:
-            return ref_cnt, True, None
+            return ref_cnt, self.cause_of(hashed), None
+        age = <uint32_t>now - entry.changed
         return (
             ref_cnt,
-            True,
-            (entry.segment, entry.fate, bool(entry.used), entry.last_use, entry.changed),
+            self.cause_of(hashed),
+            (
+                bool(entry.used),
+                <uint32_t>now - entry.last_use,
+                age if entry.fate == FATE_STORED else None,
+                age if entry.fate == FATE_EVICTED else None,
+            ),
         )
 
     def order(self):
