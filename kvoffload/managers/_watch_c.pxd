@@ -225,23 +225,8 @@ cdef class WatchCore:
     # Its part for a failed store, where the caller ends the transfer.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept
     cdef void c_loaded(self, Table* table, Batch* batch) noexcept
-    cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
     # After a request has finished with a hint of its return, `now` in seconds or NaN, and after the
     # blocks of a batch that are not shared were released.
     cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept
     cdef void c_released(self, Table* table, Batch* batch) noexcept
-
-    # -- parts -------------------------------------------------------------------------------------
-    cdef uint64_t held(self, int size) noexcept
-    cdef int quarter_of(self, uint64_t hashed) noexcept
-    cdef void judge(self, const SampledKey* sampled) noexcept
-    cdef void use_all(self, uint64_t now) noexcept
-    cdef void meet_batch(self, Table* table, Batch* batch, uint8_t but) noexcept
-    cdef void meet_list(self, list keys, Py_ssize_t num_first, uint8_t fate) noexcept
-    cdef void meet_key(self, object key, uint8_t part, uint8_t met, uint8_t fate) noexcept
-    cdef uint64_t hash_of(self, object key) noexcept
-    cdef void collect_key(self, const SampledKey* sampled) noexcept
-    cdef void collect_request(self, int event) noexcept
-    cdef uint32_t keep_told(self) noexcept
-    cdef void close_at(self, uint64_t index) noexcept

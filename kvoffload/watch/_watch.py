@@ -18,7 +18,7 @@ from kvoffload.policies import registry
 
 from .ages import median_age
 from .hints import heard
-from .minis import Miniatures
+from .minis import Key
 from .overdue import Overdue, find_overdue
 from .points import points
 from .report import Explanation, WatchReport, explanation
@@ -139,12 +139,7 @@ class Watch:
         sample_below = max(1, round(rate * SAMPLE_RANGE))
         sampled = sample_below / SAMPLE_RANGE * capacity
         policy_below = round(sample_below * min(1.0, self.policy_slots / max(sampled, 1e-9)))
-        policy_slots = policy_below / SAMPLE_RANGE * capacity
-        with secrets_from(self._secret):
-            minis = [
-                Miniatures(name, size, policy_slots * size, self._QUARTERS)
-                for name, size in self._asked(policy)
-            ]
+        shadowed = self._shadowed(policy)
         clock = self._clock
         sizes = self.memory if self.memory[-1] >= REMEMBERED else (*self.memory, REMEMBERED)
         plan = WatchPlan(
@@ -153,11 +148,14 @@ class Watch:
             limits=[round(sampled * size / self._QUARTERS) for size in sizes],
             lengths=[int(capacity * size) for size in sizes],
             quarters=self._QUARTERS,
-            keeps_keys=bool(minis),
+            keeps_keys=bool(shadowed),
             secret=self._secret,
             clock=None if clock is None else lambda: int(clock() * 1000),
         )
-        self._planned = Shadows(policy, capacity, self.memory, minis, plan=plan, window=self.window)
+        with secrets_from(self._secret):
+            self._planned = Shadows(
+                policy, capacity, self.memory, shadowed, plan=plan, window=self.window
+            )
         return plan
 
     def _join(self, manager: object, core: Any) -> None:
@@ -192,7 +190,7 @@ class Watch:
         with self._lock:
             self._serve(at_once=True)
             core, shadows, window = self._core, self._shadows, self._shadows.window()
-            counts, overall = window.counts, core.overall()
+            counts = window.counts
             unused, used = counts["evicted_used"]
             policy = getattr(self._manager(), "policy", None)
             return WatchReport(
@@ -205,8 +203,8 @@ class Watch:
                 sampled_missed=dict(zip(CAUSES, counts["causes"], strict=True)),
                 sampled_evicted=unused + used,
                 sampled_unused=unused,
-                since_use=median_age(overall["unused_ages"]),
-                since_stored=median_age(overall["stored_ages"]),
+                since_use=median_age(window.overall["unused_ages"]),
+                since_stored=median_age(window.overall["stored_ages"]),
                 overdue=tuple(self.overdue()),
                 hints=heard(core.sources(), counts["hints"], policy),
                 hint_gain=getattr(policy, "hint_gain", None),
@@ -253,10 +251,9 @@ class Watch:
     def open_seconds(self) -> dict[str, float]:
         """Return the seconds since the oldest open ``"load"`` and ``"store"`` began; 0 for none."""
         self._require_joined()
-        now = self._core.now()
         ages = dict.fromkeys(KINDS, 0.0)
-        for _, kind, time, _ in self._core.open_transfers():
-            ages[KINDS[kind]] = max(ages[KINDS[kind]], (now - time) / 1000)
+        for _, kind, seconds, _ in self._core.open_transfers():
+            ages[kind] = max(ages[kind], seconds)
         return ages
 
     def counters(self) -> dict[str, Any]:
@@ -292,7 +289,7 @@ class Watch:
         if self._core is None:
             raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
 
-    def _asked(self, live: str | None) -> list[tuple[str, float]]:
+    def _shadowed(self, live: str | None) -> list[Key]:
         """Return the policies and sizes to estimate besides the LRU curve."""
         asked = [(policy, 1.0) for policy in self.policies]
         if live is not None:

@@ -85,7 +85,7 @@ def _marks(shadows: Shadows, window: Window, memory: float, *, overlaps: bool) -
     hit_tokens = (counts["asked"] - counts["missed"]) * shadows.core.block_tokens
     marks = {
         "tails": counts["tail_missed_tokens"] > TAILS * hit_tokens,
-        "filling": window.fullest[nearest] < room,
+        "filling": window.overall["fullest"][nearest] < room,
         # A miniature refuses as the manager does. The list did not refuse what the manager refused.
         "long_requests": not overlaps and counts["long_requests"][min(nearest, present)],
         "in_flight": not overlaps and overlapping(counts, present) > IN_FLIGHT * counts["requests"],

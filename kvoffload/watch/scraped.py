@@ -38,14 +38,17 @@ LARGEST = 2.0**63
 """Largest value of a metric that is not a share."""
 SHARES = ("shadow_hit_ratio", "shadow_error", "hint_hit_ratio", "hints_followed")
 
+_KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
+
 # Prometheus' text format. No alternatives of an expression match the same text, so that each takes
 # time linear in a line; prometheus_client's parser copies a label for each of its escaped quotes.
-_NAME = re.compile(r"\s*([\w:]+)(?:\s*(\{)|(?=\s))")
+_NAME = re.compile(
+    rf"\s*((?:[\w:]*[:_])?{WATCH_PREFIX}({'|'.join(_KNOWN)})(?:_total)?)(?:\s*(\{{)|(?=\s))"
+)
 _LABEL = re.compile(r'(?a)[\s,]*([^\W\d]\w*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(?=[,}])')
 _END = re.compile(r"[\s,]*\}")
 _VALUE = re.compile(r"\s*([^\s_]+)(?:\s+[-+.\de]+)?\s*(?:#.*)?")  # and a time, and an exemplar
 _ESCAPED = re.compile(r'\\([\\n"])')
-_KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
 
 Series = tuple[str, ...]
 """The values of a metric's own labels."""
@@ -146,12 +149,10 @@ def read_engines(url: str, text: str) -> list[Engine]:
         raise ValueError(f"a line is longer than {LONGEST_LINE:,} characters")
     for line in lines:
         start = _NAME.match(line)
-        name = start[1] if start else ""  # of a comment
-        before, found, own_name = name.removesuffix("_total").rpartition(WATCH_PREFIX)
-        metric = _KNOWN.get(own_name)
-        if start is None or metric is None or not found or (before and before[-1] not in ":_"):
-            continue
-        labels, value = _sample(line, start.end(), has_labels=bool(start[2]))
+        if start is None:
+            continue  # a comment, or another metric
+        name, metric = start[1], _KNOWN[start[2]]
+        labels, value = _sample(line, start.end(), has_labels=bool(start[3]))
         if not math.isfinite(value):
             continue
         largest = 1.0 if metric.name in SHARES else LARGEST
@@ -347,27 +348,28 @@ def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     if len(live) != 1 or (live[0], 1.0) not in points:
         return []
     present = points[live[0], 1.0][0]
+    gains = {
+        key: (ratio - present, error)
+        for key, (ratio, error) in points.items()
+        if ratio - present - error >= LEAST_GAIN
+    }
 
-    def sentence(what: str, ratio: float, error: float) -> str:
-        return f"{what}: {100 * (ratio - present):+.1f} ± {100 * error:.1f} points of hit ratio."
+    def sentence(what: str, gain: float, error: float) -> str:
+        return f"{what}: {100 * gain:+.1f} ± {100 * error:.1f} points of hit ratio."
 
-    more = [
-        (memory, ratio, error)
-        for (policy, memory), (ratio, error) in sorted(points.items(), key=lambda item: item[0][1])
-        if policy == live[0] and memory > 1 and ratio - present - error >= LEAST_GAIN
-    ]
     found = []
+    more = sorted(
+        (memory, *gain)
+        for (policy, memory), gain in gains.items()
+        if policy == live[0] and memory > 1
+    )
     if more:
         least, most = more[0], max(more, key=lambda each: each[1])
         found.append(sentence(f"{memory_label(least[0])}× memory", *least[1:]))
         if most[1] - least[1] - most[2] - least[2] >= LEAST_GAIN:
             found.append(sentence(f"{memory_label(most[0])}× memory", *most[1:]))
-    others = [
-        (ratio, error, policy)
-        for (policy, memory), (ratio, error) in points.items()
-        if memory == 1 and policy != live[0] and ratio - present - error >= LEAST_GAIN
-    ]
+    others = [(*gain, policy) for (policy, memory), gain in gains.items() if memory == 1]
     if others:
-        ratio, error, policy = max(others)
-        found.append(sentence(f"Policy {policy} at this memory", ratio, error))
+        gain, error, policy = max(others)
+        found.append(sentence(f"Policy {policy} at this memory", gain, error))
     return found

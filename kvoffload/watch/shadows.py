@@ -23,6 +23,8 @@ OVERLAPPING = 16
 """Number of such requests in a window from which LRU has miniatures."""
 LEAST_OVERLAPPING = 4
 """The same if their share is larger than `IN_FLIGHT`; fewer may be chance."""
+OF_OVERLAP = ("requests", "met_pending", "refused", "long_requests")
+"""The counters that tell whether stores overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Window(NamedTuple):
     counts: dict[str, Any]
     minis: dict[Key, Totals]
     before: Snapshot
-    fullest: list[int]  # by size: most sampled blocks that it has held
+    overall: dict[str, Any]  # of the whole run
 
 
 class Shadows:
@@ -56,7 +58,7 @@ class Shadows:
         policy: str | None,
         capacity: int,
         memory: tuple[float, ...],
-        minis: list[Miniatures],
+        shadowed: list[Key],
         *,
         plan: WatchPlan,
         window: float,
@@ -64,14 +66,14 @@ class Shadows:
         self.policy = policy
         self.capacity = capacity  # blocks
         self.memory = memory
+        self.plan = plan
         self.slots = plan.sample_below / SAMPLE_RANGE * capacity  # sampled, at the present size
         self.policy_slots = (
             plan.policy_below / SAMPLE_RANGE * capacity
         )  # that policies have of them
-        self.minis = minis
+        self.minis = [self._new_miniatures(*key) for key in shadowed]
         self.lru: list[Miniatures] = []  # those of LRU, by size
         self.lru_resets = 0  # before they began
-        self.plan = plan
         self.core: Any = None
         self.snapshots: deque[Snapshot] = deque()
         self.serving: Iterator[int] | None = None  # taken requests to the miniatures
@@ -79,6 +81,9 @@ class Shadows:
         self._taken = 0  # number of requests when the sample was last taken
         self._overlaps = False  # the stores of the miniatures do
         self._is_serving = False
+
+    def _new_miniatures(self, policy: str, memory: float) -> Miniatures:
+        return Miniatures(policy, memory, self.policy_slots * memory, self.plan.quarters)
 
     def join(self, core: Any) -> None:
         """Begin to observe the manager of a core."""
@@ -124,10 +129,7 @@ class Shadows:
         releases = self.policy is not None and core.hears_releases
         begins = not self.lru and (overlaps or releases)
         if begins:
-            self.lru = [
-                Miniatures("lru", memory, self.policy_slots * memory, self.plan.quarters)
-                for memory in self.memory
-            ]
+            self.lru = [self._new_miniatures("lru", memory) for memory in self.memory]
             self.minis.extend(self.lru)
         changes = begins or overlaps != self._overlaps
         self._overlaps = overlaps
@@ -157,7 +159,8 @@ class Shadows:
         """Return whether the manager's stores overlap in the window and miniatures can model it."""
         if self.policy is None or not (self.plan.keeps_keys or self.core.hears_releases):
             return False
-        new = difference(counts, self.snapshots[0].counts)
+        past = self.snapshots[0].counts
+        new = {name: difference(counts[name], past[name]) for name in OF_OVERLAP}
         found = overlapping(new, self.memory.index(1.0))
         return found >= LEAST_OVERLAPPING and (
             found >= OVERLAPPING or found > IN_FLIGHT * new["requests"]
@@ -196,7 +199,7 @@ class Shadows:
             difference(after.counts, before.counts),
             {key: total.since(before.minis.get(key)) for key, total in after.minis.items()},
             before,
-            self.core.overall()["fullest"],
+            self.core.overall(),
         )
 
     def _start_anew(self) -> None:
