@@ -235,7 +235,6 @@ cdef class WatchCore:
         """Judge the keys that a request asked for, collect all, then use them, last first."""
         cdef Py_ssize_t index
         cdef uint64_t now
-        cdef bint is_aside
         cdef const SampledKey* sampled = self.sampled
         if self.num_sampled:
             for index in range(self.num_sampled):
@@ -245,14 +244,9 @@ cdef class WatchCore:
             for index in range(self.num_sampled):
                 if sampled[index].part == ASKED:
                     judge(self, sampled + index)
-            # Keys that are not judged follow the others, which are contiguous.
-            for is_aside in range(2):
-                for index in range(self.num_sampled):
-                    if (sampled[index].part == ASIDE) == is_aside:
-                        collect_key(self, sampled + index)
             now = self.read_clock()
             use_all(self, now)
-            collect_request(self, 0)
+            collect(self, 0)
             self.due = self.due or now >= self.next_due
         self.hear(None, NAN)
 
@@ -276,11 +270,9 @@ cdef class WatchCore:
             sampled = self.sampled + index
             entry = shadow_find(&self.shadow, sampled.hashed)
             sampled.seen = entry != NULL and entry.segment < self.num_sizes
-            if not sampled.seen:
-                collect_key(self, sampled)
         use_all(self, now)
         self.moment = self.latest
-        collect_request(self, 0)
+        collect(self, 0)
         self.moment = NAN
         for index in range(self.num_sampled):
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
@@ -306,15 +298,12 @@ cdef class WatchCore:
                 entry.changed = now
 
     cdef void on_event(self, int event) noexcept:
-        cdef Py_ssize_t index
         if event == RELEASED:
             self.hears_releases = True
             self.keeps_below = self.policy_below
         else:
             self.hears_returns = True
-        for index in range(self.num_sampled):
-            collect_key(self, self.sampled + index)
-        collect_request(self, event)
+        collect(self, event)
         self.hear(None, NAN)
 
     cdef void on_reset(self) noexcept:
@@ -389,10 +378,9 @@ cdef class WatchCore:
         cdef list taken, keys, fresh, told, nothing
         cdef uint64_t index
         cdef uint32_t quarter, end
-        cdef uint32_t starts[4]
+        cdef uint32_t[4] starts = [0, 0, 0, 0]
         cdef CollectedRequest* request
         cdef int collecting = PyGC_Disable()
-        memset(starts, 0, sizeof(starts))
         try:
             fresh = [[] for _ in range(self.num_quarters)]
             nothing = [UNSAID]
@@ -523,7 +511,7 @@ cdef class WatchCore:
         self.tick()
         keys = list(batch)
         # Elements that the lookup did not check may not be keys.
-        keys = keys[: first_bad(list_items(keys), 0, size)]
+        keys = keys[: first_bad(list_items(keys), 0, len(keys))]
         met = [HIT] * num_hits + [met_as(self.get(key)) for key in keys[num_hits:]]
         self.count_request(size, size - num_hits, met[num_hits : num_hits + 1] == [PENDING], size)
         if self.begin(len(keys)):
@@ -837,11 +825,18 @@ cdef void collect_key(WatchCore core, const SampledKey* sampled) noexcept:
     core.num_collected += 1
 
 
-cdef void collect_request(WatchCore core, int event) noexcept:
-    """End the request at work, or an event that its keys are part of."""
+cdef void collect(WatchCore core, int event) noexcept:
+    """Collect the keys that are not `seen` as a request, or as an event that they are part of."""
     cdef int quarter
+    cdef Py_ssize_t index
+    cdef bint is_aside
     cdef uint32_t place = 0
     cdef CollectedRequest* request
+    # Keys that are not judged follow the others, which are contiguous.
+    for is_aside in range(2):
+        for index in range(core.num_sampled):
+            if (core.sampled[index].part == ASIDE) == is_aside and not core.sampled[index].seen:
+                collect_key(core, core.sampled + index)
     for quarter in range(core.num_quarters):
         request = &core.at_work[quarter]
         if request.num_keys:

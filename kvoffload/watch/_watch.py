@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvoffload._checks import as_batch, check_int
+from kvoffload._checks import as_batch, check_int, check_number
 from kvoffload._implementation import require_compiled
 from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
@@ -115,9 +115,9 @@ class Watch:
         self.policies = _check_policies(policies)
         self.slots = check_int("slots", slots, 4, 2**20)
         self.policy_slots = check_int("policy_slots", policy_slots, 4, 2**20)
-        self.max_rate = _check_number("max_rate", max_rate, 1.0)
-        self.window = _check_number("window", window, LONGEST)
-        self.deadline = _check_number("deadline", deadline, LONGEST)
+        self.max_rate = check_number("max_rate", max_rate, 1.0)
+        self.window = check_number("window", window, LONGEST)
+        self.deadline = check_number("deadline", deadline, LONGEST)
         if secret is not None and (type(secret) is not bytes or len(secret) != 64):
             raise ValueError(f"secret must be 64 bytes, got {describe(secret)}")
         self._secret = secret
@@ -166,12 +166,11 @@ class Watch:
         self._shadows.join(core)
 
     def _drain(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            return  # another thread drains
-        try:
-            self._serve(at_once=False)
-        finally:
-            self._lock.release()
+        if self._lock.acquire(blocking=False):  # or else another thread drains
+            try:
+                self._serve(at_once=False)
+            finally:
+                self._lock.release()
 
     def _serve(self, *, at_once: bool) -> None:
         if self._shadows.serve(at_once=at_once):
@@ -291,25 +290,15 @@ class Watch:
 
     def _shadowed(self, live: str | None) -> list[Key]:
         """Return the policies and sizes to estimate besides the LRU curve."""
-        asked = [(policy, 1.0) for policy in self.policies]
-        if live is not None:
-            sizes = [(live, size) for size in LIVE_MEMORY]
-            asked = [*sizes, *(pair for pair in asked if pair not in sizes)]
-        return [pair for pair in asked if pair[0] != "lru"]
-
-
-def _check_number(name: str, value: Any, maximum: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {describe(value)}")
-    if not 0 < value <= maximum:
-        raise ValueError(f"{name} must be in (0, {maximum:g}], got {describe(value)}")
-    return float(value)
+        sizes = [] if live is None else [(live, memory) for memory in LIVE_MEMORY]
+        keys = [*sizes, *((policy, 1.0) for policy in self.policies)]
+        return [key for key in dict.fromkeys(keys) if key[0] != "lru"]
 
 
 def _check_memory(memory: Any) -> tuple[float, ...]:
     if isinstance(memory, str | bytes) or not isinstance(memory, Sequence):
         raise TypeError(f"memory must be a sequence of numbers, got {describe(memory)}")
-    sizes = sorted({1.0, *(_check_number("memory", size, 1024.0) for size in memory)})
+    sizes = sorted({1.0, *(check_number("memory", size, 1024.0) for size in memory)})
     if len(sizes) > MOST_SIZES:
         raise ValueError(f"memory must be at most {MOST_SIZES} sizes, got {len(sizes)}")
     return tuple(sizes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kvoffload._metrics import AGE_BOUNDS, Histogram
 
@@ -24,13 +26,7 @@ def bin_middle(index: int) -> float:
 def median_age(bins: Sequence[int]) -> float | None:
     """Return the median of a histogram, in seconds; None if it is empty."""
     rank = (sum(bins) + 1) // 2
-    if not rank:
-        return None
-    for index, count in enumerate(bins):
-        rank -= count
-        if rank <= 0:
-            return bin_middle(index) / 1000
-    return None
+    return bin_middle(bisect_left([*accumulate(bins)], rank)) / 1000 if rank else None
 
 
 def age_histogram(bins: Sequence[int]) -> Histogram:
@@ -39,7 +35,6 @@ def age_histogram(bins: Sequence[int]) -> Histogram:
     total = 0.0
     for index, count in enumerate(bins):
         if count:
-            bucket = sum(bound <= bin_start(index) / 1000 for bound in AGE_BOUNDS)
-            counts[bucket] += count
+            counts[bisect_right(AGE_BOUNDS, bin_start(index) / 1000)] += count
             total += count * bin_middle(index) / 1000
     return Histogram(counts, total)

@@ -107,7 +107,6 @@ def make_point(
     `missed` blocks, and by quarter the misses of the present configuration, `base`, and the misses
     and stores of this policy. `bias` is as in `estimate`.
     """
-    reason = None
     if slots < LEAST_SLOTS:
         reason = "few_slots"
     elif asked == 0 or sum(base) < LEAST_MISSES:

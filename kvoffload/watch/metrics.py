@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kvoffload import __version__
 from kvoffload._metrics import WATCH_METRICS, Histogram, Sample
@@ -17,7 +17,6 @@ __all__ = [
     "HEEDING",
     "PLAIN",
     "UNMARKED",
-    "marks_label",
     "memory_label",
     "samples",
     "source_label",
@@ -48,11 +47,6 @@ def memory_label(memory: float) -> str:
     return f"{memory:g}"
 
 
-def marks_label(marks: Sequence[str]) -> str:
-    """Return the marks of a point as a label ``marks``: ``none``, or ``filling,in_flight``."""
-    return ",".join(marks) or UNMARKED
-
-
 def source_label(source: str | None) -> str:
     """Return a source of hints as a label ``source``: printable and distinct."""
     return OTHERS if source is None else printable(source.replace("\\", "\\\\"))
@@ -60,14 +54,10 @@ def source_label(source: str | None) -> str:
 
 def samples(watch: Watch) -> Iterator[Sample]:
     """Yield all samples of a watch in the order of `METRICS`; gauges only with enough data."""
-    found: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {
-        metric.name: [] for metric in WATCH_METRICS
-    }
-    for name, labels, value in _values(watch):
-        found[name].append((labels, value))
-    for metric in WATCH_METRICS:
-        for labels, value in found[metric.name]:
-            yield Sample(metric, dict(zip(metric.labels, labels, strict=True)), value)
+    rows = {metric.name: row for row, metric in enumerate(WATCH_METRICS)}
+    for name, labels, value in sorted(_values(watch), key=lambda each: rows[each[0]]):
+        metric = WATCH_METRICS[rows[name]]
+        yield Sample(metric, dict(zip(metric.labels, labels, strict=True)), value)
 
 
 def _values(watch: Watch) -> Iterator[tuple[str, tuple[str, ...], float | Histogram]]:
@@ -89,7 +79,7 @@ def _values(watch: Watch) -> Iterator[tuple[str, tuple[str, ...], float | Histog
         if point.hit_ratio is None or point.error is None:
             yield "shadow_withheld", (*shadow, str(point.reason)), 1
         else:
-            yield "shadow_hit_ratio", (*shadow, marks_label(point.marks)), point.hit_ratio
+            yield "shadow_hit_ratio", (*shadow, ",".join(point.marks) or UNMARKED), point.hit_ratio
             yield "shadow_error", shadow, point.error
     yield "window_asked_blocks", (), report.asked
     for kind in KINDS:

@@ -23,11 +23,8 @@ def points(shadows: Shadows, window: Window) -> Iterator[Point]:
     others = [mini for mini in shadows.minis if mini not in shadows.lru]
     if policy is None or shadows.core.block_tokens is None:
         reason = "own_policy" if policy is None else "no_full_group"
-        for key in [
-            *(("lru", memory) for memory in shadows.memory),
-            *(each.key for each in others),
-        ]:
-            yield Point(*key, reason=reason, resets=counts["resets"])
+        keys = [("lru", memory) for memory in shadows.memory] + [each.key for each in others]
+        yield from (Point(*key, reason=reason, resets=counts["resets"]) for key in keys)
         return
     point = partial(
         make_point, asked=counts["asked"], missed=counts["missed"], resets=counts["resets"]

@@ -88,7 +88,7 @@ class Shadows:
     def join(self, core: Any) -> None:
         """Begin to observe the manager of a core."""
         self.core = core
-        self._start_anew()
+        self.snapshots = deque([self._snapshot()])
         self._set_due(core.now())
 
     # -- serving -------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Shadows:
         if changes and (start or not self.plan.keeps_keys):
             if begins:
                 self._note_lru()
-            self._start_anew()
+            self.snapshots = deque([self._snapshot()])
 
     def _stores_overlap(self, counts: dict[str, Any]) -> bool:
         """Return whether the manager's stores overlap in the window and miniatures can model it."""
@@ -201,11 +201,6 @@ class Shadows:
             before,
             self.core.overall(),
         )
-
-    def _start_anew(self) -> None:
-        """Begin a window."""
-        self.snapshots.clear()
-        self.snapshots.append(self._snapshot())
 
     def _snap(self) -> bool:
         """Take a snapshot if one is due, and return whether it was."""
