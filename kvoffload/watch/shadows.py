@@ -67,10 +67,9 @@ class Shadows:
         self.capacity = capacity  # blocks
         self.memory = memory
         self.plan = plan
-        self.slots = plan.sample_below / SAMPLE_RANGE * capacity  # sampled, at the present size
-        self.policy_slots = (
-            plan.policy_below / SAMPLE_RANGE * capacity
-        )  # that policies have of them
+        # Sampled slots at the present size, and those that the policies have of them.
+        self.slots = plan.sample_below / SAMPLE_RANGE * capacity
+        self.policy_slots = plan.policy_below / SAMPLE_RANGE * capacity
         self.minis = [self._new_miniatures(*key) for key in shadowed]
         self.lru: list[Miniatures] = []  # those of LRU, by size
         self.lru_resets = 0  # before they began
