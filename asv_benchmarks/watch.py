@@ -501,7 +501,7 @@ def resident(arguments: argparse.Namespace) -> None:
     for _ in range(arguments.rounds):
         clock[0] += 100.0
         cycle(manager, requests, pending)
-    if arguments.only and (watch._began is not None) != bool(pending):
+    if arguments.only and bool(watch._shadows.lru) != bool(pending):
         raise RuntimeError("stores overlap where they should not, or the reverse")
     print(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024)
 

@@ -39,6 +39,15 @@ def check_int(
     return number
 
 
+def check_number(name: str, value: Any, maximum: float) -> float:
+    """Return `value` as a float in ``(0, maximum]``; TypeError if it is no number, or a bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    if not 0 < value <= maximum:
+        raise ValueError(f"{name} must be in (0, {maximum:g}], got {describe(value)}")
+    return float(value)
+
+
 def check_bool(name: str, value: Any) -> bool:
     """Return `value` if it is a bool of Python or numpy; TypeError if not."""
     if not isinstance(value, bool | np.bool_):

@@ -173,7 +173,7 @@ class _Look(threading.Thread):
             self.fault = f"HTTP status {error.code}"
         except (OSError, http.client.HTTPException) as error:
             self.fault = str(getattr(error, "reason", None) or error)
-        except (ValueError, KeyError, IndexError) as error:
+        except ValueError as error:
             self.fault = str(error)
         else:
             self.fault = None if self.engines else "no metrics of a watch"

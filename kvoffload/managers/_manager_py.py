@@ -320,7 +320,7 @@ class Manager(ManagerViews[Spec_co]):
         if room is None:
             self._counters["refused_stores"] += 1
             if self._watch is not None:
-                self._watch.refused(missing)
+                self._watch.offered(missing, -1, [])
             return None
         num_admitted, victims = room
         to_store = missing[:num_admitted]
@@ -329,7 +329,7 @@ class Manager(ManagerViews[Spec_co]):
         self._counters["stored_blocks"] += num_admitted
         self._counters["not_admitted"] += len(missing) - num_admitted
         if self._watch is not None:
-            self._watch.stored(missing, num_admitted, evicted)
+            self._watch.offered(missing, num_admitted, evicted)
             stored = filter(None, map(self._find, to_store))
             self._watch.opened(STORE, [status.block_id for status in stored])
         return PrepareStoreOutput(to_store, spec, evicted)

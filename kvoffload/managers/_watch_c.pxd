@@ -80,11 +80,10 @@ cdef struct SampledKey:
 # The sampled keys of a request that belong to one quarter.
 cdef struct CollectedRequest:
     uint32_t quarter
-    int32_t event           # 0, FINISHED or RELEASED
-    uint32_t told           # place of what its client said, from 1 on; 0: nothing
+    uint32_t told           # place of what its client said; 0: nothing
     uint32_t stretch        # resets before it since the last take; consecutive ones count as one
     uint32_t num_keys
-    uint32_t first          # of the keys that it asked for
+    int32_t first           # of the keys that it asked for; FINISHED, RELEASED: of an event
     uint32_t end            # and behind the last of them
 
 cdef struct WatchCounts:
@@ -140,7 +139,7 @@ cdef class WatchCore:
     cdef object hints                       # of the request at work, None for none
     cdef double moment                      # its time in seconds, NaN if it gave none
     cdef double latest                      # that of the last collected request
-    cdef list told                          # (hints, seconds) of the collected requests
+    cdef list told                          # nothing; (hints, seconds) of the collected requests
     cdef dict source_numbers                # of distinct sources of hints
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
@@ -155,7 +154,7 @@ cdef class WatchCore:
     cdef uint64_t transfer_room
     cdef uint64_t open_blocks
     cdef uint64_t serial
-    cdef double lag                         # requests during a store; < 0: not known
+    cdef readonly double lag                # mean requests during a store; < 0: not known
 
     # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
     cdef int look_at(self, Table* table, object get) except -1
@@ -231,17 +230,3 @@ cdef class WatchCore:
     # blocks of a batch that are not shared were released.
     cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept
     cdef void c_released(self, Table* table, Batch* batch) noexcept
-
-    # -- parts -------------------------------------------------------------------------------------
-    cdef uint64_t held(self, int size) noexcept
-    cdef int quarter_of(self, uint64_t hashed) noexcept
-    cdef void judge(self, const SampledKey* sampled) noexcept
-    cdef void use_all(self, uint64_t now) noexcept
-    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
-    cdef void meet_batch(self, Table* table, Batch* batch, uint8_t but) noexcept
-    cdef void meet_list(self, list keys, Py_ssize_t num_first, uint8_t fate) noexcept
-    cdef uint64_t hash_of(self, object key) noexcept
-    cdef void collect_key(self, const SampledKey* sampled) noexcept
-    cdef void collect_request(self, int event) noexcept
-    cdef uint32_t keep_told(self) noexcept
-    cdef void close_at(self, uint64_t index) noexcept

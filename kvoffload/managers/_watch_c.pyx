@@ -17,6 +17,7 @@ Source
 """
 
 cimport cython
+from cpython.array cimport array
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.math cimport NAN, isnan
 from libc.string cimport memcpy, memmove, memset
@@ -24,7 +25,7 @@ from libc.string cimport memcpy, memmove, memset
 from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.bins cimport log_bin
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport first_bad
+from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow, resize
 from kvoffload._core.shadow cimport (
     MOST_SIZES,
@@ -55,10 +56,8 @@ from kvoffload._core.table cimport (
     table_sample,
 )
 
-from itertools import takewhile
-
 from kvoffload._sampling import new_secret
-from kvoffload.managers._watching import COUNTERS, OTHERS
+from kvoffload.managers._watching import COUNTERS, KINDS, OTHERS
 
 
 cdef extern from *:
@@ -94,6 +93,9 @@ cdef enum:
     AGE_BITS = 3            # a histogram of ages in ms has eight bins for each doubling
 
 
+UNSAID = (None, None)  # the hints and the time of a client that gave none
+
+
 cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
     """Return whether a block is of a transfer."""
     cdef uint32_t at
@@ -101,6 +103,24 @@ cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
         if transfer.block_ids[at] == block_id:
             return True
     return False
+
+
+cdef inline uint8_t meets(Table* table, uint32_t node_id) noexcept nogil:
+    """Return how a lookup that has stopped before meets a block."""
+    cdef const Node* node
+    if node_id == NIL:
+        return ABSENT
+    node = node_at(table, node_id)
+    if not node.flags & RESIDENT:
+        return ABSENT
+    return PENDING if node.block.ref_cnt < 0 else BROKEN_PREFIX
+
+
+cdef inline uint8_t fate_of(Py_ssize_t index, Py_ssize_t admitted) noexcept nogil:
+    """Return the fate of a block of a store that admitted so many; < 0: it was refused."""
+    if admitted < 0:
+        return FATE_REFUSED
+    return FATE_STORED if index < admitted else FATE_DECLINED
 
 
 cdef list as_list(const uint64_t* values, int size):
@@ -117,8 +137,6 @@ cdef class WatchCore:
         cdef uint32_t limits[MOST_SIZES]
         cdef int size
         cdef bytes secret = new_secret() if plan.secret is None else plan.secret
-        memset(&self.shadow, 0, sizeof(Shadow))
-        memset(&self.tally, 0, sizeof(WatchCounts))
         self.watch = watch
         self.block_tokens = 0
         self.lag = -1.0
@@ -143,7 +161,7 @@ cdef class WatchCore:
         self.source_numbers = {}
         self.moment = NAN
         self.latest = NAN
-        self.told = []
+        self.told = [UNSAID]
         self.keys = [[] for _ in range(self.num_quarters)]
         self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
         self.present = self.start
@@ -217,63 +235,20 @@ cdef class WatchCore:
         """Judge the keys that a request asked for, collect all, then use them, last first."""
         cdef Py_ssize_t index
         cdef uint64_t now
-        cdef bint is_aside
         cdef const SampledKey* sampled = self.sampled
         if self.num_sampled:
             for index in range(self.num_sampled):
                 shadow_near(
-                    &self.shadow, sampled[index].hashed, self.quarter_of(sampled[index].hashed)
+                    &self.shadow, sampled[index].hashed, quarter_of(self, sampled[index].hashed)
                 )
             for index in range(self.num_sampled):
                 if sampled[index].part == ASKED:
-                    self.judge(sampled + index)
-            # Keys that are not judged follow the others, which are contiguous.
-            for is_aside in range(2):
-                for index in range(self.num_sampled):
-                    if (sampled[index].part == ASIDE) == is_aside:
-                        self.collect_key(sampled + index)
+                    judge(self, sampled + index)
             now = self.read_clock()
-            self.use_all(now)
-            self.collect_request(0)
+            use_all(self, now)
+            collect(self, 0)
             self.due = self.due or now >= self.next_due
         self.hear(None, NAN)
-
-    cdef void judge(self, const SampledKey* sampled) noexcept:
-        """Count a sampled block of a request by its segment, and by its cause if it missed."""
-        cdef Entry* entry = shadow_find(&self.shadow, sampled.hashed)
-        cdef int segment = self.num_sizes if entry == NULL else entry.segment
-        cdef int quarter = self.quarter_of(sampled.hashed)
-        shadow_reach(&self.shadow, entry, quarter)
-        self.tally.judged[quarter][segment] += 1
-        if sample_of(sampled.hashed) < self.policy_below:
-            self.tally.policy_judged[quarter][segment] += 1
-        if sampled.met == HIT:
-            if entry != NULL:
-                entry.used = True
-        elif sampled.met != KNOWN_HIT:
-            self.tally.causes[
-                self.cause_of(sampled.hashed) if sampled.met == ABSENT else sampled.met
-            ] += 1
-
-    cdef void use_all(self, uint64_t now) noexcept:
-        """Use the keys that are not `seen`, last first; a new one gets its fate."""
-        cdef Py_ssize_t index
-        cdef const SampledKey* sampled
-        cdef Entry* entry
-        cdef bint is_new
-        for index in range(self.num_sampled - 1, -1, -1):
-            sampled = self.sampled + index
-            if sampled.seen:
-                continue
-            is_new = sampled.fate and shadow_find(&self.shadow, sampled.hashed) == NULL
-            shadow_use(
-                &self.shadow, sampled.hashed, self.quarter_of(sampled.hashed), <uint32_t>now
-            )
-            entry = shadow_find(&self.shadow, sampled.hashed) if is_new else NULL
-            if entry != NULL:
-                entry.changed = <uint32_t>now
-                entry.fate = sampled.fate
-                entry.used = sampled.fate == FATE_STORED and sampled.met >= KNOWN_HIT
 
     cdef void count_offer(self, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
         if admitted < 0:
@@ -295,18 +270,17 @@ cdef class WatchCore:
             sampled = self.sampled + index
             entry = shadow_find(&self.shadow, sampled.hashed)
             sampled.seen = entry != NULL and entry.segment < self.num_sizes
-            if not sampled.seen:
-                self.collect_key(sampled)
-        self.use_all(now)
+        use_all(self, now)
         self.moment = self.latest
-        self.collect_request(0)
+        collect(self, 0)
         self.moment = NAN
         for index in range(self.num_sampled):
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
     cdef void on_eviction(self, uint64_t size) noexcept:
-        """Count the blocks, and note the fates of the sampled ones."""
+        """Count the blocks, the sampled ones by their records, and note their fates."""
         cdef Py_ssize_t index
+        cdef Entry* entry
         cdef uint32_t now = <uint32_t>self.last_now()
         self.count(EVICTED_BLOCKS, size)
         for index in range(self.num_sampled):
@@ -314,28 +288,22 @@ cdef class WatchCore:
                 self.shadow.entries + shadow_first(&self.shadow, self.sampled[index].hashed)
             )
         for index in range(self.num_sampled):
-            self.note_evicted(shadow_find(&self.shadow, self.sampled[index].hashed), now)
-
-    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
-        """Count an evicted block by its record."""
-        self.tally.evicted_used[entry != NULL and entry.used] += 1
-        if entry != NULL:
-            self.tally.unused_ages[log_bin(now - entry.last_use, AGE_BITS)] += 1
-            if entry.fate == FATE_STORED:
-                self.tally.stored_ages[log_bin(now - entry.changed, AGE_BITS)] += 1
-            entry.fate = FATE_EVICTED
-            entry.changed = now
+            entry = shadow_find(&self.shadow, self.sampled[index].hashed)
+            self.tally.evicted_used[entry != NULL and entry.used] += 1
+            if entry != NULL:
+                self.tally.unused_ages[log_bin(now - entry.last_use, AGE_BITS)] += 1
+                if entry.fate == FATE_STORED:
+                    self.tally.stored_ages[log_bin(now - entry.changed, AGE_BITS)] += 1
+                entry.fate = FATE_EVICTED
+                entry.changed = now
 
     cdef void on_event(self, int event) noexcept:
-        cdef Py_ssize_t index
         if event == RELEASED:
             self.hears_releases = True
             self.keeps_below = self.policy_below
         else:
             self.hears_returns = True
-        for index in range(self.num_sampled):
-            self.collect_key(self.sampled + index)
-        self.collect_request(event)
+        collect(self, event)
         self.hear(None, NAN)
 
     cdef void on_reset(self) noexcept:
@@ -344,7 +312,7 @@ cdef class WatchCore:
         cdef int quarter, size
         self.count(RESETS, 1)
         for size in range(self.num_sizes):
-            self.tally.fullest[size] = max(self.tally.fullest[size], self.held(size))
+            self.tally.fullest[size] = max(self.tally.fullest[size], held(self, size))
         for quarter in range(self.num_quarters):
             entry_id = self.shadow.lists[quarter].head
             while entry_id != NIL:
@@ -357,7 +325,7 @@ cdef class WatchCore:
         ):
             self.stretch += 1
         while self.num_open:
-            self.close_at(self.num_open - 1)
+            close_at(self, self.num_open - 1)
 
     cdef void hear(self, object hints, double now) noexcept:
         self.hints = hints
@@ -402,80 +370,20 @@ cdef class WatchCore:
 
     # -- requests for the policies -------------------------------------------------------------
 
-    cdef void collect_key(self, const SampledKey* sampled) noexcept:
-        """Collect a key that policies see, if there is memory for it and its request."""
-        cdef int quarter = self.quarter_of(sampled.hashed)
-        cdef CollectedRequest* request = &self.at_work[quarter]
-        if (
-            sample_of(sampled.hashed) >= self.keeps_below
-            or self.num_collected >= MOST_KEYS
-            or not grow(
-                <void**>&self.requests,
-                &self.request_room,
-                self.num_requests + <uint64_t>self.num_quarters,
-                sizeof(CollectedRequest),
-                DRAIN_KEYS,
-            )
-        ):
-            return
-        try:
-            (<list>self.keys[quarter]).append(<object>sampled.key)
-        except MemoryError:
-            return
-        if sampled.part == BEFORE and (request.first == 0 or request.first == request.num_keys):
-            request.first = request.num_keys + 1
-        if sampled.part <= ASKED and request.end == request.num_keys:
-            request.end += 1
-        request.num_keys += 1
-        self.num_collected += 1
-
-    cdef void collect_request(self, int event) noexcept:
-        """End the request at work, or an event that its keys are part of."""
-        cdef int quarter
-        cdef uint32_t place = 0
-        cdef CollectedRequest* request
-        for quarter in range(self.num_quarters):
-            request = &self.at_work[quarter]
-            if request.num_keys:
-                if place == 0 and event != RELEASED:
-                    place = self.keep_told()
-                request.event = event
-                request.told = place
-                request.quarter = <uint32_t>quarter
-                request.stretch = self.stretch
-                self.requests[self.num_requests] = request[0]
-                self.num_requests += 1
-                self.num_collected += 1
-                memset(request, 0, sizeof(CollectedRequest))
-        self.due = self.due or self.num_collected >= DRAIN_KEYS
-
-    cdef uint32_t keep_told(self) noexcept:
-        """Keep what the client of the request at work has said; return its place, 0 for nothing."""
-        if self.hints is None and not self.hears_returns:
-            return 0
-        self.latest = kvo_monotonic() if isnan(self.moment) else self.moment
-        try:
-            self.told.append((self.hints, self.latest))
-        except MemoryError:
-            return 0
-        return <uint32_t>len(self.told)
-
     def take_requests(self):
         """Return and clear the requests collected for the policies.
 
         One list per quarter, of one list per stretch between resets.
         """
         cdef list taken, keys, fresh, told, nothing
-        cdef tuple said, unsaid = (None, None)
         cdef uint64_t index
         cdef uint32_t quarter, end
-        cdef uint32_t starts[4]
+        cdef uint32_t[4] starts = [0, 0, 0, 0]
         cdef CollectedRequest* request
         cdef int collecting = PyGC_Disable()
-        memset(starts, 0, sizeof(starts))
         try:
             fresh = [[] for _ in range(self.num_quarters)]
-            nothing = []
+            nothing = [UNSAID]
             told = self.told
             taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
             for index in range(self.num_requests):
@@ -484,15 +392,8 @@ cdef class WatchCore:
                 end = starts[quarter] + request.num_keys
                 keys = (<list>self.keys[quarter])[starts[quarter] : end]
                 starts[quarter] = end
-                said = told[request.told - 1] if request.told else unsaid
                 (<list>(<list>taken[quarter])[request.stretch]).append(
-                    (
-                        keys,
-                        request.event if request.event else <int>request.first,
-                        <int>request.end,
-                        said[0],
-                        said[1],
-                    )
+                    (keys, request.first, <int>request.end, *told[request.told])
                 )
             self.keys = fresh
             self.told = nothing
@@ -508,33 +409,30 @@ cdef class WatchCore:
     cdef void c_looked_up(self, Table* table, Batch* batch, Py_ssize_t num_hits) noexcept:
         cdef Py_ssize_t index
         cdef uint64_t hashed
-        cdef Node* node
+        cdef const Node* node
         cdef uint32_t node_id
-        cdef uint8_t met
-        cdef bint met_pending = False
         # The lookup has found the node of the first miss, too.
-        if num_hits < batch.size and batch.node_ids[num_hits] != NIL:
-            node = node_at(table, batch.node_ids[num_hits])
-            met_pending = node.flags & RESIDENT and node.block.ref_cnt < 0
+        cdef bint met_pending = (
+            num_hits < batch.size and meets(table, batch.node_ids[num_hits]) == PENDING
+        )
         self.count_request(batch.size, batch.size - num_hits, met_pending, batch.size)
-        cdef bint is_observed = self.begin(batch.size)
-        for index in range(num_hits if is_observed else 0):
-            node = node_at(table, batch.node_ids[index])
-            if node.flags & SAMPLED:
-                self.meet(hash_node(table, node), batch.items[index], ASKED, HIT, FATE_UNKNOWN)
-        for index in range(num_hits, batch.size if is_observed else num_hits):
-            # Elements that the lookup did not check may not be keys.
-            if first_bad(batch.items, index, index + 1) == index:
-                break
-            hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
-            if self.samples(hashed):
-                node_id = index_find(
-                    table, item_key(batch, index), item_length(batch, index), hashed
-                )
-                met = ABSENT
-                if node_id != NIL and node_at(table, node_id).flags & RESIDENT:
-                    met = PENDING if node_at(table, node_id).block.ref_cnt < 0 else BROKEN_PREFIX
-                self.meet(hashed, batch.items[index], ASKED, met, FATE_UNKNOWN)
+        if self.begin(batch.size):
+            for index in range(num_hits):
+                node = node_at(table, batch.node_ids[index])
+                if node.flags & SAMPLED:
+                    self.meet(hash_node(table, node), batch.items[index], ASKED, HIT, FATE_UNKNOWN)
+            for index in range(num_hits, batch.size):
+                # Elements that the lookup did not check may not be keys.
+                if first_bad(batch.items, index, index + 1) == index:
+                    break
+                hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
+                if self.samples(hashed):
+                    node_id = index_find(
+                        table, item_key(batch, index), item_length(batch, index), hashed
+                    )
+                    self.meet(
+                        hashed, batch.items[index], ASKED, meets(table, node_id), FATE_UNKNOWN
+                    )
         self.on_request()
 
     cdef void c_offered(
@@ -542,75 +440,43 @@ cdef class WatchCore:
     ) noexcept:
         cdef Py_ssize_t index
         cdef const Node* node
-        cdef uint8_t fate
         self.count_offer(admitted, missing)
         if not self.begin(missing):
             return
         for index in range(missing):
             node = node_at(table, batch.chosen[index])
             if node.flags & SAMPLED:
-                fate = FATE_STORED if index < admitted else FATE_DECLINED
                 self.meet(
                     hash_node(table, node),
                     batch.items[batch.indexes[index]],
                     BEHIND,
                     ABSENT,
-                    FATE_REFUSED if admitted < 0 else fate,
+                    fate_of(index, admitted),
                 )
         self.on_offer()
 
     cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept:
-        cdef uint32_t first, last
-        if batch.size == 0:
-            return
-        first = batch.node_ids[0]
-        last = batch.node_ids[batch.size - 1]
-        if first != NIL and last != NIL:
-            if (
-                node_at(table, first).flags & node_at(table, last).flags & RESIDENT
-                and node_at(table, first).block.ref_cnt < 0
-                and node_at(table, last).block.ref_cnt < 0
-            ):
-                self.end_transfer(
-                    STORE,
-                    batch.size,
-                    own_id(table, first, node_at(table, first)),
-                    own_id(table, last, node_at(table, last)),
-                    -1,
-                )
+        close_batch(self, STORE, table, batch)
         if not succeeded:
             self.c_failed(table, batch)
 
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
         """Note the fates of pending blocks whose store failed, once each."""
         cdef Py_ssize_t index
-        cdef uint32_t node_id
         cdef Node* node
         table_new_epoch(table)
         for index in range(batch.size):
-            node_id = batch.node_ids[index]
-            if node_id == NIL:
+            if meets(table, batch.node_ids[index]) != PENDING:
                 continue
-            node = node_at(table, node_id)
-            if node.flags & RESIDENT and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
+            node = node_at(table, batch.node_ids[index])
+            if node.block.mark != table.epoch:
                 node.block.mark = table.epoch
                 self.count(FAILED_BLOCKS, 1)
                 if node.flags & SAMPLED:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
     cdef void c_loaded(self, Table* table, Batch* batch) noexcept:
-        cdef uint32_t first, last
-        if batch.size == 0:
-            return
-        first = batch.node_ids[0]
-        last = batch.node_ids[batch.size - 1]
-        self.end_transfer(
-            LOAD,
-            batch.size,
-            own_id(table, first, node_at(table, first)),
-            own_id(table, last, node_at(table, last)),
-            -1,
-        )
+        close_batch(self, LOAD, table, batch)
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -625,30 +491,12 @@ cdef class WatchCore:
 
     cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept:
         self.hear(hints, now)
-        self.meet_batch(table, batch, 0)
+        meet_batch(self, table, batch, 0)
         self.on_event(FINISHED)
 
     cdef void c_released(self, Table* table, Batch* batch) noexcept:
-        self.meet_batch(table, batch, IS_SHARED)
+        meet_batch(self, table, batch, IS_SHARED)
         self.on_event(RELEASED)
-
-    cdef void meet_batch(self, Table* table, Batch* batch, uint8_t but) noexcept:
-        """Meet the sampled keys of a batch whose nodes do not have a flag."""
-        cdef Py_ssize_t index
-        cdef const Node* node
-        cdef uint64_t hashed
-        if not self.begin(batch.size):
-            return
-        for index in range(batch.size):
-            if batch.node_ids[index] == NIL:
-                hashed = batch.hashes[index]
-            else:
-                node = node_at(table, batch.node_ids[index])
-                if not node.flags & SAMPLED or node.flags & but:
-                    continue
-                hashed = hash_node(table, node)
-            if self.samples(hashed):
-                self.meet(hashed, batch.items[index], BEHIND, ABSENT, FATE_UNKNOWN)
 
     # -- events of a Python manager's lists ----------------------------------------------------
 
@@ -659,24 +507,16 @@ cdef class WatchCore:
     def looked_up(self, batch, Py_ssize_t num_hits):
         """Judge a request for a list or tuple of keys, of which the first `num_hits` were ready."""
         cdef Py_ssize_t index, size = len(batch)
-        cdef uint64_t hashed
-        cdef list keys, behind
+        cdef list keys, met
         self.tick()
+        keys = list(batch)
         # Elements that the lookup did not check may not be keys.
-        keys = list(takewhile(is_key, batch))
-        behind = [met_as(self.get(key)) for key in keys[num_hits:]]
-        self.count_request(size, size - num_hits, behind[:1] == [PENDING], size)
+        keys = keys[: first_bad(list_items(keys), 0, len(keys))]
+        met = [HIT] * num_hits + [met_as(self.get(key)) for key in keys[num_hits:]]
+        self.count_request(size, size - num_hits, met[num_hits : num_hits + 1] == [PENDING], size)
         if self.begin(len(keys)):
             for index in range(len(keys)):
-                hashed = self.hash_of(keys[index])
-                if self.samples(hashed):
-                    self.meet(
-                        hashed,
-                        <PyObject*>keys[index],
-                        ASKED,
-                        HIT if index < num_hits else behind[index - num_hits],
-                        FATE_UNKNOWN,
-                    )
+                meet_key(self, keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
     def tell(self, hints, now):
@@ -687,52 +527,37 @@ cdef class WatchCore:
         """Hear that a request has finished with hints."""
         if hints.expect_s is not None:
             self.tell(hints, now)
-            self.meet_list(keys, 0, FATE_UNKNOWN)
+            meet_list(self, keys, 0)
             self.on_event(FINISHED)
 
     def released(self, list keys not None):
         """Hear that blocks were released; from now on keys are collected."""
-        self.meet_list(keys, 0, FATE_UNKNOWN)
+        meet_list(self, keys, 0)
         self.on_event(RELEASED)
 
-    def stored(self, list missing not None, Py_ssize_t num_admitted, list evicted not None):
-        """Note the fates of an accepted store."""
+    def offered(self, list missing not None, Py_ssize_t admitted, list evicted not None):
+        """Note the fates of a store that admitted so many of the missing; -1: it was refused."""
         self.tick()
-        self.count_offer(num_admitted, len(missing))
-        self.meet_list(missing, num_admitted, FATE_STORED)
+        self.count_offer(admitted, len(missing))
+        meet_list(self, missing, admitted)
         self.on_offer()
-        self.meet_list(evicted, 0, FATE_UNKNOWN)
+        meet_list(self, evicted, 0)
         self.on_eviction(len(evicted))
-
-    def refused(self, list missing not None):
-        """Note the fates of a refused store."""
-        self.tick()
-        self.count_offer(-1, len(missing))
-        self.meet_list(missing, len(missing), FATE_REFUSED)
-        self.on_offer()
 
     def failed(self, keys):
         """Note the fates of blocks whose store failed."""
         cdef uint64_t hashed
         self.count(FAILED_BLOCKS, len(keys))
         for key in keys:
-            hashed = self.hash_of(key)
+            hashed = hash_of(self, key)
             if self.samples(hashed):
                 self.note_fate(hashed, FATE_FAILED, 0)
 
     def opened(self, uint32_t kind, list block_ids not None):
         """Open a transfer."""
-        cdef list ids = [int(block_id) for block_id in block_ids]  # a user's status may run code
-        cdef int32_t* own = NULL
-        cdef Py_ssize_t index
+        cdef array ids = array("q", map(int, block_ids))  # a user's status may run code
         self.tick()
-        if ids:
-            own = self.open_transfer(
-                kind, len(ids), ids[0], ids[len(ids) - 1], self.read_clock()
-            )
-        if own != NULL:
-            for index in range(len(ids)):
-                own[index] = ids[index]
+        self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
 
     def closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last):
         """Close the newest transfer of a kind and size with this first and last block id."""
@@ -745,28 +570,6 @@ cdef class WatchCore:
     def dropped(self):
         """Reset the shadows with the cache, and note the fates of its blocks."""
         self.on_reset()
-
-    cdef void meet_list(self, list keys, Py_ssize_t num_first, uint8_t fate) noexcept:
-        """Meet the sampled keys of a list; the first ones get a fate, others are declined."""
-        cdef Py_ssize_t index
-        cdef uint64_t hashed
-        if not self.begin(len(keys)):
-            return
-        for index in range(len(keys)):
-            hashed = self.hash_of(keys[index])
-            if self.samples(hashed):
-                self.meet(
-                    hashed,
-                    <PyObject*>keys[index],
-                    BEHIND,
-                    ABSENT,
-                    fate if index < num_first else FATE_DECLINED,
-                )
-
-    cdef uint64_t hash_of(self, object key) noexcept:
-        return kvo_hash(
-            <const uint8_t*>PyBytes_AS_STRING(key), <uint64_t>len(<bytes>key), self.secret
-        )
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -829,28 +632,23 @@ cdef class WatchCore:
         if kind == STORE:
             requests = <double>(self.counters[REQUESTS] - self.transfers[found].request)
             self.lag = requests if self.lag < 0 else self.lag + (requests - self.lag) / LAG_STEPS
-        self.close_at(found)
-
-    cdef void close_at(self, uint64_t index) noexcept:
-        """Remove a transfer."""
-        cdef Transfer* transfer = self.transfers + index
-        self.open_blocks -= transfer.size
-        self.num_open -= 1
-        discard(transfer.block_ids)
-        memmove(transfer, transfer + 1, (self.num_open - index) * sizeof(Transfer))
+        close_at(self, found)
 
     def open_transfers(self):
-        """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
+        """Return the open transfers, oldest first: number, kind, age in seconds, block ids."""
+        cdef uint64_t now = self.now()
         cdef list found = []
         cdef uint64_t index
         cdef uint32_t at
+        cdef double age
         cdef const Transfer* transfer
         cdef int collecting = PyGC_Disable()
         try:
             for index in range(self.num_open):
                 transfer = self.transfers + index
                 ids = [transfer.block_ids[at] for at in range(transfer.size)]
-                found.append((transfer.serial, transfer.kind, transfer.time, ids))
+                age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
+                found.append((transfer.serial, KINDS[transfer.kind], age, ids))
             return found
         finally:
             if collecting:
@@ -861,7 +659,7 @@ cdef class WatchCore:
         cdef uint64_t wanted = serial, index
         for index in range(self.num_open):
             if self.transfers[index].serial == wanted:
-                self.close_at(index)
+                close_at(self, index)
                 return
 
     # -- what can be seen ----------------------------------------------------------------------
@@ -871,40 +669,29 @@ cdef class WatchCore:
         self.tick()
         return self.read_clock()
 
-    def progress(self):
-        """Return the requests, those that met a block being stored, refused stores, and the lag.
-
-        The lag is the recent mean number of requests that come during a store; 0 before the first
-        store ends.
-        """
-        return (
-            self.counters[REQUESTS],
-            self.counters[MET_PENDING],
-            self.counters[REFUSED_STORES],
-            max(self.lag, 0.0),
-        )
-
     def counts(self):
-        """Return every counter since the start."""
-        cdef int quarter, index, size = self.num_sizes + 1
+        """Return the counters since the start, of which a report shows the change."""
+        cdef int index, size = self.num_sizes + 1
+        quarters = range(self.num_quarters)
         return {
             **dict(zip(COUNTERS, as_list(self.counters, NUM_COUNTERS))),
             "causes": as_list(self.tally.causes, MOST_CAUSES),
             "evicted_used": as_list(self.tally.evicted_used, 2),
             "long_requests": as_list(self.tally.long_requests, self.num_sizes),
             "hints": [as_list(self.tally.hints[index], 2) for index in range(MOST_SOURCES + 1)],
-            "judged": [
-                as_list(self.tally.judged[quarter], size) for quarter in range(self.num_quarters)
-            ],
-            "policy_judged": [
-                as_list(self.tally.policy_judged[quarter], size)
-                for quarter in range(self.num_quarters)
-            ],
+            "judged": [as_list(self.tally.judged[index], size) for index in quarters],
+            "policy_judged": [as_list(self.tally.policy_judged[index], size) for index in quarters],
+        }
+
+    def overall(self):
+        """Return the ages at eviction since the start, and the sampled blocks and transfers."""
+        cdef int index
+        return {
             "unused_ages": as_list(self.tally.unused_ages, BINS),
             "stored_ages": as_list(self.tally.stored_ages, BINS),
-            "held": [self.held(index) for index in range(self.num_sizes)],
+            "held": [held(self, index) for index in range(self.num_sizes)],
             "fullest": [
-                max(self.tally.fullest[index], self.held(index)) for index in range(self.num_sizes)
+                max(self.tally.fullest[index], held(self, index)) for index in range(self.num_sizes)
             ],
             "open": self.num_open,
         }
@@ -913,24 +700,32 @@ cdef class WatchCore:
         """Return the distinct sources of hints, in the order of their counts."""
         return list(self.source_numbers)
 
-    def explain(self, bytes key not None):
-        """Return the facts on a block: its ref_cnt, whether it is sampled, its record.
+    def explain(self, bytes key not None, uint64_t now):
+        """Return the facts on a block: its ref_cnt, and if it is sampled a cause and its record.
 
-        The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
+        The cause is that of its miss if it is absent. The record is None, or whether it was used
+        since it was stored, and the ms since its last use and since its store or eviction, one of
+        which is None.
         """
         status = self.get(key)
         cdef object ref_cnt = None if status is None else status.ref_cnt
-        cdef uint64_t hashed = self.hash_of(key)
+        cdef uint64_t hashed = hash_of(self, key)
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
+        cdef uint32_t age
         if not self.samples(hashed):
-            return ref_cnt, False, None
+            return ref_cnt, None, None
         if entry == NULL:
-            return ref_cnt, True, None
+            return ref_cnt, self.cause_of(hashed), None
+        age = <uint32_t>now - entry.changed
         return (
             ref_cnt,
-            True,
-            (entry.segment, entry.fate, bool(entry.used), entry.last_use, entry.changed),
+            self.cause_of(hashed),
+            (
+                bool(entry.used),
+                <uint32_t>now - entry.last_use,
+                age if entry.fate == FATE_STORED else None,
+                age if entry.fate == FATE_EVICTED else None,
+            ),
         )
 
     def order(self):
@@ -959,24 +754,196 @@ cdef class WatchCore:
         if blocks != self.open_blocks:
             raise AssertionError("the blocks of open transfers are counted")
 
-    # -- parts ---------------------------------------------------------------------------------
 
-    cdef uint64_t held(self, int size) noexcept:
-        """Return the sampled blocks that a size holds, of all quarters."""
-        cdef uint64_t found = 0
-        cdef int quarter, index
-        for quarter in range(self.num_quarters):
-            for index in range(size + 1):
-                found += self.shadow.lists[quarter].counts[index]
-        return found
-
-    cdef int quarter_of(self, uint64_t hashed) noexcept:
-        return <int>(sample_of(hashed) & (self.num_quarters - 1))
+# -- parts -------------------------------------------------------------------------------------
 
 
-def is_key(item):
-    """Return whether an element of a batch is a key."""
-    return type(item) is bytes and bool(item)
+cdef void judge(WatchCore core, const SampledKey* sampled) noexcept:
+    """Count a sampled block of a request by its segment, and by its cause if it missed."""
+    cdef Entry* entry = shadow_find(&core.shadow, sampled.hashed)
+    cdef int segment = core.num_sizes if entry == NULL else entry.segment
+    cdef int quarter = quarter_of(core, sampled.hashed)
+    shadow_reach(&core.shadow, entry, quarter)
+    core.tally.judged[quarter][segment] += 1
+    if sample_of(sampled.hashed) < core.policy_below:
+        core.tally.policy_judged[quarter][segment] += 1
+    if sampled.met == HIT:
+        if entry != NULL:
+            entry.used = True
+    elif sampled.met != KNOWN_HIT:
+        core.tally.causes[
+            core.cause_of(sampled.hashed) if sampled.met == ABSENT else sampled.met
+        ] += 1
+
+
+cdef void use_all(WatchCore core, uint64_t now) noexcept:
+    """Use the keys that are not `seen`, last first; a new one gets its fate."""
+    cdef Py_ssize_t index
+    cdef const SampledKey* sampled
+    cdef Entry* entry
+    cdef bint is_new
+    for index in range(core.num_sampled - 1, -1, -1):
+        sampled = core.sampled + index
+        if sampled.seen:
+            continue
+        is_new = sampled.fate and shadow_find(&core.shadow, sampled.hashed) == NULL
+        shadow_use(
+            &core.shadow, sampled.hashed, quarter_of(core, sampled.hashed), <uint32_t>now
+        )
+        entry = shadow_find(&core.shadow, sampled.hashed) if is_new else NULL
+        if entry != NULL:
+            entry.changed = <uint32_t>now
+            entry.fate = sampled.fate
+            entry.used = sampled.fate == FATE_STORED and sampled.met >= KNOWN_HIT
+
+
+cdef void collect_key(WatchCore core, const SampledKey* sampled) noexcept:
+    """Collect a key that policies see, if there is memory for it and its request."""
+    cdef int quarter = quarter_of(core, sampled.hashed)
+    cdef CollectedRequest* request = &core.at_work[quarter]
+    if (
+        sample_of(sampled.hashed) >= core.keeps_below
+        or core.num_collected >= MOST_KEYS
+        or not grow(
+            <void**>&core.requests,
+            &core.request_room,
+            core.num_requests + <uint64_t>core.num_quarters,
+            sizeof(CollectedRequest),
+            DRAIN_KEYS,
+        )
+    ):
+        return
+    try:
+        (<list>core.keys[quarter]).append(<object>sampled.key)
+    except MemoryError:
+        return
+    if sampled.part == BEFORE and request.first in (0, <int32_t>request.num_keys):
+        request.first = <int32_t>request.num_keys + 1
+    if sampled.part <= ASKED and request.end == request.num_keys:
+        request.end += 1
+    request.num_keys += 1
+    core.num_collected += 1
+
+
+cdef void collect(WatchCore core, int event) noexcept:
+    """Collect the keys that are not `seen` as a request, or as an event that they are part of."""
+    cdef int quarter
+    cdef Py_ssize_t index
+    cdef bint is_aside
+    cdef uint32_t place = 0
+    cdef CollectedRequest* request
+    # Keys that are not judged follow the others, which are contiguous.
+    for is_aside in range(2):
+        for index in range(core.num_sampled):
+            if (core.sampled[index].part == ASIDE) == is_aside and not core.sampled[index].seen:
+                collect_key(core, core.sampled + index)
+    for quarter in range(core.num_quarters):
+        request = &core.at_work[quarter]
+        if request.num_keys:
+            if place == 0 and event != RELEASED:
+                place = keep_told(core)
+            if event:
+                request.first = event
+            request.told = place
+            request.quarter = <uint32_t>quarter
+            request.stretch = core.stretch
+            core.requests[core.num_requests] = request[0]
+            core.num_requests += 1
+            core.num_collected += 1
+            memset(request, 0, sizeof(CollectedRequest))
+    core.due = core.due or core.num_collected >= DRAIN_KEYS
+
+
+cdef uint32_t keep_told(WatchCore core) noexcept:
+    """Keep what the client of the request at work has said; return its place, 0 for nothing."""
+    if core.hints is None and not core.hears_returns:
+        return 0
+    core.latest = kvo_monotonic() if isnan(core.moment) else core.moment
+    try:
+        core.told.append((core.hints, core.latest))
+    except MemoryError:
+        return 0
+    return <uint32_t>len(core.told) - 1
+
+
+cdef void close_batch(WatchCore core, uint32_t kind, Table* table, Batch* batch) noexcept:
+    """End a transfer, unless it is a store and its first or last block is not pending."""
+    cdef uint32_t first, last
+    if batch.size == 0:
+        return
+    first = batch.node_ids[0]
+    last = batch.node_ids[batch.size - 1]
+    if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
+        core.end_transfer(
+            kind,
+            batch.size,
+            own_id(table, first, node_at(table, first)),
+            own_id(table, last, node_at(table, last)),
+            -1,
+        )
+
+
+cdef void meet_batch(WatchCore core, Table* table, Batch* batch, uint8_t but) noexcept:
+    """Meet the sampled keys of a batch whose nodes do not have a flag."""
+    cdef Py_ssize_t index
+    cdef const Node* node
+    cdef uint64_t hashed
+    if not core.begin(batch.size):
+        return
+    for index in range(batch.size):
+        if batch.node_ids[index] == NIL:
+            hashed = batch.hashes[index]
+        else:
+            node = node_at(table, batch.node_ids[index])
+            if not node.flags & SAMPLED or node.flags & but:
+                continue
+            hashed = hash_node(table, node)
+        if core.samples(hashed):
+            core.meet(hashed, batch.items[index], BEHIND, ABSENT, FATE_UNKNOWN)
+
+
+cdef void meet_list(WatchCore core, list keys, Py_ssize_t admitted) noexcept:
+    """Meet the sampled keys of a list, with their fates if it is that of a store."""
+    cdef Py_ssize_t index
+    if core.begin(len(keys)):
+        for index in range(len(keys)):
+            meet_key(core, keys[index], BEHIND, ABSENT, fate_of(index, admitted))
+
+
+cdef void meet_key(WatchCore core, object key, uint8_t part, uint8_t met, uint8_t fate) noexcept:
+    """Meet a key if it is sampled."""
+    cdef uint64_t hashed = hash_of(core, key)
+    if core.samples(hashed):
+        core.meet(hashed, <PyObject*>key, part, met, fate)
+
+
+cdef uint64_t hash_of(WatchCore core, object key) noexcept:
+    return kvo_hash(
+        <const uint8_t*>PyBytes_AS_STRING(key), <uint64_t>len(<bytes>key), core.secret
+    )
+
+
+cdef void close_at(WatchCore core, uint64_t index) noexcept:
+    """Remove a transfer."""
+    cdef Transfer* transfer = core.transfers + index
+    core.open_blocks -= transfer.size
+    core.num_open -= 1
+    discard(transfer.block_ids)
+    memmove(transfer, transfer + 1, (core.num_open - index) * sizeof(Transfer))
+
+
+cdef uint64_t held(WatchCore core, int size) noexcept:
+    """Return the sampled blocks that a size holds, of all quarters."""
+    cdef uint64_t found = 0
+    cdef int quarter, index
+    for quarter in range(core.num_quarters):
+        for index in range(size + 1):
+            found += core.shadow.lists[quarter].counts[index]
+    return found
+
+
+cdef int quarter_of(WatchCore core, uint64_t hashed) noexcept:
+    return <int>(sample_of(hashed) & (core.num_quarters - 1))
 
 
 def met_as(status):

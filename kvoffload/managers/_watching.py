@@ -40,9 +40,6 @@ CAUSES = (
 )
 """Causes of a sampled block's miss; the first that applies counts."""
 
-STORED, EVICTED, NEVER_OR_LONG_AGO = 1, 2, 7
-"""Last fates of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
-
 COUNTERS = (
     "requests",
     "asked",

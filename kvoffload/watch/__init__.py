@@ -5,9 +5,10 @@ policies, with error bars; causes of misses; blocks stored in vain; transfers th
 It changes no decision.
 """
 
-from ._watch import Explanation, Watch, WatchReport
+from ._watch import Watch
 from .estimate import Point
 from .hints import HeardHints
 from .overdue import Overdue
+from .report import Explanation, WatchReport
 
 __all__ = ["Explanation", "HeardHints", "Overdue", "Point", "Watch", "WatchReport"]

@@ -65,13 +65,12 @@ def estimate(
     """Return a hit ratio and its error, which is infinite if unknown, as with one quarter.
 
     `miss_ratio` is the one that the manager counted. `base` and `shadow` are misses by quarter, of
-    the shadow of the present configuration and of the one to estimate. If the two are the same
+    the shadow of the present configuration, which has some, and of the one to estimate. If the two
+    are the same
     object, the hit ratio is the counted one. `bias` is the possible error of a shadow of another
     kind, which its quarters do not show.
     """
     total, found = sum(base), sum(shadow)
-    if total <= 0:
-        return math.nan, math.inf
     if shadow is base:
         return 1 - miss_ratio, 0.0
     ratio = found / total
@@ -108,7 +107,6 @@ def make_point(
     `missed` blocks, and by quarter the misses of the present configuration, `base`, and the misses
     and stores of this policy. `bias` is as in `estimate`.
     """
-    reason = None
     if slots < LEAST_SLOTS:
         reason = "few_slots"
     elif asked == 0 or sum(base) < LEAST_MISSES:

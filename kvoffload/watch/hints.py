@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from kvoffload.types import MOST_SOURCES, HintGain, HintSource
+from kvoffload.types import MOST_SOURCES, HintSource
 
-__all__ = ["HeardHints", "gain_of", "heard"]
+__all__ = ["HeardHints", "heard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,3 @@ def heard(
             best = max(known.factors, key=itemgetter(1), default=(None, None))
             found.append(HeardHints(name, ends, expects, known.returns, best[1], best[0]))
     return tuple(found)
-
-
-def gain_of(policy: Any) -> HintGain | None:
-    """Return the gain that a policy measures from hints; None if it measures none."""
-    gain: HintGain | None = getattr(policy, "hint_gain", None)
-    return gain

@@ -13,7 +13,10 @@ from typing import NamedTuple
 from kvoffload.managers._watching import RELEASED, SampledRequest
 from kvoffload.policies import registry
 
-__all__ = ["AT_ONCE", "Miniatures", "Totals", "miniature_bias"]
+__all__ = ["AT_ONCE", "Key", "Miniatures", "Totals", "miniature_bias"]
+
+Key = tuple[str, float]
+"""The policy and the memory of a shadow."""
 
 AT_ONCE = -1.0
 """The lag of stores that do not overlap."""
@@ -39,8 +42,10 @@ class Totals(NamedTuple):
     asked: tuple[int, ...]
     resident: tuple[int, ...]  # at present
 
-    def since(self, before: Totals) -> Totals:
-        """Return the change of each."""
+    def since(self, before: Totals | None) -> Totals:
+        """Return the change of each; None is nothing."""
+        if before is None:
+            return self
         pairs = zip(self, before, strict=True)
         return Totals(*(tuple(map(operator.sub, new, old)) for new, old in pairs))
 
@@ -49,13 +54,17 @@ class Miniatures:
     """One policy at one size: a miniature for each quarter of the sample.
 
     `memory` is a multiple of the present memory, `slots` the number of sampled slots of all
-    quarters.
+    quarters. If it began later than the manager, `before` are the misses and stores that another
+    shadow counted until then, and `lacking` is the number of blocks that it did not have.
     """
 
     def __init__(self, policy: str, memory: float, slots: float, quarters: int) -> None:
         self.policy = policy
         self.memory = memory
         self.slots = slots
+        self.key = policy, memory
+        self.before = (0, 0)
+        self.lacking = 0.0
         self._spec = registry.parse(policy)
         self.quarters = [
             self._spec.new_miniature("c", round(slots / quarters)) for _ in range(quarters)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvoffload.managers._watching import KINDS
-
 __all__ = ["Overdue", "find_overdue"]
 
 
@@ -45,24 +43,19 @@ def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
 
     O(open transfers), and O(resident blocks) if one is past its deadline.
     """
-    now = core.now()
-    late = [
-        (transfer_id, kind, age, ids)
-        for transfer_id, kind, time, ids in core.open_transfers()
-        if (age := (now - time) / 1000) > deadline
-    ]
+    late = [transfer for transfer in core.open_transfers() if transfer[2] > deadline]
     if not late:
         return []
     table = manager.block_table
-    busy = (
-        set(table["block_id"][table["ref_cnt"] > 0].tolist()),
-        set(table["block_id"][table["ref_cnt"] < 0].tolist()),
-    )
+    busy = {
+        "load": set(table["block_id"][table["ref_cnt"] > 0].tolist()),
+        "store": set(table["block_id"][table["ref_cnt"] < 0].tolist()),
+    }
     found = []
-    for transfer_id, kind, age, ids in late:
+    for transfer_id, kind, seconds, ids in late:
         held = tuple(block_id for block_id in ids if block_id in busy[kind])
         if held:
-            found.append(Overdue(KINDS[kind], age, held, len(ids), transfer_id))
+            found.append(Overdue(kind, seconds, held, len(ids), transfer_id))
         else:
             core.close_transfer(transfer_id)
     return found

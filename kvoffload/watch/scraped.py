@@ -13,7 +13,7 @@ from kvoffload.errors import describe
 from kvoffload.managers._watching import KINDS, OTHERS
 from kvoffload.types import MOST_SOURCES
 
-from .metrics import HEEDING, PLAIN, UNMARKED, memory_label
+from .metrics import EXACT, HEEDING, PLAIN, UNMARKED, memory_label
 
 __all__ = [
     "LEAST_GAIN",
@@ -38,28 +38,35 @@ LARGEST = 2.0**63
 """Largest value of a metric that is not a share."""
 SHARES = ("shadow_hit_ratio", "shadow_error", "hint_hit_ratio", "hints_followed")
 
+_KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
+
 # Prometheus' text format. No alternatives of an expression match the same text, so that each takes
 # time linear in a line; prometheus_client's parser copies a label for each of its escaped quotes.
-_NAME = re.compile(r"\s*([\w:]+)(?:\s*(\{)|(?=\s))")
+_NAME = re.compile(
+    rf"\s*((?:[\w:]*[:_])?{WATCH_PREFIX}({'|'.join(_KNOWN)})(?:_total)?)(?:\s*(\{{)|(?=\s))"
+)
 _LABEL = re.compile(r'(?a)[\s,]*([^\W\d]\w*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(?=[,}])')
 _END = re.compile(r"[\s,]*\}")
 _VALUE = re.compile(r"\s*([^\s_]+)(?:\s+[-+.\de]+)?\s*(?:#.*)?")  # and a time, and an exemplar
 _ESCAPED = re.compile(r'\\([\\n"])')
-_KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
 
-Values = dict[str, dict[tuple[str, ...], float]]
+Series = tuple[str, ...]
+"""The values of a metric's own labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The scraped metrics of one watch."""
+    """The scraped metrics of one watch, by name and by the values of their own labels."""
 
     labels: tuple[tuple[str, str], ...]  # its URL, and the labels that are not the metrics' own
-    values: Values = field(default_factory=lambda: defaultdict(dict))  # by metric and its labels
+    values: dict[str, dict[Series, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def value(self, name: str, *labels: str) -> float:
         """Return a value; 0 if it is missing."""
         return self.values.get(name, {}).get(labels, 0.0)
+
+
+Shares = list[tuple[Engine, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
     impossible.
     """
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
-    series: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    series: dict[str, set[Series]] = defaultdict(set)
     lines = [line for line in text.split("\n") if WATCH_PREFIX in line]
     if len(lines) > MOST_LINES:
         raise ValueError(f"more than {MOST_LINES:,} lines are of a watch")
@@ -142,12 +149,10 @@ def read_engines(url: str, text: str) -> list[Engine]:
         raise ValueError(f"a line is longer than {LONGEST_LINE:,} characters")
     for line in lines:
         start = _NAME.match(line)
-        name = start[1] if start else ""  # of a comment
-        before, found, own_name = name.removesuffix("_total").rpartition(WATCH_PREFIX)
-        metric = _KNOWN.get(own_name)
-        if start is None or metric is None or not found or (before and before[-1] not in ":_"):
-            continue
-        labels, value = _sample(line, start.end(), has_labels=bool(start[2]))
+        if start is None:
+            continue  # a comment, or another metric
+        name, metric = start[1], _KNOWN[start[2]]
+        labels, value = _sample(line, start.end(), has_labels=bool(start[3]))
         if not math.isfinite(value):
             continue
         largest = 1.0 if metric.name in SHARES else LARGEST
@@ -190,189 +195,133 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
     """Add up a fleet; for engines that did not restart, count from `before`, the previous view."""
-    former = {engine.labels: engine for engine in before}
-
-    def added(engine: Engine, name: str, *labels: str) -> float:
-        value = engine.value(name, *labels)
-        past = former[engine.labels].value(name, *labels) if engine.labels in former else 0.0
-        return value if value < past else value - past
-
-    def total(name: str, *labels: str) -> float:
-        return sum(added(engine, name, *labels) for engine in engines)
-
-    def by_label(name: str) -> dict[str, float]:
-        sums: dict[str, float] = defaultdict(float)
-        for engine in engines:
-            for (label,) in engine.values.get(name, {}):
-                sums[label] += added(engine, name, label)
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-    def by_source(kind: str) -> dict[str, float]:
-        sums: dict[str, float] = defaultdict(float)
-        for engine in engines:
-            for source, own_kind in engine.values.get("hints", {}):
-                if own_kind == kind:
-                    sums[source] += added(engine, "hints", source, kind)
-        return sums
-
-    missed = by_label("sampled_missed_blocks")
+    fleet = _added_up(engines, before)
+    missed = fleet.values["sampled_missed_blocks"]
     all_missed = sum(missed.values())
-    causes = {name: n / all_missed for name, n in missed.items() if n > 0}
-    left = by_label("sampled_evicted_blocks")
-    policies = {own[0] for engine in engines for own in engine.values.get("watch_info", {})}
-    shadows = tuple(_shadows(engines))
+    evicted = sum(fleet.values["sampled_evicted_blocks"].values())
+    policies = {policy for policy, _ in fleet.values["watch_info"]}
+    shares = _shares(engines)
+    shadows = tuple(_shadows(fleet, shares))
     return View(
         engines=len(engines),
         policy=", ".join(sorted(policies)),
-        capacity=sum(engine.value("capacity_blocks") for engine in engines),
-        asked=total("asked_blocks"),
-        missed=total("missed_blocks"),
-        stored=total("stored_blocks"),
-        evicted=total("evicted_blocks"),
-        declined=total("declined_blocks"),
-        refused=total("refused_stores"),
-        failed=total("failed_blocks"),
-        resets=total("resets"),
-        tail_missed_tokens=total("tail_missed_tokens"),
+        capacity=fleet.value("capacity_blocks"),
+        **{name: fleet.value(metric) for metric, name in EXACT.items()},
         shadows=shadows,
-        causes=causes,
-        waste=left.get("false", 0.0) / sum(left.values()) if sum(left.values()) > 0 else None,
-        overdue={
-            kind: sum(engine.value("overdue_blocks", kind) for engine in engines) for kind in KINDS
+        causes={
+            cause: count / all_missed
+            for (cause,), count in sorted(missed.items(), key=lambda item: -item[1])
+            if count > 0
         },
+        waste=fleet.value("sampled_evicted_blocks", "false") / evicted if evicted > 0 else None,
+        overdue={kind: fleet.value("overdue_blocks", kind) for kind in KINDS},
         oldest={
             kind: max((engine.value("oldest_open_seconds", kind) for engine in engines), default=0)
             for kind in KINDS
         },
-        hints=tuple(_hints(engines, by_source("ends"), by_source("expects"))),
-        hint_trials=_hint_trials(engines),
+        hints=tuple(_hints(engines, fleet)),
+        hint_trials=_hint_trials(shares),
         advice=tuple(advise(policies, shadows)),
     )
 
 
-def _hints(
-    engines: Sequence[Engine], ends: dict[str, float], expects: dict[str, float]
-) -> Iterable[SourceHints]:
+def _added_up(engines: Sequence[Engine], before: Sequence[Engine]) -> Engine:
+    """Return the sum of each series, for counters since `before`, as one engine."""
+    former = {engine.labels: engine for engine in before}
+    fleet = Engine(())
+    for engine in engines:
+        for name, series in engine.values.items():
+            counts = _KNOWN[name].kind == "counter" and engine.labels in former
+            sums = fleet.values[name]
+            for labels, value in series.items():
+                past = former[engine.labels].value(name, *labels) if counts else 0.0
+                sums[labels] = sums.get(labels, 0.0) + (value if value < past else value - past)
+    return fleet
+
+
+def _hints(engines: Sequence[Engine], fleet: Engine) -> Iterable[SourceHints]:
     """Yield the hints of each source; if there are many, sum the smallest as others."""
-    sums = {
-        source: ends.get(source, 0.0) + expects.get(source, 0.0) for source in {*ends, *expects}
+    said = {
+        source: (fleet.value("hints", source, "ends"), fleet.value("hints", source, "expects"))
+        for source, kind in fleet.values["hints"]
+        if kind in ("ends", "expects")
     }
-    others = sums.pop(OTHERS, None)
-    order = sorted(sums, key=lambda source: (-sums[source], source))
-    for source in order[:MOST_SOURCES]:
-        yield SourceHints(
-            source, ends.get(source, 0.0), expects.get(source, 0.0), *_worth(engines, source)
-        )
-    rest = [*order[MOST_SOURCES:], *([] if others is None else [OTHERS])]
-    if rest:
-        worth = _worth(engines, OTHERS) if rest == [OTHERS] else (None, None)
-        yield SourceHints(
-            OTHERS,
-            sum(ends.get(source, 0.0) for source in rest),
-            sum(expects.get(source, 0.0) for source in rest),
-            *worth,
-        )
+    order = sorted(said, key=lambda source: (source == OTHERS, -sum(said[source]), source))
+    rest = order[MOST_SOURCES:]
+    for source in order if rest == [OTHERS] else order[:MOST_SOURCES]:
+        yield SourceHints(source, *said[source], *_worth(engines, fleet, source))
+    if rest not in ([], [OTHERS]):
+        ends, expects = (sum(counts) for counts in zip(*(said[each] for each in rest), strict=True))
+        yield SourceHints(OTHERS, ends, expects, None, None)
 
 
-def _worth(engines: Sequence[Engine], source: str) -> tuple[float | None, float | None]:
+def _worth(
+    engines: Sequence[Engine], fleet: Engine, source: str
+) -> tuple[float | None, float | None]:
     """Return the number of returns and the factor of a source over the engines."""
-    key = (source,)
-    known: list[float] = []
     weight = factors = 0.0
     for engine in engines:
-        returns = engine.values.get("hint_returns", {}).get(key)
-        factor = engine.values.get("hint_factor", {}).get(key)
-        if returns is None:
-            continue
-        known.append(returns)
+        factor = engine.values.get("hint_factor", {}).get((source,))
         if factor is not None:
-            weight += returns
-            factors += returns * factor
-    return sum(known) if known else None, factors / weight if weight else None
+            weight += engine.value("hint_returns", source)
+            factors += engine.value("hint_returns", source) * factor
+    return fleet.values["hint_returns"].get((source,)), factors / weight if weight else None
 
 
-def _hint_trials(engines: Sequence[Engine]) -> HintTrials | None:
-    weighted = _weighted(engines)
-    whole = sum(weight for _, weight in weighted)
+def _hint_trials(shares: Shares) -> HintTrials | None:
     hit_ratio = plain = followed = 0.0
     errors = []
-    for engine, weight in weighted:
+    for engine, share in shares:
         trials = engine.values.get("hint_hit_ratio", {})
         if not {(HEEDING,), (PLAIN,)} <= trials.keys() or () not in engine.values["hint_error"]:
             return None
-        share = weight / whole
         hit_ratio += share * trials[HEEDING,]
         plain += share * trials[PLAIN,]
         errors.append(share * engine.value("hint_error"))
         followed += share * engine.value("hints_followed")
-    if not weighted:
+    if not shares:
         return None
     # A sum of shares may round to more than 1.
     return HintTrials(min(1.0, hit_ratio), min(1.0, plain), math.hypot(*errors), min(1.0, followed))
 
 
-def _weighted(engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
-    """Return the engines with requests in their window, and their numbers of blocks."""
-    return [
-        (engine, weight)
-        for engine in engines
-        if (weight := engine.value("window_asked_blocks")) > 0
-    ]
+def _shares(engines: Sequence[Engine]) -> Shares:
+    """Return the engines with requests in their window, and their shares of all blocks."""
+    weights = [(engine, engine.value("window_asked_blocks")) for engine in engines]
+    whole = sum(weight for _, weight in weights)
+    return [(engine, weight / whole) for engine, weight in weights if weight > 0]
 
 
-def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
+def _shadows(fleet: Engine, shares: Shares) -> Iterable[Shadow]:
     """Yield the means of the engines' points, weighted by each engine's requested blocks."""
-    weighted = _weighted(engines)
-    whole = sum(weight for _, weight in weighted)
-    keys = {
-        own[:2]
-        for engine in engines
-        for name in ("shadow_missed_blocks", "shadow_hit_ratio", "shadow_withheld")
-        for own in engine.values.get(name, {})
-    }
-    sums: dict[tuple[str, ...], _Sum] = {key: _Sum() for key in keys}
-    for engine, weight in weighted:
-        share = weight / whole
+    parts: dict[Series, list[tuple[float, float]]] = defaultdict(list)  # of hit ratio, error
+    marks: dict[Series, set[str]] = defaultdict(set)
+    reasons: dict[Series, set[str]] = defaultdict(set)
+    for engine, share in shares:
         for *key, reason in engine.values.get("shadow_withheld", {}):
-            sums[tuple(key)].reasons.add(reason)
-        ratios: dict[tuple[str, ...], float] = {}
+            reasons[tuple(key)].add(reason)
+        ratios: dict[Series, float] = {}
         for (*key, label), ratio in engine.values.get("shadow_hit_ratio", {}).items():
             # A point without the label comes from a version that did not export marks.
-            sums[tuple(key)].marks |= {mark or "unknown" for mark in label.split(",")}
+            marks[tuple(key)] |= {mark or "unknown" for mark in label.split(",")}
             ratios.setdefault(tuple(key), ratio)
         for point, ratio in ratios.items():
-            error = engine.value("shadow_error", *point)
-            sums[point].add(share * ratio, share * error)
-    for (policy, memory), found in sorted(
-        sums.items(), key=lambda item: (item[0][0], _number(item[0][1]))
-    ):
-        if found.engines and found.engines == len(weighted):
-            yield Shadow(
-                policy,
-                _number(memory),
-                min(1.0, found.hit_ratio),  # sums of shares may round to more
-                math.hypot(*found.errors),
-                tuple(sorted(found.marks - {UNMARKED})),
-            )
-        else:
-            yield Shadow(policy, _number(memory), None, None, (), tuple(sorted(found.reasons)))
-
-
-@dataclass(slots=True)
-class _Sum:
-    """A point, summed over the engines that have it, weighted by their shares."""
-
-    engines: int = 0
-    hit_ratio: float = 0.0
-    errors: list[float] = field(default_factory=list)
-    marks: set[str] = field(default_factory=set)
-    reasons: set[str] = field(default_factory=set)
-
-    def add(self, hit_ratio: float, error: float) -> None:
-        """Add the point of an engine."""
-        self.engines += 1
-        self.hit_ratio += hit_ratio
-        self.errors.append(error)
+            parts[point].append((share * ratio, share * engine.value("shadow_error", *point)))
+    names = ("shadow_missed_blocks", "shadow_hit_ratio", "shadow_withheld")
+    points = {labels[:2] for name in names for labels in fleet.values[name]}
+    for point in sorted(points, key=lambda point: (point[0], _number(point[1]))):
+        policy, memory = point[0], _number(point[1])
+        if not parts[point] or len(parts[point]) < len(shares):
+            yield Shadow(policy, memory, None, None, (), tuple(sorted(reasons[point])))
+            continue
+        found, errors = zip(*parts[point], strict=True)
+        yield Shadow(
+            policy,
+            memory,
+            min(1.0, sum(found)),  # sums of shares may round to more
+            math.hypot(*errors),
+            tuple(sorted(marks[point] - {UNMARKED})),
+        )
 
 
 def _number(text: str) -> float:
@@ -399,27 +348,28 @@ def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     if len(live) != 1 or (live[0], 1.0) not in points:
         return []
     present = points[live[0], 1.0][0]
+    gains = {
+        key: (ratio - present, error)
+        for key, (ratio, error) in points.items()
+        if ratio - present - error >= LEAST_GAIN
+    }
 
-    def sentence(what: str, ratio: float, error: float) -> str:
-        return f"{what}: {100 * (ratio - present):+.1f} ± {100 * error:.1f} points of hit ratio."
+    def sentence(what: str, gain: float, error: float) -> str:
+        return f"{what}: {100 * gain:+.1f} ± {100 * error:.1f} points of hit ratio."
 
-    more = [
-        (memory, ratio, error)
-        for (policy, memory), (ratio, error) in sorted(points.items(), key=lambda item: item[0][1])
-        if policy == live[0] and memory > 1 and ratio - present - error >= LEAST_GAIN
-    ]
     found = []
+    more = sorted(
+        (memory, *gain)
+        for (policy, memory), gain in gains.items()
+        if policy == live[0] and memory > 1
+    )
     if more:
         least, most = more[0], max(more, key=lambda each: each[1])
         found.append(sentence(f"{memory_label(least[0])}× memory", *least[1:]))
         if most[1] - least[1] - most[2] - least[2] >= LEAST_GAIN:
             found.append(sentence(f"{memory_label(most[0])}× memory", *most[1:]))
-    others = [
-        (ratio, error, policy)
-        for (policy, memory), (ratio, error) in points.items()
-        if memory == 1 and policy != live[0] and ratio - present - error >= LEAST_GAIN
-    ]
+    others = [(*gain, policy) for (policy, memory), gain in gains.items() if memory == 1]
     if others:
-        ratio, error, policy = max(others)
-        found.append(sentence(f"Policy {policy} at this memory", ratio, error))
+        gain, error, policy = max(others)
+        found.append(sentence(f"Policy {policy} at this memory", gain, error))
     return found

@@ -154,7 +154,7 @@ def test_points_are_those_of_managers_whose_sessions_end(policy):
             200, cache_policy=policy, memory=memory, policy_slots=2**20, secret=bytes([number]) * 64
         )
         serve(manager)
-        for mini in manager.watch._subject.minis:
+        for mini in manager.watch._shadows.minis:
             if mini.policy == policy and mini.memory in truths:
                 ratio = sum(each.hits for each in mini.quarters)
                 ratio /= sum(each.asked for each in mini.quarters)
@@ -201,7 +201,7 @@ def test_what_is_generated_is_used_and_not_asked_for(groups, first):
     counters = manager.watch.counters()
     assert (counters["asked"], counters["missed"]) == (num_asked, num_asked)
     assert counters["stored"] == sum(map(len, manager.watch._core.order())) == 10 * len(groups)
-    (mini,) = manager.watch._subject.minis
+    (mini,) = manager.watch._shadows.minis
     assert sum(quarter.asked for quarter in mini.quarters) == num_asked
     assert sum(quarter.stored for quarter in mini.quarters) == 10 * len(groups)
     # The next turn of the chat asks for them.
@@ -235,7 +235,7 @@ def test_a_request_that_looks_nothing_up_asks_for_nothing():
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["stored"]) == (0, 0, 10)
     assert sum(len(each) for each in manager.watch._core.order()) == 10
-    assert [mini.quarters[0].asked for mini in manager.watch._subject.minis] == [0]
+    assert [mini.quarters[0].asked for mini in manager.watch._shadows.minis] == [0]
     Request(manager, request.keys).run()
     assert manager.watch.counters()["missed"] == 0
 
@@ -400,7 +400,7 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     again.run()
     judged = [sum(some) for some in zip(*manager.watch.counters()["judged"], strict=True)]
     assert sum(judged[:-1]) == 2
-    (mini,) = manager.watch._subject.minis
+    (mini,) = manager.watch._shadows.minis
     assert sum(each.hits for each in mini.quarters) == 2
     check_invariants(manager)
 
@@ -606,7 +606,7 @@ def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
     of_prompt, of_other = 20 * len(full) + len(others), 8 * len(full) + len(others)
     assert counters["stored"] == of_prompt + of_other
     assert sum(map(len, manager.watch._core.order())) == of_prompt + of_other
-    (mini,) = manager.watch._subject.minis
+    (mini,) = manager.watch._shadows.minis
     assert sum(each.asked for each in mini.quarters) == 60
     assert sum(each.stored for each in mini.quarters) == of_prompt + of_other
     # The device had part of it.

@@ -387,7 +387,7 @@ def test_a_miniature_of_every_block_hears_what_a_manager_hears(
 
     watch = serve_all(whole(twin, 120, policy, memory=(0.5, 1), policies=("hit-density",))).watch
     watch.report()
-    minis = {(mini.policy, mini.memory): mini for mini in watch._subject.minis}
+    minis = {(mini.policy, mini.memory): mini for mini in watch._shadows.minis}
     assert minis.keys() >= {(policy, 0.5), (policy, 1), ("lru", 0.5), ("hit-density", 1)}
     for (name, memory), mini in minis.items():
         with secrets_from(SECRET):

@@ -23,8 +23,8 @@ pytest.importorskip("prometheus_client", reason="exporting needs the watch extra
 from kvoffload._metrics import AGE_BOUNDS, TIER_PREFIX, WATCH_METRICS, Histogram
 from kvoffload._metrics import WATCH_PREFIX as PREFIX
 from kvoffload.watch import WatchReport
+from kvoffload.watch.ages import age_histogram
 from kvoffload.watch.dashboard import grafana_json, rules_yaml
-from kvoffload.watch.metrics import age_histogram
 
 from .fleet import HINTED, Fleet, served
 

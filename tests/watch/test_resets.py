@@ -57,7 +57,7 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     asked = requests(seed)
     serve_all(manager, asked, under_way)
     manager.watch.report()
-    (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == policy)
+    (mini,) = (mini for mini in manager.watch._shadows.minis if mini.policy == policy)
     other = twin.CPUOffloadingManager(16, 100, policy)
     hits = serve_all(other, asked, under_way)
     (miniature, *_) = mini.quarters
@@ -157,7 +157,7 @@ def test_what_is_stored_unseen_after_a_reset_takes_room_in_the_shadow(twin):
     judged = manager.watch._core.counts()["judged"][0]
     assert sum(judged[:-1]) == 2
     manager.watch.report()
-    (mini,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
+    (mini,) = (mini for mini in manager.watch._shadows.minis if mini.policy == "arc")
     assert mini.quarters[0].hits == 2
 
 

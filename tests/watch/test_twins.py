@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvoffload._sampling import hash_key
 from kvoffload.managers._watching import WatchPlan
 from kvoffload.testing.policies import check_invariants
-from kvoffload.watch._watch import bin_start
+from kvoffload.watch.ages import bin_start
 from tests.allocations import fail_after
 from tests.blocks import KEY_LENGTHS, block_hash, store
 from tests.differential.pairs import require_equal
@@ -187,7 +187,7 @@ def test_an_age_is_counted_in_its_bin(twin, age):
     store(manager, KEYS[:1])
     clock.seconds += age / 1000
     store(manager, KEYS[1:2])
-    bins = manager.watch._core.counts()["unused_ages"]
+    bins = manager.watch._core.overall()["unused_ages"]
     (index,) = (index for index, count in enumerate(bins) if count)
     assert bin_start(index) <= age < bin_start(index + 1)
 

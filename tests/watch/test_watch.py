@@ -17,6 +17,7 @@ from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
 from kvoffload.watch.minis import Miniatures
 from kvoffload.watch.overdue import find_overdue
+from kvoffload.watch.points import lacking_hits
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
 from .watched import Clock, requests, serve, served, watched, whole
@@ -38,10 +39,10 @@ def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
     served, most = sum(fed), max(fed)
     for hashes in requests(seed):
         serve(at_once, hashes)
-        at_once.watch._serve(at_once=True)
+        at_once.watch._shadows.serve(at_once=True)
     assert 0 < most < served / 16
     assert spread.watch.report().points == at_once.watch.report().points
-    assert spread.watch._serving is None
+    assert spread.watch._shadows.serving is None
 
 
 def test_code_that_runs_while_a_lookup_serves_the_miniatures_may_call_the_manager(
@@ -259,7 +260,7 @@ def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
         for index in range(lag):
             manager.lookup([block_hash(10_000 + index)])
         manager.complete_store(hashes)
-    assert manager.watch._core.progress()[3] == 5 + (21 - 5) / 16
+    assert manager.watch._core.lag == 5 + (21 - 5) / 16
 
 
 @pytest.mark.thorough
@@ -286,7 +287,7 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
         16, capacity, policy
     )
     served(manager, asked, under_way=24)
-    assert manager.watch._core.progress()[3] == pytest.approx(24, abs=0.5)
+    assert manager.watch._core.lag == pytest.approx(24, abs=0.5)
     points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
     blocks = sum(map(len, asked))
     for memory in sizes:
@@ -335,7 +336,7 @@ def test_lru_has_miniatures_from_the_first_requests_that_overlap(
         serve(manager, [block_hash(1000 + index)])
     meet(manager, overlapping)
     report = manager.watch.report()
-    minis = [mini.memory for mini in manager.watch._subject.minis if mini.policy == "lru"]
+    minis = [mini.memory for mini in manager.watch._shadows.lru]
     assert minis == (list(manager.watch.memory) if begin else [])
     # Those of the start have seen all that the list has; else the window is theirs.
     assert report.requests == (0 if begin and before else before + overlapping)
@@ -352,7 +353,7 @@ def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
         serve(manager, [block_hash(2000 + index)])
     meet(manager, 20)
     after = manager.watch.counters()
-    assert manager.watch._began is not None
+    assert manager.watch._shadows.lru
     for memory in manager.watch.memory:
         assert after["shadows"]["lru", memory] == (360, 360)
     serve(manager, [block_hash(3000)])
@@ -363,13 +364,13 @@ def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
 def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full(twin):
     clock = Clock()
     manager = whole(twin, 300, "slru", clock=clock, window=60.0, memory=(1,))
-    subject = manager.watch._subject
+    shadows = manager.watch._shadows
 
     def possible_shift() -> float:
         manager.watch.report()
-        before = manager.watch._snapshots[0]
-        counts = {"asked": 100, "missed": 100, "resets": 0}
-        return manager.watch._cold(counts, before, [100])[1.0]
+        counts = {"asked": 100, "missed": 100}
+        window = shadows.window()._replace(counts=counts)
+        return lacking_hits(shadows, window, [100])[1.0]
 
     for index in range(300):
         serve(manager, [block_hash(1000 + index)])
@@ -380,7 +381,7 @@ def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full
         clock.seconds += 4
         for position in range(10):
             serve(manager, [block_hash(10_000 + 10 * index + position)])
-    assert [mini.policy for mini in subject.minis].count("lru") == 1
+    assert [mini.policy for mini in shadows.minis].count("lru") == len(shadows.lru) == 1
     assert possible_shift() == 0
 
 
@@ -411,7 +412,7 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
         hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
         assert sum(judged[: size + 1]) / asked == pytest.approx(hits / asked, abs=0.03)
     # The miniatures too, which are not asked for those blocks.
-    (arc,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
+    (arc,) = (mini for mini in manager.watch._shadows.minis if mini.policy == "arc")
     assert arc.quarters[0].asked <= asked < arc.quarters[0].stored
 
 
@@ -496,7 +497,7 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
     manager.complete_load([C])
     manager.complete_load([D])
     assert watch.overdue() == []
-    assert watch._core.counts()["open"] == 0
+    assert watch._core.overall()["open"] == 0
 
 
 def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):
@@ -526,11 +527,11 @@ def test_the_ledger_is_bounded(twin):
     store(manager, [A])
     for _ in range(5_000):
         manager.prepare_load([A])
-    counts = manager.watch._core.counts()
-    assert (counts["open"], counts["untracked"]) == (4096, 904)
+    core = manager.watch._core
+    assert (core.overall()["open"], core.counts()["untracked"]) == (4096, 904)
     for _ in range(5_000):
         manager.complete_load([A])
-    assert manager.watch._core.counts()["open"] == 0
+    assert manager.watch._core.overall()["open"] == 0
 
 
 def test_windows_forget(twin):
@@ -544,7 +545,7 @@ def test_windows_forget(twin):
     assert 60 <= report.seconds <= 64
     assert report.sampled_missed["never_or_long_ago"] == 0
     assert report.missed == 0
-    assert len(manager.watch._snapshots) <= 18
+    assert len(manager.watch._shadows.snapshots) <= 18
 
 
 def test_a_run_of_months(twin):
@@ -658,8 +659,8 @@ def test_a_store_whose_end_fails_is_not_counted(twin):
     manager.prepare_store([A, B])
     with pytest.raises(RuntimeError, match="not today"):
         manager.complete_store([A, B], False)
-    counts = manager.watch._core.counts()
-    assert (counts["failed"], counts["open"]) == (0, 1)
+    core = manager.watch._core
+    assert (core.counts()["failed"], core.overall()["open"]) == (0, 1)
 
 
 def test_a_watch_belongs_to_one_manager(twin):

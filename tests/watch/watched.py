@@ -50,9 +50,10 @@ def seen(manager: Any) -> dict[str, Any]:
     core = manager.watch._core
     return {
         **core.counts(),
+        **core.overall(),
         "order": core.order(),
         "sources": core.sources(),
-        "progress": core.progress(),
+        "lag": core.lag,
         "transfers": core.open_transfers(),
         "due": core.due,
         "now": core.now(),

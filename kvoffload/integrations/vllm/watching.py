@@ -19,7 +19,7 @@ from typing import Any
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram, Metric
 from kvoffload.errors import describe
 from kvoffload.watch import Watch
-from kvoffload.watch._watch import bin_start
+from kvoffload.watch.ages import bin_middle
 from kvoffload.watch.metrics import samples
 
 from ._upstream import (
@@ -228,9 +228,8 @@ class WatchExport:
         passed = 0
         for bin_index, count in enumerate(fresh):
             passed += count
-            middle = (bin_start(bin_index) + bin_start(bin_index + 1) - 1) / 2000
             while len(ages) * step + step / 2 < passed:
-                ages.append(middle)
+                ages.append(bin_middle(bin_index) / 1000)
         return ages
 
 
