@@ -76,6 +76,7 @@ MEMBERS = {
     "kvoffload.testing.policies.PolicyConformance": "make_policy, make_manager, verify, observe, "
     "is_deterministic, checks_arguments, num_random_runs",
     "kvoffload.testing.tiers.TierConformance": "open_tier, reopen_tier, block_bytes, num_blocks",
+    "kvoffload.testing.backends.BackendConformance": "make_backend, place_of",
     "kvoffload.tiers.Block": "",
     "kvoffload.tiers.RemoteTier": "",
     "kvoffload.tiers.TierOptions": "",

@@ -16,7 +16,17 @@ from .setup import Setup
 from .units import duration_text
 from .wording import Finding, capacity_text
 
-__all__ = ["Answer", "Column", "Snippet", "Table", "TableCell", "best", "column"]
+__all__ = [
+    "Answer",
+    "Column",
+    "Curve",
+    "Curves",
+    "Snippet",
+    "Table",
+    "TableCell",
+    "best",
+    "column",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,29 @@ class Table:
     chosen: str | None = None  # a row
     kind: str = ""  # its class on a page: "heat", "bars", "plain", or none
     is_detail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a chart: shares by memory, None for what was not compared."""
+
+    name: str
+    shares: Sequence[float | None]
+    is_flat: bool = False  # a ceiling that does not depend on the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """A chart: shares over memory."""
+
+    title: str
+    meaning: str  # of a share, a sentence
+    memories: Sequence[str]
+    asked: int  # index of the memory that is marked
+    marked: str  # why
+    chosen: str | None  # a line
+    lines: Sequence[Curve]
+    ceilings: Sequence[Curve] = ()
 
 
 class Snippet(NamedTuple):
@@ -156,6 +189,10 @@ class Answer(ABC):
     @abstractmethod
     def memory_text(self) -> str:
         """Return the bytes per block or slot, and how much of the trace the memory holds."""
+
+    @abstractmethod
+    def curves(self) -> Curves:
+        """Return the chart."""
 
     @abstractmethod
     def tables(self) -> list[Table]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvoffload.replay import Result
 from kvoffload.replay.policies import is_own
 
-from .answer import Answer, Column, Snippet, Table, TableCell, column
+from .answer import Answer, Column, Curve, Curves, Snippet, Table, TableCell, column
 from .configuration import vllm_text
 from .fleet_wording import (
     NOT_MODELLED,
@@ -117,6 +117,25 @@ class FleetSubject(Answer):
             f"{model}{bytes_text(setup.block_bytes)} per block; {setup.engines:,} engines of "
             f"{bytes_text(setup.memory)} hold {blocks:,} blocks each, "
             f"{count_text(blocks * setup.block_tokens)} tokens, together {part}"
+        )
+
+    def curves(self) -> Curves:
+        """Return what fleets save over memory, a line per router."""
+        setup, case = self.setup, self.advice.case
+        heat, memories = next(self.heats()), setup.memories()
+        behind = "" if heat.tier is None else f" and {tier_text(heat.tier)}"
+        lines = [
+            Curve(router, [None if one is None else saving(one) for one in results])
+            for router, results in heat.rows.items()
+        ]
+        return Curves(
+            f"{setup.saved.capitalize()} saved over memory",
+            f"With {heat.policy} in the memory of each engine{behind}.",
+            [bytes_text(memory) if memory else "none" for memory in memories],
+            memories.index(case.memory),
+            "enough" if self.is_recommended else "",
+            case.fleet.router if self.is_recommended else None,
+            lines,
         )
 
     def tables(self) -> list[Table]:

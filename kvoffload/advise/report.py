@@ -10,25 +10,26 @@ import base64
 import os
 from hashlib import sha256
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload._extras import require
 from kvoffload.traces.outputs import open_output
 
 from .answer import Answer
-from .chart import NAME_OFFSET, bars, chart, strip
 from .subject import Subject
 from .units import unbroken
 
-__all__ = ["report_html", "require_report", "write_report"]
+if TYPE_CHECKING:
+    from .chart import Picture
 
-_WIDE = {"width": 800, "height": 420, "label_height": 17}
-_NARROW = {"width": 340, "height": 360, "label_height": 16}
+__all__ = ["report_html", "require_report", "write_report"]
 
 
 def require_report() -> None:
     """Raise MissingExtraError unless the requirements of a report are installed."""
-    require("jinja2", "a report", "report")
+    for name in ("jinja2", "matplotlib"):
+        require(name, "a report", "report")
 
 
 def write_report(answer: Answer, path: str | os.PathLike[str]) -> None:
@@ -44,10 +45,12 @@ def report_html(answer: Answer) -> str:
     import jinja2
     from markupsafe import Markup
 
+    from .chart import over_memory
+
     style, script = _page("report.css"), _page("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["unbroken"] = unbroken
-    found, tables = answer.findings(), answer.tables()
+    found, tables, curves = answer.findings(), answer.tables(), answer.curves()
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,
         headline=answer.headline(),
@@ -55,7 +58,9 @@ def report_html(answer: Answer) -> str:
         findings=[finding for finding in found if finding.title not in answer.FIRST],
         tables=[table for table in tables if not table.is_detail],
         more_tables=[table for table in tables if table.is_detail],
-        charts=_charts(answer),
+        curves=curves,
+        chart=over_memory(curves),
+        pictures=_details(answer),
         snippets=answer.snippets(),
         meanings=answer.meanings(),
         style=Markup(style),  # noqa: S704 - our own file
@@ -67,21 +72,15 @@ def report_html(answer: Answer) -> str:
     )
 
 
-def _charts(answer: Answer) -> dict[str, object] | None:
-    """Return the charts of advice on one engine."""
-    if not isinstance(answer, Subject):
-        return None
-    advice, details = answer.advice, answer.details
-    counted = advice.setup.counted
-    return {
-        "wide": chart(advice, **_WIDE),
-        "narrow": chart(advice, **_NARROW),
-        "name_offset": NAME_OFFSET,
-        "counted": counted,
-        "hit": counted.removesuffix("s"),
-        "strip": details and strip(advice, details, width=390, height=170),
-        "bars": details and bars(advice, details, width=390, row=15),
-    }
+def _details(answer: Answer) -> list[Picture]:
+    """Return the pictures of the details; none of a fleet."""
+    from .chart import by_share, over_time
+
+    if not isinstance(answer, Subject) or answer.details is None:
+        return []
+    numbers = answer.setup.replayed
+    policies = [(numbers.index(one.policy), one) for one in answer.details.policies]
+    return [over_time(policies), by_share(policies, answer.setup.counted)]
 
 
 def _page(name: str) -> str:

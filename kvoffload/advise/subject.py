@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvoffload.replay.policies import is_own, summary
 
 from .advice import Advice
-from .answer import Answer, Column, Snippet, Table, best, column
+from .answer import Answer, Column, Curve, Curves, Snippet, Table, best, column
 from .configuration import DISK_PATH, python_text, vllm_text
 from .details import Details
 from .economy import Engine, balance
@@ -81,6 +81,29 @@ class Subject(Answer):
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
         return [] if self.alone is None else [self.alone, *self.shares, self.advice]
+
+    def curves(self) -> Curves:
+        """Return the hit ratios over memory, a line per policy, and the ceilings."""
+        advice, counted = self.advice, self.setup.counted
+        columns = range(len(advice.memories))
+        lines = [
+            Curve(policy, [advice.cell(policy, index).hit_ratio for index in columns])
+            for policy in self.setup.replayed
+        ]
+        ceilings = [Curve("infinite", [advice.unbounded for _ in columns], is_flat=True)]
+        if self.setup.chunks.num_full:
+            ceilings.append(Curve("belady", advice.ceilings))
+        return Curves(
+            "Hit ratio over memory",
+            f"A hit is a {counted.removesuffix('s')} of a prompt whose keys and values are loaded "
+            "from host memory instead of computed again.",
+            [bytes_text(memory) for memory in advice.memories],
+            advice.memory_index,
+            "asked for",
+            advice.policy,
+            lines,
+            ceilings,
+        )
 
     def tables(self) -> list[Table]:
         """Return the policies, the sizes of the accelerator's cache, and those of a disk."""

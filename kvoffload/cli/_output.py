@@ -100,9 +100,14 @@ def check_plot(plot: str | None, *, quiet: bool) -> None:
     """Check that ``--plot`` can be drawn; its library is quiet if the command is."""
     if plot is None:
         return
-    if quiet:  # its first run logs that it looks for fonts
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    note_fonts(quiet=quiet)
     require("matplotlib", "--plot", "plot")
+
+
+def note_fonts(*, quiet: bool) -> None:
+    """Let matplotlib log that it looks for fonts, at its first run, unless the command is quiet."""
+    if quiet:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def check_csv(csv: str | None, *, as_json: bool) -> str | None:

@@ -1,21 +1,15 @@
-"""Pictures: hit ratios over a logarithmic scale, each line with its name at its end."""
+"""Pictures of a sweep, of fleets and of kept blocks: shares over a logarithmic scale."""
 
 from __future__ import annotations
 
-import io
-import textwrap
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvoffload._printable import printable
-from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
+from kvoffload.advise.drawing import Line, draw_lines, picture, write_title
 from kvoffload.advise.units import bytes_text
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces.outputs import open_output
@@ -24,44 +18,16 @@ from kvoffload.traces.returns import KeptCounter
 from ._fleet_result import Fleets
 from .sweep import Swept
 
-# Okabe & Ito's colours, which differ for colour-blind readers and in print, without the yellow that
-# is invisible on white; markers distinguish lines of the same colour.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C1E", "#444444")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-CEILING_COLOUR = "#888888"
-LABEL_COLOUR = "#222222"  # the lines' lighter colours could not be read as text
-FIGURE_INCHES = (6.6, 4.6)  # the axes take the share AXES; titles and labels around them are added
-AXES = (0.1, 0.1, 0.7, 0.8)
-FONT_POINTS = 10  # about 7 pixels if the picture is as wide as a phone
-LABEL_STEP = 1.25 * FONT_POINTS / (72 * FIGURE_INCHES[1] * AXES[3])  # of labels, share of height
-LABEL_X = 1.035  # where labels begin, share of the width
-MARGIN_INCHES = 0.12  # around the drawing
-TITLE_CHARACTERS = 76  # of a line of the title
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line, with its name at its end; without a name if it is the only one."""
-
-    name: str | None
-    x: Sequence[float]
-    y: Sequence[float]
-    style: dict[str, Any]
-
 
 def draw(view: Swept, path: str) -> None:
     """Draw a sweep into a file, in the format that its name ends in; an OSError names the file."""
-    lines, index = [], 0
+    lines: list[Line] = []
+    looks = {policy: n for n, policy in enumerate(p for p in view.policies if p not in CEILINGS)}
     for policy in view.policies:
         rows = sorted(view.of(policy), key=lambda row: row.configuration.host)
-        if policy in CEILINGS:
-            line = ":" if policy == "infinite" else "--"
-            style: dict[str, Any] = {"color": CEILING_COLOUR, "linestyle": line, "zorder": 1}
-        else:
-            style = {**look(index), "markersize": 4.5, "zorder": 3}
-            index += 1
         x = [row.configuration.host for row in rows]
-        lines.append(_Line(policy, x, [row.result.hit_ratio for row in rows], style))
+        look = looks.get(policy, ":" if policy == "infinite" else "--")
+        lines.append(Line(policy, x, [row.result.hit_ratio for row in rows], look))
     size = view.first.block_bytes or None
 
     def set_x(axes: Any) -> None:
@@ -80,8 +46,7 @@ def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
         axes.set_xticks(minutes, [f"{value:g}" for value in minutes])
         axes.xaxis.set_minor_locator(NullLocator())
 
-    line = _Line(None, minutes, kept.ratios, {**look(0), "markersize": 4.5})
-    _draw(path, [line], [printable(Path(name).name)], set_x)
+    _draw(path, [Line(None, minutes, kept.ratios, 0)], [printable(Path(name).name)], set_x)
 
 
 def draw_fleets(view: Fleets, path: str) -> None:
@@ -102,7 +67,7 @@ def draw_fleets(view: Fleets, path: str) -> None:
     lines = []
     for index, (name, some) in enumerate(points.items()):
         x, y = zip(*sorted(some), strict=True)
-        lines.append(_Line(name, x, y, {**look(index), "markersize": 4.5}))
+        lines.append(Line(name, x, y, index))
 
     def set_x(axes: Any) -> None:
         axes.set_xlabel("host memory of all engines, blocks")
@@ -115,63 +80,23 @@ def draw_fleets(view: Fleets, path: str) -> None:
 
 def _draw(
     path: str,
-    lines: Sequence[_Line],
+    lines: Sequence[Line],
     title: Sequence[str],
     set_x: Callable[[Any], None],
     *,
     share: str = "hit ratio",
     above: int = 10,
 ) -> None:
-    """Draw lines over a logarithmic axis that `set_x` labels, under a title `above` the axes.
+    """Draw lines over a logarithmic axis that `set_x` labels, under a title `above` the axes."""
 
-    The picture grows around axes of fixed size, so that no label is cut off.
-    """
-    form = path.rpartition(".")[2].lower()
-    picture = io.BytesIO()
-    with warnings.catch_warnings(), mpl.rc_context(_SETTINGS):
-        warnings.simplefilter("ignore")  # a character of a name may be in no font
-        figure = Figure(figsize=FIGURE_INCHES)
-        axes = figure.add_axes(AXES)
-        for line in lines:
-            axes.plot(line.x, line.y, linewidth=1.4, **line.style)
+    def draw(axes: Any) -> None:
         axes.set_xscale("log")
-        set_x(axes)
-        _set_ratios(axes, max(max(line.y) for line in lines), share)
-        named = [(line.name, line.y[-1], line.style) for line in lines if line.name is not None]
-        if named:
-            _label_ends(axes, named)
-        wrapped = [part for text in title for part in textwrap.wrap(text, TITLE_CHARACTERS)]
-        axes.annotate(
-            "\n".join(wrapped),
-            (0, 1),
-            xytext=(0, above),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            va="bottom",
-            annotation_clip=False,
-            parse_math=False,
-        )
-        figure.savefig(
-            picture,
-            format=form,
-            dpi=160,
-            bbox_inches="tight",
-            pad_inches=MARGIN_INCHES,
-            metadata={_DATE[form]: None} if form in _DATE else None,
-        )
+        draw_lines(axes, lines, set_x, share=share)
+        write_title(axes, title, above)
+
+    drawn = picture(draw, path.rpartition(".")[2].lower())
     with open_output(path) as file:
-        file.write(picture.getvalue())
-
-
-_SETTINGS: Any = {"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}
-_DATE = {"svg": "Date", "pdf": "CreationDate"}
-"""Metadata that would make two pictures of one sweep differ."""
-
-
-def look(index: int) -> dict[str, str]:
-    """Return the colour and the marker of a policy by its index; 64 differ."""
-    marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
-    return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
+        file.write(drawn)
 
 
 def _title(view: Swept) -> list[str]:
@@ -200,18 +125,6 @@ def _set_sizes(axes: Any, sizes: list[float], block_bytes: int | None = None) ->
         _set_ticks(above.xaxis, sizes, bytes_text, powers_of_two=True)
 
 
-def _set_ratios(axes: Any, greatest: float, share: str) -> None:
-    """Let the height be shares from 0 to the greatest."""
-    ratios = ratio_ticks(greatest, most=8)
-    axes.set_ylim(0, ratios[-1] * 1.02)
-    axes.set_ylabel(share)
-    axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
-    axes.grid(True, color="#E4E4E4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
 def _set_ticks(axis: Any, sizes: list[float], text: Any, *, powers_of_two: bool = False) -> None:
     """Label 1, 2 and 5 of each decade, or powers of two; the ends where these are too few.
 
@@ -232,42 +145,3 @@ def _ends(sizes: list[float]) -> tuple[float, float]:
     """Return the ends of the scale; for a single capacity, its half and double."""
     more = 1.15 if len(sizes) > 1 else 2
     return sizes[0] / more, sizes[-1] * more
-
-
-def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> None:
-    """Write each line's name beside its end, apart from the others, joined to it by a thin line."""
-    to_axes = axes.transData + axes.transAxes.inverted()
-    x_end = axes.get_lines()[0].get_xdata()[-1]
-    wanted = sorted(
-        ((to_axes.transform((x_end, y))[1], policy, style) for policy, y, style in ends),
-        key=lambda end: end[0],
-    )
-    x_line = float(to_axes.transform((x_end, 0))[0])
-    # No label above the axes, where the second scale is drawn.
-    positions = apart([end[0] for end in wanted], LABEL_STEP, most=1.0)
-    for position, (height, policy, style) in zip(positions, wanted, strict=True):
-        axes.plot(
-            (x_line + 0.008, LABEL_X - 0.004),
-            (height, position),
-            transform=axes.transAxes,
-            color=style["color"],
-            linewidth=0.6,
-            clip_on=False,
-        )
-        axes.plot(
-            (LABEL_X, LABEL_X + 0.01, LABEL_X + 0.02),
-            (position, position, position),
-            transform=axes.transAxes,
-            **(style | {"markevery": (1, 2)}),
-            linewidth=1.4,
-            clip_on=False,
-        )
-        axes.text(
-            LABEL_X + 0.028,
-            position,
-            policy,
-            transform=axes.transAxes,
-            color=LABEL_COLOUR,
-            va="center",
-            parse_math=False,
-        )

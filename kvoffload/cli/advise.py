@@ -73,7 +73,7 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._output import check_outputs, write_files
+from ._output import check_outputs, note_fonts, write_files
 from ._sources import (
     BlockTokens,
     Reading,
@@ -290,6 +290,7 @@ def advise(
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
     if report is not None:
+        note_fonts(quiet=quiet)
         require_report()
     sample = PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:

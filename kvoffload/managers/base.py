@@ -635,20 +635,24 @@ def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], lis
     Return what remains of `parts`, and the parts of the positions that are in none of them.
     """
     remaining: list[Part] = []
-    missing = [(start, stop)]  # in order, without overlaps
-    for first, end in parts:
+    missing = [(start, stop)] if start < stop else []  # in order, without overlaps
+    for index, (first, end) in enumerate(parts):
+        if not missing:
+            return remaining + parts[index:], []
         absent: list[Part] = []
         for low, high in missing:
             taken, until = max(first, low), min(end, high)
             if taken >= until:
                 absent.append((low, high))
                 continue
-            remaining.append((first, taken))
-            absent += [(low, taken), (until, high)]
+            if first < taken:
+                remaining.append((first, taken))
+            absent += [part for part in ((low, taken), (until, high)) if part[0] < part[1]]
             first = until  # noqa: PLW2901
-        remaining.append((first, end))
-        missing = [part for part in absent if part[0] < part[1]]
-    return [part for part in remaining if part[0] < part[1]], missing
+        if first < end:
+            remaining.append((first, end))
+        missing = absent
+    return remaining, missing
 
 
 def request_summary(request: Request[Any]) -> str:

@@ -276,23 +276,23 @@ class ManagerEngine(Engine):
         hashes, request, behind = prefill.hashes, prefill.request, prefill.behind
         from_tier, end = 0, on_device + in_host
         while on_tier := behind.lookup(end):
-            offered = hashes[end : end + on_tier]
-            stored = self._store(offered)
+            wanted = end + on_tier
+            stored = self._store(hashes[end:wanted])
             if stored is None:
                 break
-            wanted, got = end + on_tier, set(stored)
-            run = on_tier if len(got) == on_tier else 0  # mostly all
-            from_tier, end = from_tier + run, end + run
-            for block in offered[run:]:
-                if block in got:
-                    got.discard(block)
-                    from_tier += 1
-                elif request.lookup(end):
-                    self._load(prefill, end, end + 1)
-                    in_host += 1
-                else:
+            got = set(stored)
+            if len(got) == on_tier:  # mostly
+                from_tier, end = from_tier + on_tier, wanted
+            while end < wanted:
+                if hashes[end] in got:
+                    got.discard(hashes[end])
+                    from_tier, end = from_tier + 1, end + 1
+                    continue
+                found = min(request.lookup(end), wanted - end)
+                if not found:
                     break
-                end += 1
+                self._load(prefill, end, end + found)
+                in_host, end = in_host + found, end + found
             prefill.promoted += stored
             behind.prepare_load(wanted - on_tier, end)
             behind.complete_load(wanted - on_tier, end)

@@ -34,6 +34,8 @@ from kvoffload import (
 )
 from kvoffload.errors import describe
 
+from ._expect import equal, make_keys, raises, require
+
 __all__ = ["PolicyConformance", "check_invariants", "policy_machine"]
 
 KEYS = tuple(
@@ -45,27 +47,6 @@ KEYS = tuple(
 _HOOKS = ("begun", "missed", "inserted", "finished", "release")
 
 Victims = Sequence[tuple[bytes, BlockStatus]]
-
-
-def _require(condition: object, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
-
-
-def _equal(found: object, expected: object, what: str) -> None:
-    _require(found == expected, f"{what} must be {expected!r}, got {found!r}")
-
-
-def _raises(kind: type[Exception], what: str, call: Callable[[], object]) -> None:
-    try:
-        answer = call()
-    except kind:
-        return
-    raise AssertionError(f"{what} must raise {kind.__name__}, got {answer!r}")
-
-
-def _keys(count: int, first: int = 0) -> list[BlockHash]:
-    return [BlockHash(b"block %d" % index) for index in range(first, first + count)]
 
 
 def _status(block_id: int, ref_cnt: int = 0) -> BlockStatus:
@@ -90,7 +71,7 @@ def _order(policy: CachePolicy) -> list[bytes]:
     order: list[bytes] = []
     while victims := policy.evict(1, frozenset()):
         order += [key for key, _ in victims]
-        _equal(len(set(order)), len(order), "number of different blocks that left")
+        equal(len(set(order)), len(order), "number of different blocks that left")
     return order
 
 
@@ -135,7 +116,7 @@ class _Driven:
         self._next_id += 1
         if key in self._model:
             status = _status(self._next_id, ref_cnt)
-            _raises(
+            raises(
                 ValueError, "insert of a resident block", lambda: self._policy.insert(key, status)
             )
             return
@@ -146,7 +127,7 @@ class _Driven:
     def remove(self, key: bytes) -> None:
         """Remove a block; the policy refuses one that is not resident."""
         if key not in self._model:
-            _raises(
+            raises(
                 BlockNotFoundError,
                 "remove of a block that is not resident",
                 lambda: self._policy.remove(key),
@@ -160,7 +141,7 @@ class _Driven:
         """Touch blocks; the form of the batch, and later changes to it, must not matter."""
         given = list(batch)
         self._policy.touch(given)
-        _equal(given, batch, "the list that touch was given")
+        equal(given, batch, "the list that touch was given")
         given[:] = [BlockHash(b"another")] * len(given)
         if self._spared is not None:
             self._spared.touch(_once(batch))
@@ -177,7 +158,7 @@ class _Driven:
         for policy in self._both():
             given = list(batch)
             calls[hook](policy, given)
-            _equal(given, batch, f"the list that {hook} was given")
+            equal(given, batch, f"the list that {hook} was given")
             given[:] = [BlockHash(b"another")] * len(given)
 
     def evict(self, n: int, protected: Collection[BlockHash]) -> None:
@@ -186,7 +167,7 @@ class _Driven:
         may_leave = idle.difference(protected)
         victims = self._policy.evict(n, protected)
         if victims is None:
-            _require(
+            require(
                 len(may_leave) < n, f"evict({n}) must not be None with {len(may_leave)} that may go"
             )
             return
@@ -201,30 +182,30 @@ class _Driven:
         idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
         given = list(hashes)
         room = self._policy.make_room(given, num_free, protected)
-        _equal(given, hashes, "the list that make_room was given")
+        equal(given, hashes, "the list that make_room was given")
         if room is None:
             return
         count, victims = room
-        _require(0 <= count <= len(hashes), f"make_room must store 0 ... {len(hashes)}: {count}")
+        require(0 <= count <= len(hashes), f"make_room must store 0 ... {len(hashes)}: {count}")
         call = f"make_room of {count} blocks with {num_free} free"
         self._left(victims, max(0, count - num_free), idle.difference(protected), call)
         if self._spared is not None:
             other = self._spared.make_room(tuple(hashes), num_free, protected)
-            _require(other is not None and other[0] == count, f"{call}: something had changed")
+            require(other is not None and other[0] == count, f"{call}: something had changed")
             self._agrees(victims, None if other is None else other[1], call)
 
     def _left(self, victims: Victims, n: int, may_leave: set[bytes], call: str) -> None:
         keys = [key for key, _ in victims]
-        _equal(len(keys), n, f"number of victims of {call}")
-        _equal(len(set(keys)), n, f"number of different victims of {call}")
+        equal(len(keys), n, f"number of victims of {call}")
+        equal(len(set(keys)), n, f"number of different victims of {call}")
         for key, status in victims:
-            _require(type(key) is bytes, f"a victim of {call} must be bytes, got {key!r}")
-            _require(
+            require(type(key) is bytes, f"a victim of {call} must be bytes, got {key!r}")
+            require(
                 key in may_leave,
                 f"a victim of {call} must be resident, idle and not protected, got {key!r} "
                 f"with (ref_cnt, block_id) {self._model.get(key)}",
             )
-            _equal((status.ref_cnt, status.block_id), self._model[key], f"status of victim {key!r}")
+            equal((status.ref_cnt, status.block_id), self._model[key], f"status of victim {key!r}")
             self._leaves(key)
             self._departed.append((status, status.ref_cnt, status.block_id))
 
@@ -234,7 +215,7 @@ class _Driven:
             self._departed.append((self._held.pop(key), ref_cnt, block_id))
 
     def _agrees(self, victims: Victims, others: Victims | None, call: str) -> None:
-        _equal(
+        equal(
             [key for key, _ in victims],
             None if others is None else [key for key, _ in others],
             f"victims of {call}, after calls that may change nothing,",
@@ -265,7 +246,7 @@ class _Driven:
 
     def refused_counts(self) -> None:
         """Make calls that must be refused."""
-        _raises(ValueError, "evict(-1)", lambda: self._policy.evict(-1, frozenset()))
+        raises(ValueError, "evict(-1)", lambda: self._policy.evict(-1, frozenset()))
 
     def check(self) -> None:
         """Compare all readable state with the model."""
@@ -273,14 +254,14 @@ class _Driven:
         for key in KEYS:
             status = self._policy.get(key)
             found = None if status is None else (status.ref_cnt, status.block_id)
-            _equal(found, self._model.get(key), f"(ref_cnt, block_id) of {key!r}")
+            equal(found, self._model.get(key), f"(ref_cnt, block_id) of {key!r}")
         count = _count(self._policy)
-        _require(count in (None, len(self._model)), f"len must be {len(self._model)}, got {count}")
+        require(count in (None, len(self._model)), f"len must be {len(self._model)}, got {count}")
         for held, status in self._held.items():
             found = (status.ref_cnt, status.block_id)
-            _equal(found, self._model[held], f"a held status of {held!r}")
+            equal(found, self._model[held], f"a held status of {held!r}")
         for status, *last in self._departed:
-            _equal([status.ref_cnt, status.block_id], last, "a status of a block that left")
+            equal([status.ref_cnt, status.block_id], last, "a status of a block that left")
 
     def finish(self) -> None:
         """Compare the order in which everything would leave."""
@@ -289,7 +270,7 @@ class _Driven:
                 self.write(key, 0)
             self.check()
             expected = _order(self._spared)
-            _equal(_order(self._policy), expected, "victims after calls that change nothing")
+            equal(_order(self._policy), expected, "victims after calls that change nothing")
 
 
 def _count(policy: CachePolicy) -> int | None:
@@ -360,7 +341,7 @@ class PolicyConformance(ABC):
     def filled(self, count: int = 6, capacity: int = 8) -> tuple[CachePolicy, list[BlockHash]]:
         """Return a policy with `count` idle blocks, block n in slot n, and their hashes."""
         policy = self.make_policy(capacity)
-        keys = _keys(count)
+        keys = make_keys(count)
         for block_id, key in enumerate(keys):
             policy.insert(key, _status(block_id))
         return policy, keys
@@ -373,47 +354,47 @@ class PolicyConformance(ABC):
         call(policy, keys)
         for block_id, key in enumerate(keys):
             live = _live(policy, key)
-            _equal(live.block_id, block_id, f"block_id after {what}")
+            equal(live.block_id, block_id, f"block_id after {what}")
             live.ref_cnt = 0
-        _equal(self.observe(policy), before, f"the observable state after {what}")
+        equal(self.observe(policy), before, f"the observable state after {what}")
         order = _order(policy)
         if self.is_deterministic:
             other, _ = self.filled()
             other.touch(keys[1:3])
-            _equal(order, _order(other), f"what leaves after {what}")
-        _equal(sorted(order), sorted(keys), f"blocks after {what}")
+            equal(order, _order(other), f"what leaves after {what}")
+        equal(sorted(order), sorted(keys), f"blocks after {what}")
 
     # -- what is there -----------------------------------------------------------------------
 
     def test_a_new_policy_is_empty_and_true(self) -> None:
         policy = self.make_policy(4)
-        _require(isinstance(policy, CachePolicy), "a policy must be a CachePolicy")
-        _equal(policy.cache_capacity, 4, "cache_capacity")
-        _require(_count(policy) in (None, 0), "a new policy must be empty")
-        _equal(bool(policy), True, "bool of an empty policy")
-        _equal(policy.get(b"a"), None, "get of an absent block")
-        _equal(policy.evict(1, frozenset()), None, "evict(1) of an empty policy")
+        require(isinstance(policy, CachePolicy), "a policy must be a CachePolicy")
+        equal(policy.cache_capacity, 4, "cache_capacity")
+        require(_count(policy) in (None, 0), "a new policy must be empty")
+        equal(bool(policy), True, "bool of an empty policy")
+        equal(policy.get(b"a"), None, "get of an absent block")
+        equal(policy.evict(1, frozenset()), None, "evict(1) of an empty policy")
 
     def test_a_capacity_is_checked(self) -> None:
         for capacity in (-1, 2**31, 2**70):
-            _raises(ValueError, f"capacity {capacity}", partial(self.make_policy, capacity))
+            raises(ValueError, f"capacity {capacity}", partial(self.make_policy, capacity))
         make: Callable[[Any], object] = self.make_policy
         for other in (True, 1.5, "4", None):
-            _raises(TypeError, f"capacity {other!r}", partial(make, other))
+            raises(TypeError, f"capacity {other!r}", partial(make, other))
 
     def test_policies_share_nothing(self) -> None:
         policy, keys = self.filled()
         other = self.make_policy(8)
-        _require(_count(other) in (None, 0), "a second policy must be empty")
-        _equal([other.get(key) for key in keys], [None] * 6, "what a second policy holds")
+        require(_count(other) in (None, 0), "a second policy must be empty")
+        equal([other.get(key) for key in keys], [None] * 6, "what a second policy holds")
         other.insert(keys[0], _status(9))
-        _equal(_live(policy, keys[0]).block_id, 0, "block_id in the first policy")
+        equal(_live(policy, keys[0]).block_id, 0, "block_id in the first policy")
 
     def test_get_finds_what_was_inserted(self) -> None:
         policy, keys = self.filled()
         found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
-        _equal(found, [(0, index) for index in range(6)], "(ref_cnt, block_id)")
-        _equal(policy.get(b"absent"), None, "get of an absent block")
+        equal(found, [(0, index) for index in range(6)], "(ref_cnt, block_id)")
+        equal(policy.get(b"absent"), None, "get of an absent block")
 
     def test_get_changes_no_order(self) -> None:
         self._unchanged("get", lambda policy, keys: [policy.get(key) for key in keys[::-1]])
@@ -422,8 +403,8 @@ class PolicyConformance(ABC):
         for capacity in (0, 1, 2):
             policy, keys = self.filled(6, capacity)
             self.verify(policy)
-            _require(_count(policy) in (None, 6), f"len with capacity {capacity}")
-            _equal(sorted(_order(policy)), sorted(keys), f"blocks with capacity {capacity}")
+            require(_count(policy) in (None, 6), f"len with capacity {capacity}")
+            equal(sorted(_order(policy)), sorted(keys), f"blocks with capacity {capacity}")
 
     # -- statuses ----------------------------------------------------------------------------
 
@@ -432,36 +413,36 @@ class PolicyConformance(ABC):
         held = _live(policy, keys[0])
         for ref_cnt in (-1, 1, 2**31 - 1):
             held.ref_cnt = ref_cnt
-            _equal(_live(policy, keys[0]).ref_cnt, ref_cnt, "ref_cnt as written")
-            _equal(policy.evict(1, frozenset()), None, f"evict(1) with ref_cnt {ref_cnt}")
+            equal(_live(policy, keys[0]).ref_cnt, ref_cnt, "ref_cnt as written")
+            equal(policy.evict(1, frozenset()), None, f"evict(1) with ref_cnt {ref_cnt}")
         held.ref_cnt = 0
-        _equal(_order(policy), keys, "victims when it is idle again")
+        equal(_order(policy), keys, "victims when it is idle again")
 
     def test_a_pending_block_becomes_idle(self) -> None:
         policy = self.make_policy(4)
-        (key,) = _keys(1)
+        (key,) = make_keys(1)
         policy.insert(key, BlockStatus(7))
         live = _live(policy, key)
-        _equal((live.ref_cnt, live.block_id), (-1, 7), "(ref_cnt, block_id)")
-        _equal(policy.evict(1, frozenset()), None, "evict(1) of a pending block")
+        equal((live.ref_cnt, live.block_id), (-1, 7), "(ref_cnt, block_id)")
+        equal(policy.evict(1, frozenset()), None, "evict(1) of a pending block")
         live.ref_cnt = 0
-        _equal(_order(policy), [key], "victims when the store is complete")
+        equal(_order(policy), [key], "victims when the store is complete")
 
     def test_a_status_of_a_block_that_left_never_shows_another(self) -> None:
         policy, keys = self.filled(4)
         held = {key: _live(policy, key) for key in keys}
         policy.remove(keys[0])
         given = dict(policy.evict(2, frozenset()) or ())
-        for index, key in enumerate(_keys(30, 100)):
+        for index, key in enumerate(make_keys(30, 100)):
             policy.insert(key, _status(10 + index))
             _live(policy, key).ref_cnt = 3
         for index, key in enumerate(keys):
             shown = (held[key].ref_cnt, held[key].block_id)
-            _equal(shown, (0, index), f"a status of block {index}, held")
+            equal(shown, (0, index), f"a status of block {index}, held")
         for victim, status in given.items():
             shown = (status.ref_cnt, status.block_id)
-            _equal(keys[shown[1]], victim, "the block of the status that evict gave")
-            _equal(shown[0], 0, "ref_cnt of the status that evict gave")
+            equal(keys[shown[1]], victim, "the block of the status that evict gave")
+            equal(shown[0], 0, "ref_cnt of the status that evict gave")
 
     # -- insert and remove -------------------------------------------------------------------
 
@@ -469,13 +450,13 @@ class PolicyConformance(ABC):
         def insert_again(policy: CachePolicy, keys: list[BlockHash]) -> None:
             for key in keys[:2]:
                 insert = partial(policy.insert, key, _status(9))
-                _raises(ValueError, "insert of a resident block", insert)
+                raises(ValueError, "insert of a resident block", insert)
 
         self._unchanged("an insert that fails", insert_again)
 
     def test_an_absent_block_is_not_removed(self) -> None:
         def remove(policy: CachePolicy, keys: list[BlockHash]) -> None:  # noqa: ARG001
-            _raises(BlockNotFoundError, "remove of an absent block", lambda: policy.remove(b"x"))
+            raises(BlockNotFoundError, "remove of an absent block", lambda: policy.remove(b"x"))
 
         self._unchanged("a remove that fails", remove)
 
@@ -484,11 +465,11 @@ class PolicyConformance(ABC):
         gone: list[bytes] = [key for key, _ in policy.evict(2, frozenset()) or ()]
         policy.remove(next(key for key in keys if key not in gone))
         gone += [key for key in keys if policy.get(key) is None and key not in gone]
-        _equal(len(gone), 3, "blocks that left")
+        equal(len(gone), 3, "blocks that left")
         for key in gone:
-            _raises(BlockNotFoundError, "remove of it", partial(policy.remove, key))
+            raises(BlockNotFoundError, "remove of it", partial(policy.remove, key))
             policy.insert(BlockHash(key), _status(20))
-            _equal(_live(policy, key).block_id, 20, "block_id after a second insert")
+            equal(_live(policy, key).block_id, 20, "block_id after a second insert")
 
     def test_blocks_of_every_state_can_be_removed(self) -> None:
         policy, keys = self.filled(3)
@@ -496,10 +477,10 @@ class PolicyConformance(ABC):
         _live(policy, keys[1]).ref_cnt = 3
         for key in keys:
             policy.remove(key)
-            _equal(policy.get(key), None, "get of a removed block")
+            equal(policy.get(key), None, "get of a removed block")
             self.verify(policy)
-        _require(_count(policy) in (None, 0), "len must be 0")
-        _equal(_order(policy), [], "what leaves")
+        require(_count(policy) in (None, 0), "len must be 0")
+        equal(_order(policy), [], "what leaves")
 
     # -- touch -------------------------------------------------------------------------------
 
@@ -508,9 +489,9 @@ class PolicyConformance(ABC):
         policy.touch([])
         policy.touch(_once([BlockHash(b"unknown"), keys[2], keys[2], BlockHash(b"another")]))
         policy.touch((keys[1], keys[0]))
-        _equal(policy.get(b"unknown"), None, "get of an unknown block that was touched")
-        _require(_count(policy) in (None, 4), "touch must not change len")
-        _equal(sorted(_order(policy)), sorted(keys), "blocks after touch")
+        equal(policy.get(b"unknown"), None, "get of an unknown block that was touched")
+        require(_count(policy) in (None, 4), "touch must not change len")
+        equal(sorted(_order(policy)), sorted(keys), "blocks after touch")
 
     def test_the_form_of_a_batch_does_not_matter(self) -> None:
         if not self.is_deterministic:
@@ -520,13 +501,13 @@ class PolicyConformance(ABC):
             policy, keys = self.filled()
             policy.touch(form([keys[3], keys[1], keys[1]]))
             orders.append(_order(policy))
-        _equal(orders[1:], [orders[0]] * 2, "victims after touches of a tuple and a generator")
+        equal(orders[1:], [orders[0]] * 2, "victims after touches of a tuple and a generator")
         policy, keys = self.filled()
         batch = [keys[3], keys[1], keys[1]]
         policy.touch(batch)
-        _equal(batch, [keys[3], keys[1], keys[1]], "the list that touch was given")
+        equal(batch, [keys[3], keys[1], keys[1]], "the list that touch was given")
         batch[:] = [keys[5]]
-        _equal(_order(policy), orders[0], "victims after the list of a touch changes later")
+        equal(_order(policy), orders[0], "victims after the list of a touch changes later")
 
     def test_touch_takes_blocks_of_every_state(self) -> None:
         policy, keys = self.filled(3)
@@ -535,8 +516,8 @@ class PolicyConformance(ABC):
         policy.touch(keys)
         self.verify(policy)
         found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
-        _equal(found, [(-1, 0), (3, 1), (0, 2)], "(ref_cnt, block_id) after touch")
-        _equal(_order(policy), [keys[2]], "what leaves after touch")
+        equal(found, [(-1, 0), (3, 1), (0, 2)], "(ref_cnt, block_id) after touch")
+        equal(_order(policy), [keys[2]], "what leaves after touch")
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -555,24 +536,24 @@ class PolicyConformance(ABC):
         policy.begun([])
         policy.finished([])
         found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
-        _equal(found, [(-1, 0), (3, 1), (0, 2), (0, 3)], "(ref_cnt, block_id) after requests")
-        _equal(policy.get(b"unknown"), None, "get of an unknown block of a request")
-        _require(_count(policy) in (None, 4), "requests must not change len")
-        _equal(sorted(_order(policy)), sorted(keys[2:]), "what leaves after requests")
+        equal(found, [(-1, 0), (3, 1), (0, 2), (0, 3)], "(ref_cnt, block_id) after requests")
+        equal(policy.get(b"unknown"), None, "get of an unknown block of a request")
+        require(_count(policy) in (None, 4), "requests must not change len")
+        equal(sorted(_order(policy)), sorted(keys[2:]), "what leaves after requests")
 
     # -- evict -------------------------------------------------------------------------------
 
     def test_evicting_nothing_changes_nothing(self) -> None:
         def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:
-            _equal(policy.evict(0, frozenset()), [], "evict(0)")
-            _equal(policy.evict(0, frozenset(keys)), [], "evict(0), all protected,")
+            equal(policy.evict(0, frozenset()), [], "evict(0)")
+            equal(policy.evict(0, frozenset(keys)), [], "evict(0), all protected,")
 
         self._unchanged("evict(0)", evict)
 
     def test_a_negative_number_is_refused(self) -> None:
         def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:  # noqa: ARG001
             for n in (-1, -5, -(2**70)):
-                _raises(ValueError, f"evict({n})", partial(policy.evict, n, frozenset()))
+                raises(ValueError, f"evict({n})", partial(policy.evict, n, frozenset()))
 
         self._unchanged("evict of a negative number", evict)
 
@@ -580,9 +561,9 @@ class PolicyConformance(ABC):
         def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:
             _live(policy, keys[1]).ref_cnt = 1
             _live(policy, keys[4]).ref_cnt = -1
-            _equal(policy.evict(5, frozenset()), None, "evict(5) with 4 idle")
-            _equal(policy.evict(4, {keys[0]}), None, "evict(4) with 3 idle and not protected")
-            _equal(policy.evict(2**40, frozenset()), None, "evict(2**40)")
+            equal(policy.evict(5, frozenset()), None, "evict(5) with 4 idle")
+            equal(policy.evict(4, {keys[0]}), None, "evict(4) with 3 idle and not protected")
+            equal(policy.evict(2**40, frozenset()), None, "evict(2**40)")
 
         self._unchanged("evict with too few", evict)
 
@@ -593,15 +574,15 @@ class PolicyConformance(ABC):
             _live(policy, keys[4]).ref_cnt = -1
             victims = list(policy.evict(n, frozenset()) or ())
             gone = [key for key, _ in victims]
-            _equal(len(set(gone)), n, f"number of different victims of evict({n})")
-            _require({keys[1], keys[4]}.isdisjoint(gone), "pinned and pending blocks must stay")
+            equal(len(set(gone)), n, f"number of different victims of evict({n})")
+            require({keys[1], keys[4]}.isdisjoint(gone), "pinned and pending blocks must stay")
             for key, status in victims:
-                _require(isinstance(status, BlockStatus), "victims must come with their status")
-                _equal((status.ref_cnt, keys[status.block_id]), (0, key), "(ref_cnt, block)")
-            _equal([policy.get(key) for key in gone], [None] * n, "get of victims")
+                require(isinstance(status, BlockStatus), "victims must come with their status")
+                equal((status.ref_cnt, keys[status.block_id]), (0, key), "(ref_cnt, block)")
+            equal([policy.get(key) for key in gone], [None] * n, "get of victims")
             rest = [key for key in keys if key not in gone]
-            _equal([key for key in keys if policy.get(key)], rest, "what is left")
-            _require(_count(policy) in (None, 6 - n), f"len after evict({n})")
+            equal([key for key in keys if policy.get(key)], rest, "what is left")
+            require(_count(policy) in (None, 6 - n), f"len after evict({n})")
             self.verify(policy)
 
     def test_protected_blocks_stay(self) -> None:
@@ -615,40 +596,40 @@ class PolicyConformance(ABC):
         for form in forms:
             policy, keys = self.filled(4)
             protected = form([*keys[:2], BlockHash(b"absent")])
-            _equal(policy.evict(3, protected), None, "evict(3) with 2 not protected")
+            equal(policy.evict(3, protected), None, "evict(3) with 2 not protected")
             gone = [key for key, _ in policy.evict(2, protected) or ()]
-            _equal(sorted(gone), sorted(keys[2:]), "victims")
+            equal(sorted(gone), sorted(keys[2:]), "victims")
 
     # -- make_room ---------------------------------------------------------------------------
 
     def test_make_room_evicts_what_falls_short(self) -> None:
         policy, keys = self.filled()
-        new = _keys(4, 50)
+        new = make_keys(4, 50)
         for num_free in (9, 4, 2):
             given = list(new)
             room = policy.make_room(given, num_free, frozenset([*keys[:3], *new]))
-            _equal(given, new, "the list that make_room was given")
+            equal(given, new, "the list that make_room was given")
             if room is None:  # it may refuse any store
                 continue
             count, victims = room
-            _require(0 <= count <= 4, f"make_room must store 0 ... 4, got {count}")
-            _equal(len(victims), max(0, count - num_free), "number of victims")
-            _require(all(key in keys[3:] for key, _ in victims), "protected blocks must stay")
-            _equal([policy.get(key) for key in new], [None] * 4, "blocks that are not inserted yet")
+            require(0 <= count <= 4, f"make_room must store 0 ... 4, got {count}")
+            equal(len(victims), max(0, count - num_free), "number of victims")
+            require(all(key in keys[3:] for key, _ in victims), "protected blocks must stay")
+            equal([policy.get(key) for key in new], [None] * 4, "blocks that are not inserted yet")
             self.verify(policy)
 
     def test_make_room_of_nothing(self) -> None:
         policy, keys = self.filled()
         room = policy.make_room([], 0, frozenset())
         if room is not None:
-            _equal((room[0], list(room[1])), (0, []), "make_room([])")
-        _require(all(policy.get(key) for key in keys), "all must stay")
+            equal((room[0], list(room[1])), (0, []), "make_room([])")
+        require(all(policy.get(key) for key in keys), "all must stay")
 
     def test_a_refused_store_changes_nothing(self) -> None:
         def make_room(policy: CachePolicy, keys: list[BlockHash]) -> None:
-            if policy.make_room(_keys(2, 50), 0, frozenset(keys)) is None:
+            if policy.make_room(make_keys(2, 50), 0, frozenset(keys)) is None:
                 return
-            _require(all(policy.get(key) for key in keys), "protected blocks must stay")
+            require(all(policy.get(key) for key in keys), "protected blocks must stay")
 
         self._unchanged("make_room with all protected", make_room)
 
@@ -664,12 +645,12 @@ class PolicyConformance(ABC):
         try:
             policy.clear()
         except NotImplementedError:
-            _equal([key for key in keys if policy.get(key)], before, "blocks without a clear")
+            equal([key for key in keys if policy.get(key)], before, "blocks without a clear")
             return
         self.verify(policy)
-        _require(_count(policy) in (None, 0), "len after clear must be 0")
-        _equal([policy.get(key) for key in keys], [None] * 6, "get after clear")
-        _equal(policy.evict(1, frozenset()), None, "evict(1) after clear")
+        require(_count(policy) in (None, 0), "len after clear must be 0")
+        equal([policy.get(key) for key in keys], [None] * 6, "get after clear")
+        equal(policy.evict(1, frozenset()), None, "evict(1) after clear")
         orders = []
         for each in (policy, self.make_policy(8)):
             for index, key in enumerate(keys):
@@ -677,7 +658,7 @@ class PolicyConformance(ABC):
             each.touch(keys[2:4])
             orders.append(_order(each))
         if self.is_deterministic:
-            _equal(orders[0], orders[1], "victims after clear, as of a new policy,")
+            equal(orders[0], orders[1], "victims after clear, as of a new policy,")
 
     # -- arguments ---------------------------------------------------------------------------
 
@@ -699,14 +680,14 @@ class PolicyConformance(ABC):
                     "make_room": partial(made.make_room, [bad], 1, ()),
                 }
                 for name, call in calls.items():
-                    _raises(kind, f"{name} of {bad!r}", call)
+                    raises(kind, f"{name} of {bad!r}", call)
             for other in (None, 5, (0, 1)):
-                _raises(TypeError, f"insert of {other}", partial(made.insert, b"new", other))
+                raises(TypeError, f"insert of {other}", partial(made.insert, b"new", other))
             for count in (True, 1.0, "1", None):
-                _raises(TypeError, f"evict({count!r})", partial(made.evict, count, ()))
-            _raises(TypeError, "touch of a hash", lambda: made.touch(keys[0]))
-            _raises(TypeError, "a hash as protected", lambda: made.evict(1, keys[0]))
-            _raises(ValueError, "make_room with -1", lambda: made.make_room([b"new"], -1, ()))
+                raises(TypeError, f"evict({count!r})", partial(made.evict, count, ()))
+            raises(TypeError, "touch of a hash", lambda: made.touch(keys[0]))
+            raises(TypeError, "a hash as protected", lambda: made.evict(1, keys[0]))
+            raises(ValueError, "make_room with -1", lambda: made.make_room([b"new"], -1, ()))
 
         self._unchanged("calls with wrong arguments", check)
 
@@ -726,7 +707,7 @@ class PolicyConformance(ABC):
             chooser = random.Random(seed)  # noqa: S311
             policy = self.make_policy(8)
             manager = self.make_manager(8, policy)
-            keys = _keys(20)
+            keys = make_keys(20)
             pending: list[Request[CPULoadStoreSpec]] = []
             for _ in range(150):
                 batch = [keys[n] for n in range(chooser.randrange(14), 20, chooser.randint(1, 5))]
@@ -736,7 +717,7 @@ class PolicyConformance(ABC):
                 output = request.prepare_store()
                 if output is not None:
                     gone = set(output.block_hashes_evicted)
-                    _require(gone.isdisjoint(batch), "no block of the batch may leave")
+                    require(gone.isdisjoint(batch), "no block of the batch may leave")
                     pending.append(request)
                 if chooser.random() < 0.2:
                     request.extend([chooser.choice(keys)])
@@ -752,19 +733,19 @@ class PolicyConformance(ABC):
                 manager.reset_cache()
             except NotImplementedError:
                 continue
-            _equal(manager.stats()["resident"], 0, "resident blocks after a reset")
+            equal(manager.stats()["resident"], 0, "resident blocks after a reset")
             self._compare(manager, policy, keys)
 
     def _compare(
         self, manager: CPUOffloadingManager, policy: CachePolicy, keys: list[BlockHash]
     ) -> None:
         stats = manager.stats()
-        _equal(stats["resident"] + stats["free"], 8, "resident and free blocks")
+        equal(stats["resident"] + stats["free"], 8, "resident and free blocks")
         stored = stats["stored_blocks"] - stats["failed_blocks"] - stats["evicted_blocks"]
         if stats["resident"]:
-            _equal(stats["resident"], stored, "stored blocks that neither failed nor left")
+            equal(stats["resident"], stored, "stored blocks that neither failed nor left")
         held = sum(policy.get(key) is not None for key in keys)
-        _equal(held, stats["resident"], "blocks that the policy holds for its manager")
+        equal(held, stats["resident"], "blocks that the policy holds for its manager")
         self.verify(policy)
 
 

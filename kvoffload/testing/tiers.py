@@ -40,6 +40,8 @@ from kvoffload.tiers.options import TierKeywords, TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES
 
+from ._expect import equal, raises, require
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -187,20 +189,11 @@ class FaultyTier(ComposedTier):
 # -- the suite -----------------------------------------------------------------------------------
 
 
-def _require(condition: object, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
-
-
-def _equal(found: object, expected: object, what: str) -> None:
-    _require(found == expected, f"{what} must be {expected!r}, got {found!r}")
-
-
 def run(tier: Tier, job: int) -> Done:
     """Wait for a job, the only one whose end has not been polled, and return its end."""
-    _require(tier.wait([job], PATIENCE_S), f"job {job} has not ended in {PATIENCE_S} s")
+    require(tier.wait([job], PATIENCE_S), f"job {job} has not ended in {PATIENCE_S} s")
     ends = [done for done in tier.poll() if done.job == job]
-    _equal(len(ends), 1, f"ends of job {job}")
+    equal(len(ends), 1, f"ends of job {job}")
     return ends[0]
 
 
@@ -231,13 +224,11 @@ def refused_as_foreign(tier: Tier, region: Region) -> None:
     ]
     for call in calls:
         error = _error_of(call)
-        _require(isinstance(error, RuntimeError), "a call in a forked child must raise it")
-        _require(str(os.getppid()) in str(error), f"{error} must name the process")
-    _require(tier.stats(), "stats() must answer in a forked child")
-    _require(
-        tier.health().reads and repr(tier), "health() and repr() must answer in a forked child"
-    )
-    _require(tier.close(0), "close() must be True in a forked child")
+        require(isinstance(error, RuntimeError), "a call in a forked child must raise it")
+        require(str(os.getppid()) in str(error), f"{error} must name the process")
+    require(tier.stats(), "stats() must answer in a forked child")
+    require(tier.health().reads and repr(tier), "health() and repr() must answer in a forked child")
+    require(tier.close(0), "close() must be True in a forked child")
 
 
 def block_bytes_of(key: bytes, nbytes: int) -> bytes:
@@ -302,9 +293,9 @@ class TierConformance(ABC):
         statuses = [Status(value) for value in done.status.tolist()]
         for block_id, (key, status) in enumerate(zip(keys, statuses, strict=True)):
             if status == Status.OK:
-                _require(region.read(block_id) == self.data(key), f"the bytes of {key!r} are wrong")
+                require(region.read(block_id) == self.data(key), f"the bytes of {key!r} are wrong")
         moved = statuses.count(Status.OK) * self.block_bytes
-        _equal(done.nbytes, moved, "nbytes of the get")
+        equal(done.nbytes, moved, "nbytes of the get")
         return statuses
 
     def states(self, tier: Tier, keys: Sequence[bytes]) -> npt.NDArray[np.int8]:
@@ -328,24 +319,24 @@ class TierConformance(ABC):
     def test_an_empty_tier_has_nothing(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(5)
-            _require(
+            require(
                 (run(tier, tier.query(keys, PATIENCE_S)).status == Status.MISS).all(),
                 "queries must miss",
             )
-            _require((self.states(tier, keys) == State.MISS).all(), "all must be MISS when queried")
-            _equal(self.load(tier, region, keys), [Status.MISS] * 5, "statuses")
+            require((self.states(tier, keys) == State.MISS).all(), "all must be MISS when queried")
+            equal(self.load(tier, region, keys), [Status.MISS] * 5, "statuses")
 
     def test_blocks_come_back_as_they_were_stored(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(20)
             done = self.store(tier, region, keys)
-            _require((done.status == Status.OK).all(), f"all must be OK, got {done.status}")
-            _equal(done.nbytes, 20 * self.block_bytes, "nbytes")
-            _equal((done.op, done.seconds > 0), ("put", True), "op, seconds")
-            _require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            require((done.status == Status.OK).all(), f"all must be OK, got {done.status}")
+            equal(done.nbytes, 20 * self.block_bytes, "nbytes")
+            equal((done.op, done.seconds > 0), ("put", True), "op, seconds")
+            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
+            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
             for some in (keys, keys[::-1], keys[3:4], keys[1::2]):
-                _equal(self.load(tier, region, some), [Status.OK] * len(some), "statuses")
+                equal(self.load(tier, region, some), [Status.OK] * len(some), "statuses")
 
     def test_blocks_move_to_and_from_the_ids_that_are_named(self) -> None:
         with self.opened() as (tier, region):
@@ -359,16 +350,16 @@ class TierConformance(ABC):
             into = [9, 8, 7, 62, 50, 51, 1, 2]
             run(tier, tier.get(keys, into, PATIENCE_S))
             for key, block_id in zip(keys, into, strict=True):
-                _require(region.read(block_id) == self.data(key), f"{key!r} is not in {block_id}")
+                require(region.read(block_id) == self.data(key), f"{key!r} is not in {block_id}")
             for block_id in set(range(region.num_blocks)).difference(into):
-                _require(not any(region.read(block_id)), f"block {block_id} must not change")
+                require(not any(region.read(block_id)), f"block {block_id} must not change")
 
     def test_any_subset_may_be_there(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(10)
             self.store(tier, region, keys[::2])
             expected = [Status.OK, Status.MISS] * 5
-            _equal(self.load(tier, region, keys), expected, "statuses")
+            equal(self.load(tier, region, keys), expected, "statuses")
 
     def test_what_is_present_is_not_written_again(self) -> None:
         with self.opened() as (tier, region):
@@ -376,32 +367,32 @@ class TierConformance(ABC):
             self.store(tier, region, keys)
             region.array[:] = 7  # other bytes under the same keys: the caller breaks its word
             done = run(tier, tier.put(keys, [0, 1, 2, 3], PATIENCE_S))
-            _equal(done.status.tolist(), [Status.OK] * 4, "statuses")
-            _equal(done.nbytes, 0, "nbytes")
+            equal(done.status.tolist(), [Status.OK] * 4, "statuses")
+            equal(done.nbytes, 0, "nbytes")
             self.settle(tier)
-            _equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
+            equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
 
     def test_keys_may_be_any_bytes(self) -> None:
         lengths = [0, 1, 2, 31, 32, 33, 36, 39, 40, 41, 42, 64, 1000]
         keys = [bytes(length) for length in lengths] + [b"\xff" * length for length in lengths[1:]]
         with self.opened() as (tier, region):
             self.store(tier, region, keys)
-            _require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
-            _equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
+            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
+            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
             other = [key + b"\0" for key in keys if len(key) not in {0, 1, 31, 32, 39, 40, 41}]
-            _require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")
-            _require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")
+            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
+            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
 
     def test_a_key_may_be_given_twice(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(3)
             doubled = [keys[0], keys[1], keys[0], keys[2], keys[2]]
             done = self.store(tier, region, doubled)
-            _equal(done.status.tolist(), [Status.OK] * 5, "statuses")
-            _equal(done.nbytes, 3 * self.block_bytes, "nbytes")
-            _equal(self.load(tier, region, doubled), [Status.OK] * 5, "statuses")
+            equal(done.status.tolist(), [Status.OK] * 5, "statuses")
+            equal(done.nbytes, 3 * self.block_bytes, "nbytes")
+            equal(self.load(tier, region, doubled), [Status.OK] * 5, "statuses")
 
     def test_empty_batches_are_jobs(self) -> None:
         with self.opened() as (tier, _):
@@ -412,8 +403,8 @@ class TierConformance(ABC):
             ]
             for call in calls:
                 done = run(tier, call())
-                _equal((len(done.status), done.nbytes), (0, 0), "statuses and bytes")
-            _equal(tier.lookup([]).tolist(), [], "lookup([])")
+                equal((len(done.status), done.nbytes), (0, 0), "statuses and bytes")
+            equal(tier.lookup([]).tolist(), [], "lookup([])")
             tier.touch([])
             tier.discard([])
 
@@ -427,8 +418,8 @@ class TierConformance(ABC):
             found = self.states(tier, keys)
             kept = [keys[index] for index in np.flatnonzero(found == State.HIT)]
             capacity = tier.capacity_bytes // self.block_bytes
-            _require(0 < len(kept) <= capacity, f"at most {capacity} blocks fit, got {len(kept)}")
-            _equal(self.load(tier, region, kept), [Status.OK] * len(kept), "statuses")
+            require(0 < len(kept) <= capacity, f"at most {capacity} blocks fit, got {len(kept)}")
+            equal(self.load(tier, region, kept), [Status.OK] * len(kept), "statuses")
 
     def test_a_batch_larger_than_the_tier_is_kept_in_part(self) -> None:
         with self.opened(16) as (tier, region):
@@ -437,11 +428,11 @@ class TierConformance(ABC):
             keys = self.keys(64)
             done = self.store(tier, region, keys)
             stored = int((done.status == Status.OK).sum())
-            _require(0 < stored <= 64, f"some must be stored, got {stored}")
+            require(0 < stored <= 64, f"some must be stored, got {stored}")
             rest = set(done.status.tolist()) - {Status.OK}
-            _require(rest <= {Status.FULL, Status.DECLINED}, f"the others must be FULL, got {rest}")
+            require(rest <= {Status.FULL, Status.DECLINED}, f"the others must be FULL, got {rest}")
             statuses = self.load(tier, region, keys)
-            _require(Status.OK in statuses, "some must be readable")
+            require(Status.OK in statuses, "some must be readable")
 
     # -- removal -----------------------------------------------------------------------------
 
@@ -452,10 +443,10 @@ class TierConformance(ABC):
             tier.discard([*keys[:3], b"unknown"])
             run(tier, tier.query(keys, PATIENCE_S))
             expected = [Status.MISS] * 3 + [Status.OK] * 3
-            _equal(self.load(tier, region, keys), expected, "statuses")
+            equal(self.load(tier, region, keys), expected, "statuses")
             done = self.store(tier, region, keys)
-            _equal(done.nbytes, 3 * self.block_bytes, "nbytes")
-            _equal(self.load(tier, region, keys), [Status.OK] * 6, "statuses")
+            equal(done.nbytes, 3 * self.block_bytes, "nbytes")
+            equal(self.load(tier, region, keys), [Status.OK] * 6, "statuses")
 
     def test_what_is_discarded_while_it_is_stored_is_gone(self) -> None:
         with self.opened() as (tier, region):
@@ -468,7 +459,7 @@ class TierConformance(ABC):
             self.settle(tier)
             run(tier, tier.query(keys, PATIENCE_S))
             expected = [Status.MISS] * 3 + [Status.OK] * 3
-            _equal(self.load(tier, region, keys), expected, "statuses")
+            equal(self.load(tier, region, keys), expected, "statuses")
 
     def test_forget_drops_everything(self) -> None:
         with self.opened() as (tier, region):
@@ -476,11 +467,11 @@ class TierConformance(ABC):
             self.store(tier, region, keys)
             tier.forget()
             run(tier, tier.query(keys, PATIENCE_S))
-            _require((tier.lookup(keys) != State.HIT).all(), "nothing may be HIT")
-            _equal(self.load(tier, region, keys), [Status.MISS] * 12, "statuses")
+            require((tier.lookup(keys) != State.HIT).all(), "nothing may be HIT")
+            equal(self.load(tier, region, keys), [Status.MISS] * 12, "statuses")
             self.store(tier, region, keys[:4])
             expected = [Status.OK] * 4 + [Status.MISS] * 8
-            _equal(self.load(tier, region, keys), expected, "statuses")
+            equal(self.load(tier, region, keys), expected, "statuses")
 
     def test_forget_holds_for_jobs_under_way(self) -> None:
         with self.opened() as (tier, region):
@@ -494,22 +485,22 @@ class TierConformance(ABC):
                 tier.get(keys[:12], range(24, 36), PATIENCE_S),
             ]
             tier.forget()
-            _require(tier.wait(jobs, PATIENCE_S), "jobs must end")
+            require(tier.wait(jobs, PATIENCE_S), "jobs must end")
             ends = {done.job: done for done in tier.poll()}
             got = ends[jobs[1]]
-            _require(Status.OK not in got.status.tolist(), "forgotten blocks must not be served")
+            require(Status.OK not in got.status.tolist(), "forgotten blocks must not be served")
             self.settle(tier)
             run(tier, tier.query(keys, PATIENCE_S))
-            _equal(self.load(tier, region, keys), [Status.MISS] * 24, "statuses")
+            equal(self.load(tier, region, keys), [Status.MISS] * 24, "statuses")
             self.store(tier, region, keys)
-            _equal(self.load(tier, region, keys), [Status.OK] * 24, "statuses")
+            equal(self.load(tier, region, keys), [Status.OK] * 24, "statuses")
 
     def test_touch_takes_any_keys(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(4)
             self.store(tier, region, keys)
             tier.touch([*keys, b"unknown", b"", bytes(100), keys[0]])
-            _equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
+            equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -519,12 +510,12 @@ class TierConformance(ABC):
             for block_id, key in enumerate(keys):
                 region.write(block_id, self.data(key))
             jobs = [tier.put(keys[i : i + 4], range(i, i + 4), PATIENCE_S) for i in range(0, 40, 4)]
-            _equal(len(set(jobs)), 10, "numbers of jobs")
-            _require(tier.wait(jobs, PATIENCE_S), "all must end")
-            _require(tier.wait([*jobs, 10**9], 0.0), "ended and unknown jobs count as ended")
+            equal(len(set(jobs)), 10, "numbers of jobs")
+            require(tier.wait(jobs, PATIENCE_S), "all must end")
+            require(tier.wait([*jobs, 10**9], 0.0), "ended and unknown jobs count as ended")
             ends = tier.poll()
-            _equal(sorted(done.job for done in ends), sorted(jobs), "jobs that ended")
-            _equal(tier.poll(), [], "a second poll")
+            equal(sorted(done.job for done in ends), sorted(jobs), "jobs that ended")
+            equal(tier.poll(), [], "a second poll")
 
     def test_many_jobs_are_under_way_at_once(self) -> None:
         with self.opened(64) as (tier, region):
@@ -538,29 +529,29 @@ class TierConformance(ABC):
                     tier.get([keys[i] for i in part], part, PATIENCE_S)
                     for part in np.split(order, [1, 2, 10, 30])
                 ]
-                _require(tier.wait(jobs, PATIENCE_S), "all must end")
+                require(tier.wait(jobs, PATIENCE_S), "all must end")
                 for done in tier.poll():
-                    _require((done.status == Status.OK).all(), f"all must be OK: {done.status}")
+                    require((done.status == Status.OK).all(), f"all must be OK: {done.status}")
                 for block_id, key in enumerate(keys):
-                    _require(region.read(block_id) == self.data(key), f"{key!r} is wrong")
+                    require(region.read(block_id) == self.data(key), f"{key!r} is wrong")
 
     def test_the_descriptor_is_readable_while_there_is_news(self) -> None:
         with self.opened() as (tier, region):
             poller = select.poll()
             poller.register(tier.fileno(), select.POLLIN)
             tier.poll()
-            _equal(poller.poll(0), [], "events before a job")
+            equal(poller.poll(0), [], "events before a job")
             region.write(0, self.data(b"k"))
             job = tier.put([b"k"], [0], PATIENCE_S)
-            _require(poller.poll(PATIENCE_S * 1000), "it must become readable")
-            _require(tier.wait([job], PATIENCE_S), "the job must end")
-            _require(poller.poll(0), "it must stay readable until poll")
+            require(poller.poll(PATIENCE_S * 1000), "it must become readable")
+            require(tier.wait([job], PATIENCE_S), "the job must end")
+            require(poller.poll(0), "it must stay readable until poll")
             tier.poll()
             self.settle(tier)
             tier.poll()
-            _equal(poller.poll(0), [], "events after poll")
+            equal(poller.poll(0), [], "events after poll")
             tier.query([b"k"], PATIENCE_S)
-            _require(poller.poll(PATIENCE_S * 1000), "a job without I/O is news too")
+            require(poller.poll(PATIENCE_S * 1000), "a job without I/O is news too")
 
     def test_wrong_arguments_change_nothing(self) -> None:
         with self.opened() as (tier, region):
@@ -595,16 +586,17 @@ class TierConformance(ABC):
                 except expected:
                     continue
                 raise AssertionError(f"{expected.__name__} expected")
-            _equal(tier.poll(), [], "jobs that ended")
-            _equal(tier.stats(), before, "stats")
-            _equal(self.load(tier, region, keys), [Status.OK] * 2, "statuses")
+            equal(tier.poll(), [], "jobs that ended")
+            equal(tier.stats(), before, "stats")
+            equal(self.load(tier, region, keys), [Status.OK] * 2, "statuses")
 
     def test_a_tier_without_a_region_moves_nothing(self) -> None:
         tier = self.open_tier(4)
         try:
-            _raises(RuntimeError, lambda: tier.put([b"k"], [0]))
-            _raises(RuntimeError, lambda: tier.get([b"k"], [0]))
-            _raises(ValueError, lambda: tier.attach(Region.allocate(4, self.block_bytes + 4096)))
+            raises(RuntimeError, "put without a region", lambda: tier.put([b"k"], [0]))
+            raises(RuntimeError, "get without a region", lambda: tier.get([b"k"], [0]))
+            other = Region.allocate(4, self.block_bytes + 4096)
+            raises(ValueError, "another size of blocks", lambda: tier.attach(other))
         finally:
             tier.close()
 
@@ -613,9 +605,9 @@ class TierConformance(ABC):
             keys = self.keys(8)
             self.store(tier, region, keys)
             job = tier.get(keys, range(8), PATIENCE_S)
-            _require(tier.close(PATIENCE_S), "nothing hangs")
-            _equal([done.job for done in tier.poll()], [job], "jobs that ended")
-            _require(tier.close(), "a second close does nothing")
+            require(tier.close(PATIENCE_S), "nothing hangs")
+            equal([done.job for done in tier.poll()], [job], "jobs that ended")
+            require(tier.close(), "a second close does nothing")
             tier.stats()
             calls: list[Callable[[], object]] = [
                 lambda: tier.put([b"k"], [0]),
@@ -630,7 +622,7 @@ class TierConformance(ABC):
                 lambda: tier.wait([], 0),
             ]
             for call in calls:
-                _raises(RuntimeError, call)
+                raises(RuntimeError, "a call of a closed tier", call)
 
     def test_a_forked_child_is_refused_and_harms_nothing(self) -> None:
         with self.opened() as (tier, region):
@@ -648,8 +640,8 @@ class TierConformance(ABC):
                 finally:
                     os._exit(code)
             _, ended = os.waitpid(child, 0)
-            _equal(os.waitstatus_to_exitcode(ended), 0, "exit code of the child")
-            _equal(self.load(tier, region, keys), [Status.OK] * 8, "statuses")
+            equal(os.waitstatus_to_exitcode(ended), 0, "exit code of the child")
+            equal(self.load(tier, region, keys), [Status.OK] * 8, "statuses")
 
     # -- regions -----------------------------------------------------------------------------
 
@@ -671,9 +663,9 @@ class TierConformance(ABC):
                 self.settle(tier)
                 other.array[:] = 0
                 done = run(tier, tier.get(keys[::-1], range(16), PATIENCE_S))
-                _equal(done.status.tolist(), [Status.OK] * 16, "statuses")
+                equal(done.status.tolist(), [Status.OK] * 16, "statuses")
                 for block_id, key in enumerate(keys[::-1]):
-                    _require(other.read(block_id) == self.data(key), f"{key!r} is wrong")
+                    require(other.read(block_id) == self.data(key), f"{key!r} is wrong")
             finally:
                 tier.close()
 
@@ -688,12 +680,12 @@ class TierConformance(ABC):
             tier.lookup(keys[:6])
             after = tier.stats()
             counted = {name: after[name] - before[name] for name in before}
-            _equal(counted["put_ok"], 6, "put_ok")
-            _equal(counted["put_bytes"], 6 * self.block_bytes, "put_bytes")
-            _equal((counted["get_ok"], counted["get_miss"]), (6, 4), "get_ok, get_miss")
-            _equal(counted["get_bytes"], 6 * self.block_bytes, "get_bytes")
-            _equal(after["queued_bytes"], 0, "queued_bytes")
-            _require(tier.health().ok, f"it must be healthy: {tier.health()}")
+            equal(counted["put_ok"], 6, "put_ok")
+            equal(counted["put_bytes"], 6 * self.block_bytes, "put_bytes")
+            equal((counted["get_ok"], counted["get_miss"]), (6, 4), "get_ok, get_miss")
+            equal(counted["get_bytes"], 6 * self.block_bytes, "get_bytes")
+            equal(after["queued_bytes"], 0, "queued_bytes")
+            require(tier.health().ok, f"it must be healthy: {tier.health()}")
 
     # -- again -------------------------------------------------------------------------------
 
@@ -702,7 +694,7 @@ class TierConformance(ABC):
             keys = self.keys(20)
             self.store(tier, region, keys)
             tier.discard(keys[:2])
-            _require(tier.close(PATIENCE_S), "nothing hangs")
+            require(tier.close(PATIENCE_S), "nothing hangs")
         again = self.reopen_tier()
         if again is None:
             return
@@ -710,7 +702,7 @@ class TierConformance(ABC):
             again.attach(region)
             expected = [Status.MISS] * 2 + [Status.OK] * 18
             run(again, again.query(keys, PATIENCE_S))
-            _equal(self.load(again, region, keys), expected, "statuses")
+            equal(self.load(again, region, keys), expected, "statuses")
         finally:
             again.close()
 
@@ -719,7 +711,7 @@ class TierConformance(ABC):
             keys = self.keys(20)
             tier.forget("another")
             self.store(tier, region, keys)
-            _equal(self.load(tier, region, keys), [Status.OK] * 20, "statuses")
+            equal(self.load(tier, region, keys), [Status.OK] * 20, "statuses")
             tier.close(PATIENCE_S)
         again = self.reopen_tier()
         if again is None:
@@ -727,20 +719,12 @@ class TierConformance(ABC):
         try:
             again.attach(region)
             run(again, again.query(keys, PATIENCE_S))
-            _equal(self.load(again, region, keys), [Status.MISS] * 20, "statuses")
+            equal(self.load(again, region, keys), [Status.MISS] * 20, "statuses")
             self.store(again, region, keys[:5])
             expected = [Status.OK] * 5 + [Status.MISS] * 15
-            _equal(self.load(again, region, keys), expected, "statuses")
+            equal(self.load(again, region, keys), expected, "statuses")
         finally:
             again.close()
-
-
-def _raises(expected: type[Exception], call: Callable[[], object]) -> None:
-    try:
-        call()
-    except expected:
-        return
-    raise AssertionError(f"{expected.__name__} expected")
 
 
 # -- the machine ---------------------------------------------------------------------------------
@@ -826,7 +810,7 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
 
         @rule()
         def finish(self) -> None:
-            _require(self.tier.wait(list(self.jobs), PATIENCE_S), "jobs must end")
+            require(self.tier.wait(list(self.jobs), PATIENCE_S), "jobs must end")
             self.collect()
 
         @rule()
@@ -843,19 +827,19 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
                     allowed = (
                         {Status.OK, Status.FULL, Status.DECLINED} if may_be_full else {Status.OK}
                     )
-                    _require(status in allowed, f"put of {key!r}: {Status(status).name}")
+                    require(status in allowed, f"put of {key!r}: {Status(status).name}")
                     if status == Status.OK:
                         self.model.add(key)
                 elif status == Status.OK and op.endswith("get"):
-                    _require(op == "get", f"{key!r} was served and had been forgotten")
-                    _equal(
+                    require(op == "get", f"{key!r} was served and had been forgotten")
+                    equal(
                         self.region.read(block_id) == block_bytes_of(key, block_bytes),
                         True,
                         f"bytes of {key!r} are right:",
                     )
                 elif op == "get":
-                    _equal(status, Status.MISS, f"status of {key!r}")
-                    _require(key not in there or not self.exact, f"{key!r} is lost")
+                    equal(status, Status.MISS, f"status of {key!r}")
+                    require(key not in there or not self.exact, f"{key!r} is lost")
             self.free.extend(ids)
 
         @invariant()
@@ -867,11 +851,11 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
             self.crowded = self.crowded and not settled
             for key, state in zip(names, self.tier.lookup(names).tolist(), strict=True):
                 stored = key in self.model
-                _require(stored or state != State.HIT, f"{key!r} came from nowhere")
-                _require(not (stored and is_exact) or state != State.MISS, f"{key!r} is lost")
+                require(stored or state != State.HIT, f"{key!r} came from nowhere")
+                require(not (stored and is_exact) or state != State.MISS, f"{key!r} is lost")
 
         def teardown(self) -> None:
             if hasattr(self, "tier"):
-                _require(self.tier.close(PATIENCE_S), "nothing hangs")
+                require(self.tier.close(PATIENCE_S), "nothing hangs")
 
     return TierMachine

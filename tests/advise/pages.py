@@ -75,3 +75,15 @@ def hostile_fleet_page():
     subject = replace(fleet_subject(name=HOSTILE), model=model, command=HOSTILE)
     since = Comparison(HOSTILE, HOSTILE, (Change("router", HOSTILE, HOSTILE),))
     return report_html(replace(subject, since=since))
+
+
+def contrast(one, other):
+    """Return the contrast of two colours, red, green and blue up to 255, as WCAG 2.1 defines it."""
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour):
+    shares = [part / 255 for part in colour]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

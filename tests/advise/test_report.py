@@ -1,7 +1,6 @@
 """The report as a file: whole, escaped, and sealed by its content security policy."""
 
 import base64
-import itertools
 import re
 import sys
 from dataclasses import replace
@@ -11,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 pytest.importorskip("jinja2", reason="the report needs the report extra")
+pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 
-from kvoffload.advise.chart import chart
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.report import report_html, write_report
 from kvoffload.advise.units import percent_text
@@ -28,6 +27,8 @@ from .pages import (
     page,
     subject,
 )
+
+PICTURE = "data:image/svg+xml;base64,"
 
 
 class Tags(HTMLParser):
@@ -64,7 +65,7 @@ def test_it_names_nothing_outside_itself(make):
     for tag, attributes in Tags(text).tags:
         for name in ("src", "href", "action", "data", "xlink:href"):
             target = attributes.get(name, "#")
-            assert target.startswith("#") or target == "data:,", (tag, attributes)
+            assert target.startswith(("#", "data:,", PICTURE)), (tag, attributes)
         assert "style" not in attributes
         assert not any(name.startswith("on") for name in attributes)
     assert "url(" not in text
@@ -88,7 +89,8 @@ def test_foreign_strings_are_text(make):
     hostile = make()
     tags = Tags(hostile).tags
     assert sum(tag == "script" for tag, _ in tags) == 1
-    assert not any(tag == "img" for tag, _ in tags)
+    assert all(attributes["src"].startswith(PICTURE) for tag, attributes in tags if tag == "img")
+    assert "onerror" not in "".join(name for _, attributes in tags for name in attributes)
     assert HOSTILE.splitlines()[0] not in hostile
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in hostile
     assert "{{7*7}}" in hostile
@@ -134,17 +136,44 @@ def test_a_fleet_without_a_recommendation_has_no_configuration():
     assert 'id="configuration"' not in text
 
 
+def pictures(text):
+    """Return the words of each picture of a page, by the width and scheme in which it is shown."""
+    found = {}
+    for tag, attributes in Tags(text).tags:
+        address = attributes.get("srcset") if tag == "source" else attributes.get("src", "")
+        if tag in ("source", "img"):
+            drawn = base64.b64decode(address.removeprefix(PICTURE)).decode()
+            words = re.findall("<!-- (.*?) -->", drawn, re.DOTALL)
+            found.setdefault(attributes.get("media"), []).append(set(words))
+    return found
+
+
 @pytest.mark.parametrize("requests", [1, 20, 300])
-def test_names_at_the_lines_ends_keep_their_distance_and_stay_inside(requests):
-    drawing = chart(subject(requests=requests).advice, width=340, height=360, label_height=16)
-    positions = sorted(line.label_y for line in drawing.lines)
-    assert all(b - a > 15.8 for a, b in itertools.pairwise(positions))  # rounded to tenths
-    assert drawing.top <= positions[0]
-    assert positions[-1] <= drawing.bottom
-    for line in drawing.lines:
-        for point in line.points:
-            assert drawing.left <= point.x <= drawing.right
-            assert drawing.top <= point.y <= drawing.bottom
+def test_the_chart_names_every_policy_and_memory_in_each_size_and_scheme(requests):
+    found = pictures(page(requests=requests))
+    narrow = "(max-width: 640px)"
+    dark = "(prefers-color-scheme: dark)"
+    assert set(found) == {None, dark, narrow, f"{dark} and {narrow}"}
+    for condition, (chart, *_) in found.items():
+        assert {*POLICIES, "belady", "infinite"} <= chart
+        sizes = {"100 MiB", "200 MiB", "asked for", "400 MiB", "800 MiB"}
+        if condition is not None and narrow in condition:
+            sizes = {part for size in sizes for part in (size.split() if "MiB" in size else [size])}
+        assert sizes <= chart
+    assert [len(some) for some in found.values()].count(3) == 2  # details are drawn in one size
+
+
+def test_a_fleet_has_a_chart_with_a_line_per_router():
+    subject = fleet_subject()
+    found = pictures(fleet_page())
+    assert {*subject.routers(), "enough"} <= found[None][0]
+    curves = subject.curves()
+    for line, (router, results) in zip(
+        curves.lines, next(subject.heats()).rows.items(), strict=True
+    ):
+        assert line.name == router
+        assert line.shares == [None if one is None else one.saved for one in results]
+    assert curves.chosen == subject.advice.case.fleet.router
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -165,7 +194,8 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         write_report(subject(), tmp_path / "absent" / "out.html")
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r"a report needs jinja2: .* 'kvoffload\["):
+@pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
+def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=rf"a report needs {name}: .* 'kvoffload\["):
         write_report(subject(), tmp_path / "out.html")

@@ -225,14 +225,6 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     assert "<dc:date>" not in written  # the same sweep makes the same picture
 
 
-def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, trace, tmp_path):
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    from kvoffload.cli._plot import COLOURS, MARKERS, look
-
-    looks = [tuple(look(index).items()) for index in range(len(COLOURS) * len(MARKERS))]
-    assert len(set(looks)) == len(looks)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

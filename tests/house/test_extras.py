@@ -44,6 +44,7 @@ CASES = [
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
     ("kvoffload sweep trace.jsonl --capacity 1 --dask x", "--dask", "distributed", "dask"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
+    ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "matplotlib", "report"),
     (TOKENIZE, "--tokenizer", "jinja2", "tokenizer"),
     (TOKENIZE, "--tokenizer", "tokenizers", "tokenizer"),
     ("kvoffload demo", "kvoffload demo", "prometheus_client", "watch"),

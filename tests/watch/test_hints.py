@@ -239,7 +239,8 @@ def test_what_hints_bring_shows_after_256_requests_from_the_first_reading(twin: 
         useless = Hints(expect_s=7.0)
         for manager, words in zip(managers, (hints, useless), strict=True):
             serve_request(manager, hashes, words, now)
-            assert (manager.watch.report().hint_gain is None) == (number < 256)
+            if number in (0, 255, 256):
+                assert (manager.watch.report().hint_gain is None) == (number < 256)
     right, useless_gain = (manager.watch.report().hint_gain for manager in managers)
     assert right.gain > right.error
     assert right.followed

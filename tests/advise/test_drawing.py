@@ -1,10 +1,22 @@
-"""The scales and labels that both pictures share."""
+"""The scales, labels and looks that all pictures share."""
 
 import itertools
 
 import pytest
 
-from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
+pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+
+from kvoffload.advise.drawing import (
+    DARK,
+    LIGHT,
+    MARKERS,
+    Line,
+    apart,
+    ratio_text,
+    ratio_ticks,
+)
+
+from .pages import contrast
 
 
 @pytest.mark.parametrize(
@@ -43,3 +55,21 @@ def test_labels_that_touch_are_centred_on_what_they_belong_to():
     assert apart([3.0, 3.0, 3.0, 9.0], 1.0) == [2.0, 3.0, 4.0, 9.0]
     assert apart([3.0, 3.0], 1.0, least=3.0) == [3.0, 4.0]
     assert apart([3.0, 3.0], 1.0, most=3.0) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK])
+def test_more_lines_than_colours_are_told_apart_by_their_marks(look):
+    count = len(look.lines) * len(MARKERS)
+    styles = [Line("", (), (), index).style(look) for index in range(count)]
+    assert len({(style["color"], style["marker"]) for style in styles}) == count
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK])
+def test_what_is_drawn_stands_out_from_the_page(look):
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the parts of a drawing."""
+    for colour, least in ((look.ink, 4.5), (look.soft, 4.5), *((one, 3) for one in look.lines)):
+        assert contrast(parts(colour), parts(look.page)) >= least, colour
+
+
+def parts(colour):
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]

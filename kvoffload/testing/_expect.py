@@ -1,0 +1,34 @@
+"""What the suites expect; under ``python -O``, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvoffload import BlockHash
+
+__all__ = ["equal", "make_keys", "raises", "require"]
+
+
+def require(condition: object, message: str) -> None:
+    """Raise AssertionError unless a condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def equal(found: object, expected: object, what: str) -> None:
+    """Raise AssertionError unless two values are equal."""
+    require(found == expected, f"{what} must be {expected!r}, got {found!r}")
+
+
+def raises(kind: type[Exception], what: str, call: Callable[[], object]) -> None:
+    """Raise AssertionError unless a call raises an error of a kind."""
+    try:
+        answer = call()
+    except kind:
+        return
+    raise AssertionError(f"{what} must raise {kind.__name__}, got {answer!r}")
+
+
+def make_keys(count: int, first: int = 0) -> list[BlockHash]:
+    """Return keys that differ."""
+    return [BlockHash(b"block %d" % index) for index in range(first, first + count)]

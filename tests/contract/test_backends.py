@@ -1,0 +1,92 @@
+"""The suite for backends: every backend passes it, and a wrong one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvoffload import Backend, BlockStatus, CPUBackend, CPULoadStoreSpec
+from kvoffload.testing.backends import BackendConformance
+from tests.parts import ListBackend
+
+from .test_conformance import failures
+
+
+class TestBuiltIn(BackendConformance):
+    """The pool of host memory."""
+
+    def make_backend(self, num_blocks: int) -> Backend[Any]:
+        return CPUBackend(16, num_blocks)
+
+
+class TestListBackend(BackendConformance):
+    """A user's backend."""
+
+    def make_backend(self, num_blocks: int) -> Backend[Any]:
+        return ListBackend(16, num_blocks)
+
+
+class CountsOneLess(ListBackend):
+    """It keeps a slot for itself."""
+
+    def get_num_free_blocks(self) -> int:
+        return max(0, super().get_num_free_blocks() - 1)
+
+
+class GivesAPlaceTwice(ListBackend):
+    """All blocks are in the first place."""
+
+    def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
+        super().allocate_blocks(hashes)
+        return [BlockStatus(0) for _ in hashes]
+
+
+class GivesReadyBlocks(ListBackend):
+    """Its statuses are idle."""
+
+    def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
+        statuses = super().allocate_blocks(hashes)
+        for status in statuses:
+            status.ref_cnt = 0
+        return statuses
+
+
+class KeepsWhatIsFreed(ListBackend):
+    """A slot that was freed is never allocated again."""
+
+    def free(self, block: BlockStatus) -> None:
+        pass
+
+
+class NamesNoPlaces(ListBackend):
+    """Its specs are lists."""
+
+    def get_load_store_spec(self, hashes: Any, blocks: Any) -> list[int]:
+        return [block.block_id for block in blocks]
+
+
+class AllocatesForASpec(ListBackend):
+    """A spec takes a slot."""
+
+    def get_load_store_spec(self, hashes: Any, blocks: Any) -> CPULoadStoreSpec:
+        if self.get_num_free_blocks():
+            self.allocate_blocks([b"one more"])
+        return super().get_load_store_spec(hashes, blocks)
+
+
+FAULTY = [
+    CountsOneLess,
+    GivesAPlaceTwice,
+    GivesReadyBlocks,
+    KeepsWhatIsFreed,
+    NamesNoPlaces,
+    AllocatesForASpec,
+]
+
+
+@pytest.mark.parametrize("kind", FAULTY)
+def test_every_fault_is_found(kind: type[ListBackend]) -> None:
+    members = {"make_backend": lambda self, num_blocks: kind(16, num_blocks)}
+    assert failures(type("Suite", (BackendConformance,), members)())
