@@ -70,6 +70,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     KeyOrder,
     RequestAccess,
     RequestState,
+    SortKey,
     find_position,
     order_keys,
 )
@@ -220,7 +221,7 @@ cdef class RequestManagerCore:
         cdef RequestWatch watching
         self.require_ready()
         core = request.new_core(self, self._num_chunks)
-        watching = RequestWatch(core, self.policy, self.contexts)
+        watching = RequestWatch(core, self.steps, self.contexts)
         if groups is not None:
             watching.tell_apart(groups.full, groups.others)
         self.watching = watching
@@ -539,9 +540,8 @@ cdef class RequestManagerCore:
         """Release one pin per occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
         cdef Ended ended
-        cdef bint watched = self.watching is not None
-        self.steps.release(&self.steps.batch, batch, 0, &ended if watched else NULL)
-        if watched:
+        self.steps.release(&self.steps.batch, batch, 0, &ended)
+        if self.watching is not None:
             self.watching.c_completed(LOAD, ended)
 
     def touch(self, keys, req_context):
@@ -738,7 +738,7 @@ cdef class RequestManagerCore:
                     )
             if watched and not stored:
                 self.watching.core.c_failed(table, &self.steps.batch)
-            self.steps.end_pending(stored, &ended if watched else NULL)
+            self.steps.end_pending(stored, &ended)
             if watched:
                 self.watching.c_completed(STORE, ended)
         finally:
@@ -834,11 +834,15 @@ cdef class RequestManagerCore:
 
     def on_request_finished(self, req_context):
         """Count the keys that the request has used as one access, tail first."""
+        cdef WatchCore core = self.watch_core()  # held while its Python code runs
         cdef int collecting
         self.require_ready()
-        if self.watching is not None:
+        if core is not None:
             self.watching.settle()
-            self.hand_over()
+            try:
+                core.begin_lookup()  # hands the collected requests over, if there are enough
+            except Exception:  # no memory: a watch must change nothing
+                pass
         self.require_rest()
         collecting = self.begin_work()
         try:
@@ -899,7 +903,7 @@ cdef class RequestManagerCore:
         for index in range(self.steps.batch.size):
             if self.resident(index) == NULL and self.steps.batch.node_ids[index] != NIL:
                 omit_node(self.policy.table, &self.steps.batch, index)
-            uses = access.seen[order.seen_indexes[index]].uses
+            uses = access.seen[order.sort_keys[index].seen_index].uses
             if uses & REUSED:
                 self.accesses[index].flags = USED_AGAIN
             elif uses & INSERTED:
@@ -913,7 +917,7 @@ cdef class RequestManagerCore:
         known = self.steps.batch.size
         while known and (
             self.resident(known - 1) == NULL
-            or self.has_inserted(access, known - 1, order.seen_indexes if chain is None else NULL)
+            or self.has_inserted(access, known - 1, order.sort_keys if chain is None else NULL)
         ):
             known -= 1
         serve_at_once(self.policy.table, &self.steps.batch, known, num_last)
@@ -931,27 +935,18 @@ cdef class RequestManagerCore:
         return 0
 
     cdef bint has_inserted(
-        self, RequestAccess access, Py_ssize_t index, const uint32_t* seen_indexes
+        self, RequestAccess access, Py_ssize_t index, const SortKey* sort_keys
     ) noexcept:
-        """Return whether the request has inserted a key of the batch; its index in `seen`, if known."""
+        """Return whether the request has inserted a key of the batch, whose order may be known."""
         cdef uint32_t seen_index
-        if seen_indexes != NULL:
-            seen_index = seen_indexes[index]
+        if sort_keys != NULL:
+            seen_index = sort_keys[index].seen_index
         else:
             seen_index = access.find(
                 self.steps.batch.items[index],
                 hash_item(self.policy.table, &self.steps.batch, index),
             )
         return seen_index != NIL and access.seen[seen_index].uses & INSERTED
-
-    cdef int hand_over(self) except -1:
-        """Hand the collected requests to the watch, if there are enough, and read the clock."""
-        cdef WatchCore core = self.watching.core  # held while its Python code runs
-        try:
-            core.begin_lookup()
-        except Exception:  # no memory: a watch must change nothing
-            pass
-        return 0
 
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
