@@ -194,10 +194,8 @@ cdef class RequestManagerCore:
         if self.steps is not None:
             raise manager_initialised()
 
-    def _setup(
-        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
-    ):
-        """Join the parts; `names` has vLLM's classes and constants as attributes."""
+    def _setup(self, int64_t num_chunks, RequestRules rules not None, names, release):
+        """Join the parts; `names` has vLLM's classes as attributes, `release` is its ``Release``."""
         cdef CompiledSteps steps = CompiledSteps()
         self._require_new()
         steps.join(rules.policy, CPUBackend(1, num_chunks), None, None)
@@ -205,13 +203,13 @@ cdef class RequestManagerCore:
         self.first = self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
-        self.host = names.host
+        self.host = names.CacheHitSource.HOST if release.hit_sources else None
         self.contexts = Contexts(names.ReqContext)
         self.request_context_class = names.RequestOffloadingContext
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
-        self.reports_failed_stores = reports_failed_stores
+        self.reports_failed_stores = release.reports_failed_stores
         self.rules = rules
         self.policy = rules.policy
         self.steps = steps  # last: until then every method raises

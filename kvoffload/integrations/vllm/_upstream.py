@@ -22,7 +22,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from kvoffload.integrations.structure import Interface, check_rules, describe, differences
@@ -108,7 +107,6 @@ class Release:
     provisional_ranks: bool
     reports_failed_stores: bool  # as an event, with ``metadata_only``
     hit_sources: bool  # a manager reports the tier of a hit
-    config_info: bool  # a manager gets labels for an info metric
     group_kinds: bool  # the configuration has the kinds of KV groups
 
     @classmethod
@@ -130,28 +128,8 @@ class Release:
             provisional_ranks=has("CachePolicy", "has", "on_request_access"),
             reports_failed_stores=has("OffloadingEvent", "fields", "metadata_only=False"),
             hit_sources=has("CacheHitSource", "has", "HOST"),
-            config_info=has("OffloadingManager", "methods", "config_info"),
             group_kinds=has("OffloadingGroupConfig", "has", "sliding_window_size_in_chunks"),
         )
-
-    def manager_names(self) -> SimpleNamespace:
-        """Return the classes and constants of vLLM for the compiled manager."""
-        names = (
-            "CPULoadStoreSpec",
-            "LookupResult",
-            "OffloadingEvent",
-            "PrepareStoreOutput",
-            "ReqContext",
-            "RequestOffloadingContext",
-        )
-        return SimpleNamespace(
-            **{name: __getattr__(name) for name in names},
-            host=__getattr__("CacheHitSource").HOST if self.hit_sources else None,
-        )
-
-    def manager_options(self, spec: Any) -> dict[str, Any]:
-        """Return the arguments of a manager that only some releases have."""
-        return {"info": spec.cpu_info} if self.config_info else {}
 
 
 # -- the installed vLLM --------------------------------------------------------------------------

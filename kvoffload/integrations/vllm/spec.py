@@ -17,7 +17,6 @@ from ._upstream import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingManager,
-    installed_release,
 )
 from .groups import KVGroups
 from .hints import IGNORED_METRIC
@@ -222,7 +221,7 @@ class KVOffloadSpec(OwnPolicy):
             enable_events=self.kv_events_config.enable_kv_cache_events,
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
-            **installed_release().manager_options(self),
+            info=getattr(self, "cpu_info", None),  # from 0.33 on
         )
         logger.info(
             "kvoffload: compiled manager active, policy %s, %d chunks",
