@@ -35,6 +35,7 @@ from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
+    Batch,
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
     batch_ensure,
@@ -313,6 +314,7 @@ cdef class RequestManagerCore:
         All steps of recording that can fail happen here. Return the state of the context, with the
         request's accesses.
         """
+        cdef const Batch* batch = &self.steps.batch
         cdef RequestState state = self.contexts.state_of(req_context)
         cdef RequestAccess access = self.contexts.access_in(state), new_access = None
         cdef object positions = self.contexts.positions_of(req_context)
@@ -323,15 +325,15 @@ cdef class RequestManagerCore:
             access = new_access = self.contexts.new_access()
         self.hear(access, req_context)
         self.chain = None
-        for index in range(self.steps.batch.size):
+        for index in range(batch.size):
             entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 continue
-            entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
+            entry.seen_index = access.find(batch.items[index], batch.hashes[index])
             if entry.seen_index == NIL:
                 if access.finished:
                     raise RequestFinishedError(
-                        f"{call}: block {describe_hash(<object>self.steps.batch.items[index])} is "
+                        f"{call}: block {describe_hash(<object>batch.items[index])} is "
                         "new to the request, which has finished"
                     )
                 entry.flags |= NEW
@@ -342,12 +344,12 @@ cdef class RequestManagerCore:
                 entry.flags |= FIRST_MISS
             if self.rules.ranked and (entry.flags & NEW or not entry.flags & READY):
                 self.read_position(req_context, positions, index, &access.cursor)
-        if self.rules.by_chain and not access.started and self.steps.batch.size:
+        if self.rules.by_chain and not access.started and batch.size:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
             self.hint = self.policy.hint_of(access.hints, None, &self.said)
-        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
+        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>batch.size):
             raise MemoryError()
         return self.contexts.attach(req_context, new_access, state)
 
@@ -398,17 +400,18 @@ cdef class RequestManagerCore:
 
     cdef void record(self, RequestAccess access, bint is_load) noexcept:
         """Record the result of `observe`."""
+        cdef const Batch* batch = &self.steps.batch
         cdef uint64_t size
         cdef Py_ssize_t index
         cdef Access* entry
         cdef uint8_t* uses
-        for index in range(self.steps.batch.size):
+        for index in range(batch.size):
             entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 continue
             if entry.flags & NEW:
                 size = access.size
-                entry.seen_index = access.find_or_add(self.steps.batch.items[index], entry.hashed)
+                entry.seen_index = access.find_or_add(batch.items[index], batch.hashes[index])
                 if access.size == size:  # a repeat in a load
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
                 elif is_load:
@@ -509,7 +512,7 @@ cdef class RequestManagerCore:
                 try:
                     for index in range(len(batch)):
                         self.accesses[index].flags = OBSERVED | READY
-                        self.accesses[index].hashed = hash_item(table, &self.steps.batch, index)
+                        self.steps.batch.hashes[index] = hash_item(table, &self.steps.batch, index)
                     state = self.observe("prepare_load", req_context)
                 except BaseException:
                     for index in range(len(batch)):
@@ -660,7 +663,6 @@ cdef class RequestManagerCore:
         find_hashed(table, &self.steps.batch)
         table_new_epoch(table)
         for index in range(self.steps.batch.size):
-            self.accesses[index].hashed = self.steps.batch.hashes[index]
             self.accesses[index].flags = 0
             self.left_out[index] = False
             node = self.resident(index)
@@ -781,8 +783,7 @@ cdef class RequestManagerCore:
     cdef int cancel_offer(self, tuple offer) except -1:
         """Forget the new keys of an offer."""
         for key in offer[2]:
-            if key in self.counts:
-                del self.counts[key]
+            self.counts.pop(key, None)
         return 0
 
     cdef int count_offer(self, tuple offer) except -1:

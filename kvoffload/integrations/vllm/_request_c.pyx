@@ -150,20 +150,16 @@ cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
     return (left > right) - (left < right)
 
 
-cdef int by_position(const void* left, const void* right) noexcept nogil:
-    cdef const SortKey* one = <const SortKey*>left
-    cdef const SortKey* other = <const SortKey*>right
-    cdef int order = compare(one.position, other.position)
-    if order == 0:
-        order = compare(one.group, other.group)
-    return order if order else compare(one.seen_index, other.seen_index)
-
-
 cdef int by_group(const void* left, const void* right) noexcept nogil:
     cdef const SortKey* one = <const SortKey*>left
     cdef const SortKey* other = <const SortKey*>right
     cdef int order = compare(one.group, other.group)
     return order if order else compare(one.seen_index, other.seen_index)
+
+
+cdef int by_position(const void* left, const void* right) noexcept nogil:
+    cdef int order = compare((<const SortKey*>left).position, (<const SortKey*>right).position)
+    return order if order else by_group(left, right)
 
 
 cdef void sort_by_group(

@@ -19,7 +19,6 @@ cdef enum:
     NOT_STORED = 128    # at finish: offered by the request and declined
 
 cdef struct Access:
-    uint64_t hashed
     uint32_t seen_index         # in RequestAccess.seen
     int32_t reverse_position    # minus the token position
     uint8_t flags

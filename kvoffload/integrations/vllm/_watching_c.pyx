@@ -236,12 +236,12 @@ cdef class RequestWatch:
         cdef uint8_t* uses
         for index in range(batch.size):
             if has_passed and accesses[index].flags & NEW:
-                found = passed.find(batch.items[index], accesses[index].hashed)
+                found = passed.find(batch.items[index], batch.hashes[index])
                 if found != NIL:  # it was offered before
                     uses = &access.seen[accesses[index].seen_index].uses
                     uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
-            if sample_of(accesses[index].hashed) < below:
-                self.core.note_used(accesses[index].hashed)
+            if sample_of(batch.hashes[index]) < below:
+                self.core.note_used(batch.hashes[index])
 
     cdef void c_offered(
         self,
@@ -261,10 +261,10 @@ cdef class RequestWatch:
         for index in range(batch.size):
             entry = accesses + index
             if not entry.flags & OBSERVED:
-                not_recorded(self, batch, index, entry.hashed, access)
+                not_recorded(self, batch, index, access)
                 has_passed = access.passed is not None
                 continue
-            is_sampled = sample_of(entry.hashed) < below
+            is_sampled = sample_of(batch.hashes[index]) < below
             if not is_sampled and not has_passed:
                 continue
             seen = access.seen + entry.seen_index
@@ -274,11 +274,13 @@ cdef class RequestWatch:
                 continue
             if admitted < 0:
                 seen.uses |= REFUSED
-                self.core.note_fate(entry.hashed, FATE_REFUSED, now)
+                self.core.note_fate(batch.hashes[index], FATE_REFUSED, now)
                 continue
             seen.uses &= <uint8_t>(~REFUSED & 0xFF)
             self.core.note_fate(
-                entry.hashed, FATE_STORED if index <= last_admitted else FATE_DECLINED, now
+                batch.hashes[index],
+                FATE_STORED if index <= last_admitted else FATE_DECLINED,
+                now,
             )
         if missing:
             self.core.count_offer(admitted, missing)
@@ -405,21 +407,22 @@ cdef uint8_t missed_as(
 ) noexcept:
     """Return the uses of a key that is recorded only now: why it was missed, or was before."""
     cdef uint32_t passed = NIL
+    cdef uint8_t cause
     if access.passed is not None:
-        passed = access.passed.find(batch.items[index], entry.hashed)
+        passed = access.passed.find(batch.items[index], batch.hashes[index])
     if passed != NIL:
         return access.passed.seen[passed].uses
-    if not core.samples(entry.hashed):
+    if not core.samples(batch.hashes[index]):
         return 0
-    return <uint8_t>(
-        (BROKEN_PREFIX if entry.flags & READY else core.cause_of(entry.hashed)) << CAUSE_SHIFT
-    )
+    cause = BROKEN_PREFIX if entry.flags & READY else core.cause_of(batch.hashes[index])
+    return <uint8_t>(cause << CAUSE_SHIFT)
 
 
 cdef void not_recorded(
-    RequestWatch watch, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
+    RequestWatch watch, Batch* batch, Py_ssize_t index, RequestAccess access
 ) noexcept:
     """Keep a key that was offered below the threshold, or while it was pending."""
+    cdef uint64_t hashed = batch.hashes[index]
     cdef uint8_t cause = 0
     cdef Node* node = resident(watch.table, batch, index)
     if batch.node_ids[index] == NIL:
