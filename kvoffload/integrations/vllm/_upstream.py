@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import json
 import logging
 import re
 import threading
@@ -24,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvoffload.integrations.structure import Interface, check_rules, describe, differences
+from kvoffload.integrations.structure import Interface, describe, differences, read_parts
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -39,9 +38,11 @@ __all__ = [
     "differences",
     "installed_release",
     "installed_version",
+    "logger",
     "primary_tier_exchanged",
 ]
 
+#: The logger of this integration, below vLLM's own.
 logger = logging.getLogger("vllm.kvoffload")
 
 #: Distributions that install the package ``vllm``, with vLLM's version: its own, then a build for
@@ -68,18 +69,8 @@ def _read(name: str) -> dict[str, Interface]:
     Raise ImportError if it cannot be read or is malformed; the message names the file and the
     cause.
     """
-    path = _FOLDER / f"{name}.json"
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if set(held) != set(KINDS) or not all(held.values()):
-            raise ValueError(f"it must have {' and '.join(KINDS)}")
-        for kind in KINDS:
-            check_rules(held[kind])
-    except (OSError, ValueError, TypeError, AttributeError) as cause:
-        raise ImportError(
-            f"kvoffload.integrations.vllm cannot read {path} ({cause}); install kvoffload anew"
-        ) from cause
-    return {kind: held[kind] for kind in KINDS}
+    parts = read_parts(_FOLDER / f"{name}.json", KINDS, "kvoffload.integrations.vllm ")
+    return dict(zip(KINDS, parts, strict=True))
 
 
 #: The names of vLLM in use, by kind. The rule ``has`` lists its names; other lists are empty.
