@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from ._upstream import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingManager,
+    logger,
 )
 from .groups import KVGroups
 from .hints import IGNORED_METRIC
@@ -25,8 +25,6 @@ from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
 __all__ = ["KVOffloadSpec", "OwnPolicy"]
-
-logger = logging.getLogger("vllm.kvoffload")
 
 _PACKAGE = __package__
 _PREFIX = "kvoffload_"
@@ -159,19 +157,25 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
                 recorder = RequestRecorder(self._recording, self.config)
             manager = self._new_manager()
             own = getattr(manager, "primary_tier", manager)
-            if isinstance(own, KVOffloadManager) and len(self.config.groups) == 1:
-                (group,) = self.config.groups
-                tokens = group.tokens_per_block * self.config.cache.blocks_per_chunk
-                own._capacity_tokens = self.num_chunks * tokens
+            if isinstance(own, KVOffloadManager):
+                logger.info(
+                    "kvoffload: compiled %s active, policy %s, %d chunks",
+                    "manager" if own is manager else "primary tier",
+                    self._policy_text,
+                    self.num_chunks,
+                )
+                if len(self.config.groups) == 1:
+                    (group,) = self.config.groups
+                    tokens = group.tokens_per_block * self.config.cache.blocks_per_chunk
+                    own._capacity_tokens = self.num_chunks * tokens
             if recorder is not None:
                 recorder.attach(manager)
             if self._watching is not None:
-                self._watch(manager, self._watching)
+                self._watch(own, self._watching)
         return self._manager
 
-    def _watch(self, manager: Any, watching: Watching) -> None:
-        """Attach a watch to a new manager, and export its metrics."""
-        own = getattr(manager, "primary_tier", manager)
+    def _watch(self, own: Any, watching: Watching) -> None:
+        """Attach a watch to a new manager of host memory, and export its metrics."""
         if not isinstance(own, KVOffloadManager):
             logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
             return
@@ -222,10 +226,5 @@ class KVOffloadSpec(OwnPolicy):
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
             info=getattr(self, "cpu_info", None),  # from 0.33 on
-        )
-        logger.info(
-            "kvoffload: compiled manager active, policy %s, %d chunks",
-            self._policy_text,
-            self.num_chunks,
         )
         return self._manager
