@@ -105,6 +105,7 @@ from kvoffload.policies._steps_c cimport (
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
+from itertools import filterfalse, islice
 from time import time
 
 from kvoffload._checks import as_batch, batch_error
@@ -722,7 +723,7 @@ cdef class RequestManagerCore:
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
         cdef Ended ended
-        cdef bint watched = self.watching is not None
+        cdef RequestWatch watching = self.watching
         cdef Table* table = self.policy.table
         cdef int collecting = self.begin_work()
         try:
@@ -736,11 +737,11 @@ cdef class RequestManagerCore:
                             keys=completed, medium=self.medium, removed=not stored, **failed
                         )
                     )
-            if watched and not stored:
-                self.watching.core.c_failed(table, &self.steps.batch)
+            if watching is not None and not stored:
+                watching.core.c_failed(table, &self.steps.batch)
             self.steps.end_pending(stored, &ended)
-            if watched:
-                self.watching.c_completed(STORE, ended)
+            if watching is not None:
+                watching.c_completed(STORE, ended)
         finally:
             self.end_work(collecting)
 
@@ -766,12 +767,8 @@ cdef class RequestManagerCore:
         cdef object room = max(0, self.max_tracker_size - len(counts))
         del tracked[room + len(counts) - len(known):]
         if len(tracked) > room:
-            offered = set(known)
-            for key in counts:
-                if key not in offered:
-                    dropped.append(key)
-                    if len(dropped) == len(tracked) - room:
-                        break
+            others = filterfalse(set(known).__contains__, counts)
+            dropped.extend(islice(others, len(tracked) - room))
         try:
             for key in tracked:
                 counts[key] = 1
@@ -961,13 +958,12 @@ cdef class RequestManagerCore:
 
     def _evict(self, int64_t n, protected):
         """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""
-        cdef CompiledPolicy policy
         cdef Py_ssize_t index
         cdef list batch = self.open_batch(protected)  # held: the scratch arrays point into it
+        cdef CompiledPolicy policy = self.policy
         cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
-        policy = self.policy
         batch_open(&policy.batch, batch)
         collecting = self.begin_work()
         try:

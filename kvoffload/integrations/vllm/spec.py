@@ -37,7 +37,6 @@ OPTIONS = (RECORD, RECORD_MAX_BYTES, WATCH)
 _WHOLE = {"cpu_bytes_to_use": 1, "store_threshold": None, "max_tracker_size": 1}
 _FLAGS = ("offload_prompt_only", "self_describing_kv_events")
 _TEXTS = ("eviction_policy", "cache_policy_module_path")
-CHECKED = (*_WHOLE, *_FLAGS, *_TEXTS)
 
 
 def _check_options(extra_config: Mapping[str, Any]) -> None:
