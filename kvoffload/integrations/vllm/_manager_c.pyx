@@ -197,7 +197,7 @@ cdef class RequestManagerCore:
             raise manager_initialised()
 
     def _setup(self, int64_t num_chunks, RequestRules rules not None, names, release):
-        """Join the parts; `names` has vLLM's classes as attributes, `release` is its ``Release``."""
+        """Join the parts; `names` has vLLM's classes as attributes, `release` its features."""
         cdef CompiledSteps steps = CompiledSteps()
         self._require_new()
         steps.join(rules.policy, CPUBackend(1, num_chunks), None, None)
@@ -486,7 +486,6 @@ cdef class RequestManagerCore:
 
     cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
         cdef list batch = self.open_batch(keys)
-        cdef RequestAccess access = None
         cdef RequestState state = None
         cdef object spec
         cdef cnp.ndarray chunk_ids
@@ -523,13 +522,12 @@ cdef class RequestManagerCore:
                 node = node_at(table, self.steps.batch.node_ids[index])
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[index] = <int32_t>node.block.block_id
             if is_access:
-                access = state.access
-                self.start(access)
-                self.record(access, True)
+                self.start(state.access)
+                self.record(state.access, True)
                 self.rules.accessed(&self.steps.batch, self.accesses, state)
             if self.watching is not None:
                 if is_access:
-                    self.watching.c_loading(&self.steps.batch, self.accesses, access)
+                    self.watching.c_loading(&self.steps.batch, self.accesses, state.access)
                 if is_transfer:
                     self.watching.c_begun(
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.steps.batch.size
@@ -848,16 +846,14 @@ cdef class RequestManagerCore:
             self.end_work(collecting)
 
     cdef int finish(self, object req_context) except -1:
-        cdef RequestAccess access
+        cdef RequestAccess access = self.contexts.access_of(req_context)
         cdef RequestAccess every = None         # what the watch is shown
         cdef KeyOrder order, every_order = None
-        cdef bint found             # the batch has their nodes
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef object positions = self.contexts.positions_of(req_context)
         cdef list chain = None      # all its keys, if it has not accessed all
         cdef Py_ssize_t known, num_last
-        access = self.contexts.access_of(req_context)
         if access is None or access.asked_only:
             access = self.contexts.new_access() if access is None else access
             self.hear(access, req_context)
@@ -920,10 +916,11 @@ cdef class RequestManagerCore:
         if access.ends:
             release_unshared(self.policy, &self.steps.batch)
         if every is not None:
-            found = every is access and chain is None
             self.watching.core.hear(access.hints, NAN)
             self.watching.c_finished(
-                every, every_order, self.steps.batch.node_ids if found else NULL
+                every,
+                every_order,
+                self.steps.batch.node_ids if every is access and chain is None else NULL,
             )
         if access.ends and self.watching is not None:
             find_all(self.policy.table, &self.steps.batch)
