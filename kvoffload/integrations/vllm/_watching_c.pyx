@@ -71,11 +71,12 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
     cdef Asked found = Asked(0, 0, False)
     cdef const SortKey* sort_keys = order.sort_keys
     cdef const SeenKey* seen = access.seen
+    cdef bint by_position = order.by_position
     cdef uint64_t at, first = 0, after = access.size
     cdef uint8_t uses
     if access.asked_from == NOT_ASKED:
         return found
-    if order.by_position:  # then they are contiguous
+    if by_position:  # then they are contiguous
         while first < after and sort_keys[first].position < access.asked_from:
             first += 1
         while first < after and sort_keys[after - 1].position > access.asked_until:
@@ -84,7 +85,9 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
             # Pending keys are skipped.
             return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
-        if part_of(access, sort_keys + at, order.positioned, judged) != ASKED:
+        if judged != ALL_GROUPS and judged != sort_keys[at].group:
+            continue
+        if not by_position and part_of(access, sort_keys + at, order.positioned, judged) != ASKED:
             continue
         found.keys += 1
         uses = seen[sort_keys[at].seen_index].uses
