@@ -38,10 +38,10 @@ from typing import Any
 __all__ = [
     "Interface",
     "check_interface",
-    "check_rules",
     "describe",
     "differences",
     "read_interface",
+    "read_parts",
 ]
 
 Interface = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
@@ -174,7 +174,7 @@ def differences(declared: Interface, installed: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def check_rules(interface: Interface) -> None:
+def _check_rules(interface: Interface) -> None:
     """Raise ValueError unless an interface has rules with lists, and nothing else."""
     for names in interface.values():
         for thing, rules in names.items():
@@ -183,20 +183,31 @@ def check_rules(interface: Interface) -> None:
                     raise ValueError(f"{thing}: {rule!r} must be a rule with a list")
 
 
-def read_interface(path: Path) -> tuple[str, Interface]:
-    """Read the tested release and its interface.
+def read_parts(path: Path, names: Sequence[str], reader: str = "") -> list[Any]:
+    """Return the parts of a file of interfaces: it has these and no others, none of them empty.
 
-    Raise ImportError if the file cannot be read or is malformed; the message names it and the
-    cause.
+    The part ``release`` is text, another one an interface. Raise ImportError if the file cannot be
+    read or is malformed; the message begins with `reader` and names the file and the cause.
     """
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-        release, interface = held["release"], held["interface"]
-        if not isinstance(release, str) or not interface:
-            raise ValueError("it must have a release and an interface")
-        check_rules(interface)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as cause:
-        raise ImportError(f"cannot read {path} ({cause}); install kvoffload anew") from cause
+        if set(held) != set(names) or not all(held.values()):
+            raise ValueError(f"it must have {' and '.join(names)}")
+        for name in names:
+            if name != "release":
+                _check_rules(held[name])
+            elif not isinstance(held[name], str):
+                raise ValueError("its release must be text")
+    except (OSError, ValueError, TypeError, AttributeError) as cause:
+        raise ImportError(
+            f"{reader}cannot read {path} ({cause}); install kvoffload anew"
+        ) from cause
+    return [held[name] for name in names]
+
+
+def read_interface(path: Path) -> tuple[str, Interface]:
+    """Read the tested release and its interface; raise ImportError as `read_parts` does."""
+    release, interface = read_parts(path, ("release", "interface"))
     return release, interface
 
 

@@ -14,8 +14,8 @@ from vllm.v1.kv_offload.base import (
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
 from kvoffload.integrations.vllm._manager_c import RequestManagerCore
-from kvoffload.integrations.vllm._ranked_lru_c import RankedLRU
-from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, LRURules, UseRules
+from kvoffload.integrations.vllm._ranked_lru_c import LRURules, RankedLRU
+from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, UseRules
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after

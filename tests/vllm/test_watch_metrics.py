@@ -35,7 +35,6 @@ from kvoffload.integrations.vllm import (
 from kvoffload.integrations.vllm.watching import (
     MOST_AGES,
     MOST_CHARACTERS,
-    MOST_SERIES,
     WatchExport,
     metric_definitions,
 )
@@ -178,7 +177,6 @@ def test_sums_of_what_is_sent_are_what_the_watch_counts():
         parts += collect(manager, clock, totals)
         assert len(parts) > 1
     parts += collect(manager, clock, totals, 90)
-    assert max(parts) <= MOST_SERIES
     expected = {}
     for metric, labels, value in samples(manager.watch):
         if metric.kind != "histogram" and value:
@@ -312,7 +310,6 @@ def test_every_name_that_is_sent_is_declared(number):
                 if name.startswith("vllm:kvoffload_"):
                     ours.data["data"][name] = values
                     ours.data["types"][name] = stats.data["types"][name]
-            assert sum(len(values) for values in ours.data["data"].values()) <= MOST_SERIES
             assert len(log_line(ours)) <= MOST_CHARACTERS + 100
             clock.now += 1
 

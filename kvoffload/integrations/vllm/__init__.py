@@ -7,10 +7,9 @@ is their interface checked.
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-from kvoffload._implementation import import_compiled
+from kvoffload._implementation import require_compiled
 
 from ._upstream import installed_release
 
@@ -24,31 +23,8 @@ if TYPE_CHECKING:
     )
     from .tiering import KVOffloadPrimaryTier, KVOffloadTieringSpec
 
-_VARIABLE = "KVOFFLOAD_PURE_PYTHON"
-
-
-def _require_compiled_layer() -> None:
-    """Check that the compiled layer is available and not switched off.
-
-    Raise ImportError if not; the message names the variable or the cause.
-    """
-    if os.environ.get(_VARIABLE, "") not in ("", "0"):
-        raise ImportError(
-            "kvoffload.integrations.vllm needs the compiled implementation, and "
-            f"{_VARIABLE}={os.environ[_VARIABLE]} asks for the Python one; unset it"
-        )
-    try:
-        import_compiled()
-        importlib.import_module("kvoffload.integrations.vllm._manager_c")
-    except ImportError as cause:
-        raise ImportError(
-            "kvoffload.integrations.vllm needs the compiled implementation, which cannot be "
-            f"imported: {cause}"
-        ) from cause
-
-
 installed_release()
-_require_compiled_layer()
+require_compiled(__name__)
 
 # After the checks, whose messages are clearer.
 from .manager import KVOffloadManager  # noqa: E402
@@ -66,16 +42,8 @@ __all__ = [
     "KVOffloadTieringSpec",
 ]
 
-#: Name -> module of the classes that need vLLM's tiers.
-_TIERING = {
-    "KVOffloadFileTier": "secondary_tiers",
-    "KVOffloadObjectTier": "secondary_tiers",
-    "KVOffloadPrimaryTier": "tiering",
-    "KVOffloadRedisTier": "secondary_tiers",
-    "KVOffloadSharedTier": "secondary_tiers",
-    "KVOffloadTier": "secondary_tiers",
-    "KVOffloadTieringSpec": "tiering",
-}
+#: Classes of the module ``tiering``; others that need vLLM's tiers are in ``secondary_tiers``.
+_TIERING = ("KVOffloadPrimaryTier", "KVOffloadTieringSpec")
 
 
 def __getattr__(name: str) -> Any:
@@ -83,9 +51,10 @@ def __getattr__(name: str) -> Any:
 
     Raise ImportError if their interface is not as expected; the message names each difference.
     """
-    if name not in _TIERING:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_TIERING[name]}", __name__)
+    home = "tiering" if name in _TIERING else "secondary_tiers"
+    module = importlib.import_module(f".{home}", __name__)
     return globals().setdefault(name, getattr(module, name))
 
 

@@ -35,6 +35,7 @@ from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
+    Batch,
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
     batch_ensure,
@@ -70,6 +71,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     KeyOrder,
     RequestAccess,
     RequestState,
+    SortKey,
     find_position,
     order_keys,
 )
@@ -103,6 +105,7 @@ from kvoffload.policies._steps_c cimport (
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
+from itertools import filterfalse, islice
 from time import time
 
 from kvoffload._checks import as_batch, batch_error
@@ -193,10 +196,8 @@ cdef class RequestManagerCore:
         if self.steps is not None:
             raise manager_initialised()
 
-    def _setup(
-        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
-    ):
-        """Join the parts; `names` has vLLM's classes and constants as attributes."""
+    def _setup(self, int64_t num_chunks, RequestRules rules not None, names, release):
+        """Join the parts; `names` has vLLM's classes as attributes, `release` its features."""
         cdef CompiledSteps steps = CompiledSteps()
         self._require_new()
         steps.join(rules.policy, CPUBackend(1, num_chunks), None, None)
@@ -204,13 +205,13 @@ cdef class RequestManagerCore:
         self.first = self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
-        self.host = names.host
+        self.host = names.CacheHitSource.HOST if release.hit_sources else None
         self.contexts = Contexts(names.ReqContext)
         self.request_context_class = names.RequestOffloadingContext
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
-        self.reports_failed_stores = reports_failed_stores
+        self.reports_failed_stores = release.reports_failed_stores
         self.rules = rules
         self.policy = rules.policy
         self.steps = steps  # last: until then every method raises
@@ -220,7 +221,7 @@ cdef class RequestManagerCore:
         cdef RequestWatch watching
         self.require_ready()
         core = request.new_core(self, self._num_chunks)
-        watching = RequestWatch(core, self.policy, self.contexts)
+        watching = RequestWatch(core, self.steps, self.contexts)
         if groups is not None:
             watching.tell_apart(groups.full, groups.others)
         self.watching = watching
@@ -314,6 +315,7 @@ cdef class RequestManagerCore:
         All steps of recording that can fail happen here. Return the state of the context, with the
         request's accesses.
         """
+        cdef const Batch* batch = &self.steps.batch
         cdef RequestState state = self.contexts.state_of(req_context)
         cdef RequestAccess access = self.contexts.access_in(state), new_access = None
         cdef object positions = self.contexts.positions_of(req_context)
@@ -324,15 +326,15 @@ cdef class RequestManagerCore:
             access = new_access = self.contexts.new_access()
         self.hear(access, req_context)
         self.chain = None
-        for index in range(self.steps.batch.size):
+        for index in range(batch.size):
             entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 continue
-            entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
+            entry.seen_index = access.find(batch.items[index], batch.hashes[index])
             if entry.seen_index == NIL:
                 if access.finished:
                     raise RequestFinishedError(
-                        f"{call}: block {describe_hash(<object>self.steps.batch.items[index])} is "
+                        f"{call}: block {describe_hash(<object>batch.items[index])} is "
                         "new to the request, which has finished"
                     )
                 entry.flags |= NEW
@@ -343,12 +345,12 @@ cdef class RequestManagerCore:
                 entry.flags |= FIRST_MISS
             if self.rules.ranked and (entry.flags & NEW or not entry.flags & READY):
                 self.read_position(req_context, positions, index, &access.cursor)
-        if self.rules.by_chain and not access.started and self.steps.batch.size:
+        if self.rules.by_chain and not access.started and batch.size:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
             self.hint = self.policy.hint_of(access.hints, None, &self.said)
-        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
+        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>batch.size):
             raise MemoryError()
         return self.contexts.attach(req_context, new_access, state)
 
@@ -399,17 +401,18 @@ cdef class RequestManagerCore:
 
     cdef void record(self, RequestAccess access, bint is_load) noexcept:
         """Record the result of `observe`."""
+        cdef const Batch* batch = &self.steps.batch
         cdef uint64_t size
         cdef Py_ssize_t index
         cdef Access* entry
         cdef uint8_t* uses
-        for index in range(self.steps.batch.size):
+        for index in range(batch.size):
             entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 continue
             if entry.flags & NEW:
                 size = access.size
-                entry.seen_index = access.find_or_add(self.steps.batch.items[index], entry.hashed)
+                entry.seen_index = access.find_or_add(batch.items[index], batch.hashes[index])
                 if access.size == size:  # a repeat in a load
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
                 elif is_load:
@@ -483,7 +486,6 @@ cdef class RequestManagerCore:
 
     cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
         cdef list batch = self.open_batch(keys)
-        cdef RequestAccess access = None
         cdef RequestState state = None
         cdef object spec
         cdef cnp.ndarray chunk_ids
@@ -510,7 +512,7 @@ cdef class RequestManagerCore:
                 try:
                     for index in range(len(batch)):
                         self.accesses[index].flags = OBSERVED | READY
-                        self.accesses[index].hashed = hash_item(table, &self.steps.batch, index)
+                        self.steps.batch.hashes[index] = hash_item(table, &self.steps.batch, index)
                     state = self.observe("prepare_load", req_context)
                 except BaseException:
                     for index in range(len(batch)):
@@ -520,13 +522,12 @@ cdef class RequestManagerCore:
                 node = node_at(table, self.steps.batch.node_ids[index])
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[index] = <int32_t>node.block.block_id
             if is_access:
-                access = state.access
-                self.start(access)
-                self.record(access, True)
+                self.start(state.access)
+                self.record(state.access, True)
                 self.rules.accessed(&self.steps.batch, self.accesses, state)
             if self.watching is not None:
                 if is_access:
-                    self.watching.c_loading(&self.steps.batch, self.accesses, access)
+                    self.watching.c_loading(&self.steps.batch, self.accesses, state.access)
                 if is_transfer:
                     self.watching.c_begun(
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.steps.batch.size
@@ -539,9 +540,8 @@ cdef class RequestManagerCore:
         """Release one pin per occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
         cdef Ended ended
-        cdef bint watched = self.watching is not None
-        self.steps.release(&self.steps.batch, batch, 0, &ended if watched else NULL)
-        if watched:
+        self.steps.release(&self.steps.batch, batch, 0, &ended)
+        if self.watching is not None:
             self.watching.c_completed(LOAD, ended)
 
     def touch(self, keys, req_context):
@@ -662,7 +662,6 @@ cdef class RequestManagerCore:
         find_hashed(table, &self.steps.batch)
         table_new_epoch(table)
         for index in range(self.steps.batch.size):
-            self.accesses[index].hashed = self.steps.batch.hashes[index]
             self.accesses[index].flags = 0
             self.left_out[index] = False
             node = self.resident(index)
@@ -722,7 +721,7 @@ cdef class RequestManagerCore:
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
         cdef Ended ended
-        cdef bint watched = self.watching is not None
+        cdef RequestWatch watching = self.watching
         cdef Table* table = self.policy.table
         cdef int collecting = self.begin_work()
         try:
@@ -736,11 +735,11 @@ cdef class RequestManagerCore:
                             keys=completed, medium=self.medium, removed=not stored, **failed
                         )
                     )
-            if watched and not stored:
-                self.watching.core.c_failed(table, &self.steps.batch)
-            self.steps.end_pending(stored, &ended if watched else NULL)
-            if watched:
-                self.watching.c_completed(STORE, ended)
+            if watching is not None and not stored:
+                watching.core.c_failed(table, &self.steps.batch)
+            self.steps.end_pending(stored, &ended)
+            if watching is not None:
+                watching.c_completed(STORE, ended)
         finally:
             self.end_work(collecting)
 
@@ -766,12 +765,8 @@ cdef class RequestManagerCore:
         cdef object room = max(0, self.max_tracker_size - len(counts))
         del tracked[room + len(counts) - len(known):]
         if len(tracked) > room:
-            offered = set(known)
-            for key in counts:
-                if key not in offered:
-                    dropped.append(key)
-                    if len(dropped) == len(tracked) - room:
-                        break
+            others = filterfalse(set(known).__contains__, counts)
+            dropped.extend(islice(others, len(tracked) - room))
         try:
             for key in tracked:
                 counts[key] = 1
@@ -783,8 +778,7 @@ cdef class RequestManagerCore:
     cdef int cancel_offer(self, tuple offer) except -1:
         """Forget the new keys of an offer."""
         for key in offer[2]:
-            if key in self.counts:
-                del self.counts[key]
+            self.counts.pop(key, None)
         return 0
 
     cdef int count_offer(self, tuple offer) except -1:
@@ -834,11 +828,15 @@ cdef class RequestManagerCore:
 
     def on_request_finished(self, req_context):
         """Count the keys that the request has used as one access, tail first."""
+        cdef WatchCore core = self.watch_core()  # held while its Python code runs
         cdef int collecting
         self.require_ready()
-        if self.watching is not None:
+        if core is not None:
             self.watching.settle()
-            self.hand_over()
+            try:
+                core.begin_lookup()  # hands the collected requests over, if there are enough
+            except Exception:  # no memory: a watch must change nothing
+                pass
         self.require_rest()
         collecting = self.begin_work()
         try:
@@ -848,16 +846,14 @@ cdef class RequestManagerCore:
             self.end_work(collecting)
 
     cdef int finish(self, object req_context) except -1:
-        cdef RequestAccess access
+        cdef RequestAccess access = self.contexts.access_of(req_context)
         cdef RequestAccess every = None         # what the watch is shown
         cdef KeyOrder order, every_order = None
-        cdef bint found             # the batch has their nodes
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef object positions = self.contexts.positions_of(req_context)
         cdef list chain = None      # all its keys, if it has not accessed all
         cdef Py_ssize_t known, num_last
-        access = self.contexts.access_of(req_context)
         if access is None or access.asked_only:
             access = self.contexts.new_access() if access is None else access
             self.hear(access, req_context)
@@ -899,7 +895,7 @@ cdef class RequestManagerCore:
         for index in range(self.steps.batch.size):
             if self.resident(index) == NULL and self.steps.batch.node_ids[index] != NIL:
                 omit_node(self.policy.table, &self.steps.batch, index)
-            uses = access.seen[order.seen_indexes[index]].uses
+            uses = access.seen[order.sort_keys[index].seen_index].uses
             if uses & REUSED:
                 self.accesses[index].flags = USED_AGAIN
             elif uses & INSERTED:
@@ -913,17 +909,18 @@ cdef class RequestManagerCore:
         known = self.steps.batch.size
         while known and (
             self.resident(known - 1) == NULL
-            or self.has_inserted(access, known - 1, order.seen_indexes if chain is None else NULL)
+            or self.has_inserted(access, known - 1, order.sort_keys if chain is None else NULL)
         ):
             known -= 1
         serve_at_once(self.policy.table, &self.steps.batch, known, num_last)
         if access.ends:
             release_unshared(self.policy, &self.steps.batch)
         if every is not None:
-            found = every is access and chain is None
             self.watching.core.hear(access.hints, NAN)
             self.watching.c_finished(
-                every, every_order, self.steps.batch.node_ids if found else NULL
+                every,
+                every_order,
+                self.steps.batch.node_ids if every is access and chain is None else NULL,
             )
         if access.ends and self.watching is not None:
             find_all(self.policy.table, &self.steps.batch)
@@ -931,27 +928,18 @@ cdef class RequestManagerCore:
         return 0
 
     cdef bint has_inserted(
-        self, RequestAccess access, Py_ssize_t index, const uint32_t* seen_indexes
+        self, RequestAccess access, Py_ssize_t index, const SortKey* sort_keys
     ) noexcept:
-        """Return whether the request has inserted a key of the batch; its index in `seen`, if known."""
+        """Return whether the request has inserted a key of the batch, whose order may be known."""
         cdef uint32_t seen_index
-        if seen_indexes != NULL:
-            seen_index = seen_indexes[index]
+        if sort_keys != NULL:
+            seen_index = sort_keys[index].seen_index
         else:
             seen_index = access.find(
                 self.steps.batch.items[index],
                 hash_item(self.policy.table, &self.steps.batch, index),
             )
         return seen_index != NIL and access.seen[seen_index].uses & INSERTED
-
-    cdef int hand_over(self) except -1:
-        """Hand the collected requests to the watch, if there are enough, and read the clock."""
-        cdef WatchCore core = self.watching.core  # held while its Python code runs
-        try:
-            core.begin_lookup()
-        except Exception:  # no memory: a watch must change nothing
-            pass
-        return 0
 
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
@@ -967,13 +955,12 @@ cdef class RequestManagerCore:
 
     def _evict(self, int64_t n, protected):
         """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""
-        cdef CompiledPolicy policy
         cdef Py_ssize_t index
         cdef list batch = self.open_batch(protected)  # held: the scratch arrays point into it
+        cdef CompiledPolicy policy = self.policy
         cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
-        policy = self.policy
         batch_open(&policy.batch, batch)
         collecting = self.begin_work()
         try:

@@ -1,4 +1,4 @@
-"""LRU with uses counted per request, as in vLLM: the policy.
+"""LRU with uses counted per request, as in vLLM: the policy, and the rules that drive it.
 
 A request takes one provisional rank, which its chunks share, newest position first; when it
 finishes, the chunks that it used get new ranks, tail first. The order is (rank, reverse position,
@@ -23,7 +23,7 @@ Cost
 """
 
 cimport cython
-from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t
+from libc.stdint cimport INT32_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from kvoffload._core.batch cimport Batch
@@ -38,9 +38,22 @@ from kvoffload._core.ring cimport (
     ring_start_at,
     ring_unlist_before,
 )
-from kvoffload._core.table cimport CHOSEN, LISTED, NIL, PARKED, hash_ahead, key_bytes, node_at
+from kvoffload._core.table cimport (
+    CHOSEN,
+    LISTED,
+    NIL,
+    PARKED,
+    RESIDENT,
+    Node,
+    hash_ahead,
+    key_bytes,
+    node_at,
+)
 from kvoffload._core.victims cimport evictable, victims_find, victims_next, victims_set_aside
-from kvoffload.policies._twin_c cimport key_of
+from kvoffload.integrations.vllm._request_c cimport RequestState
+from kvoffload.integrations.vllm._rules_c cimport NEW, POSITIONED, Access, RequestRules
+from kvoffload.policies._lists_c cimport Lists
+from kvoffload.policies._twin_c cimport Hint, key_of
 
 cdef enum:
     OWN = 0
@@ -49,8 +62,19 @@ cdef enum:
     FIRST_ROOM = 64
 
 
+cdef inline uint64_t rank_at(uint64_t opened, int64_t reverse_position) noexcept nogil:
+    """Return a request's rank at a position, from its rank at the greatest one."""
+    return opened + <uint64_t>(INT32_MAX + reverse_position)
+
+
 @cython.final
 cdef class RankedLRU(Lists):
+    cdef uint64_t* ranks                # by node_id
+    cdef uint64_t room                  # of the array
+    cdef uint64_t newest                # the rank of a node that is used now
+    cdef uint64_t waiting_from          # no node of the second ring's list is older
+    cdef readonly uint64_t generation   # number of times it was cleared
+
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 2)
         self.c_clear()
@@ -77,21 +101,29 @@ cdef class RankedLRU(Lists):
 
     # -- moves -------------------------------------------------------------------------------
 
+    cdef inline bint is_older(self, uint64_t rank, uint64_t other) noexcept:
+        """Return whether a rank comes before another."""
+        return self.newest - rank > self.newest - other
+
     cdef uint64_t open_rank(self) noexcept:
+        """Take the next rank for a request: that of its greatest position."""
         self.newest += <uint64_t>UINT32_MAX + 1
         return self.newest - UINT32_MAX
 
     cdef void renew(self, uint32_t node_id, Node* node) noexcept:
+        """Move a node to the newest end."""
         ring_remove(self.table, &self.rings[node.ring - 1], node)
         self.c_insert(node_id, node)
 
     cdef void raise_to(self, uint32_t node_id, Node* node, uint64_t rank) noexcept:
-        if is_older(self, self.ranks[node_id], rank):
+        """Raise a node to a request's rank, never lower."""
+        if self.is_older(self.ranks[node_id], rank):
             ring_remove(self.table, &self.rings[node.ring - 1], node)
             self.join(node_id, node, rank)
 
     cdef void join(self, uint32_t node_id, Node* node, uint64_t rank) noexcept:
-        if self.rings[SHARED].oldest == NIL or is_older(self, rank, self.waiting_from):
+        """Give a node that is on no ring a request's rank."""
+        if self.rings[SHARED].oldest == NIL or self.is_older(rank, self.waiting_from):
             self.waiting_from = rank
         self.ranks[node_id] = rank
         ring_append(self.table, &self.rings[SHARED], node_id, node)
@@ -122,10 +154,10 @@ cdef class RankedLRU(Lists):
             if victims_next(&self.victims, self.table, &self.rings[OWN], NULL):
                 own = self.victims.items[self.victims.size - 1].node_id
             if shared == NIL and (ring.num_listed or ring.oldest != NIL and (
-                own == NIL or is_older(self, self.waiting_from, self.ranks[own])
+                own == NIL or self.is_older(self.waiting_from, self.ranks[own])
             )):
                 shared = self.find_shared()
-            if shared != NIL and (own == NIL or is_older(self, self.ranks[shared], self.ranks[own])):
+            if shared != NIL and (own == NIL or self.is_older(self.ranks[shared], self.ranks[own])):
                 if own != NIL:
                     self.give_back(own)
                 if not self.take_one(shared, node_at(self.table, shared)):
@@ -210,13 +242,13 @@ cdef class RankedLRU(Lists):
             return b"resident is the union of the two rings"
         node_id = self.rings[OWN].oldest
         while node_id != NIL:
-            if before != NIL and is_older(self, self.ranks[node_id], self.ranks[before]):
+            if before != NIL and self.is_older(self.ranks[node_id], self.ranks[before]):
                 return b"the first ring is in the order of ranks"
             before = node_id
             node_id = node_at(self.table, node_id).next
         node_id = self.rings[SHARED].oldest
         while node_id != NIL:
-            if is_older(self, self.ranks[node_id], self.waiting_from):
+            if self.is_older(self.ranks[node_id], self.waiting_from):
                 return b"no waiting node is older than the least rank of all"
             node_id = node_at(self.table, node_id).next
         for node_id in range(self.table.num_used):
@@ -224,3 +256,56 @@ cdef class RankedLRU(Lists):
             if node.flags & (PARKED | LISTED) == PARKED and node.block.ref_cnt == 0:
                 return b"every parked node that is idle is listed"
         return NULL
+
+
+@cython.final
+cdef class LRURules(RequestRules):
+    cdef RankedLRU lru
+
+    def __cinit__(self, RankedLRU policy not None, bint ranked=False):
+        self.lru = policy
+
+    def keys(self, name):
+        """Return the keys of ``chunks``, least recent first."""
+        if name != "chunks":
+            raise AttributeError(name)
+        return self.lru._keys()
+
+    cdef uint64_t rank_of(self, RequestState state) noexcept:
+        """Return the rank of a request at the greatest position; it takes one if it has none."""
+        if state.ranking is not self.lru or state.generation != self.lru.generation:
+            state.ranking = self.lru
+            state.generation = self.lru.generation
+            state.opened = self.lru.open_rank()
+        return state.opened
+
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestState state) noexcept:
+        cdef Py_ssize_t index
+        cdef Node* node
+        cdef uint64_t rank
+        if not self.ranked:
+            return
+        for index in range(batch.size):
+            if not accesses[index].flags & NEW:
+                continue
+            rank = self.rank_of(state)
+            if batch.node_ids[index] == NIL or not accesses[index].flags & POSITIONED:
+                continue
+            node = node_at(self.policy.table, batch.node_ids[index])
+            if node.flags & RESIDENT:
+                self.lru.raise_to(
+                    batch.node_ids[index],
+                    node,
+                    rank_at(rank, accesses[index].reverse_position),
+                )
+
+    cdef void insert(
+        self, uint32_t node_id, Node* node, const Access* access, RequestState state
+    ) noexcept:
+        if not access.flags & POSITIONED:
+            self.lru.c_insert(node_id, node)
+            return
+        self.lru.join(node_id, node, rank_at(self.rank_of(state), access.reverse_position))
+
+    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
+        self.lru.c_touch(batch)

@@ -166,15 +166,9 @@ cdef struct SortKey:
 
 cdef class KeyOrder:
     cdef PyObject** keys        # head to tail, borrowed from the request's accesses
-    cdef uint32_t* seen_indexes # in RequestAccess.seen, one per key
-    cdef SortKey* sort_keys     # one per key
+    cdef SortKey* sort_keys     # one per key, in the same order
     cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
     cdef bint by_position       # all have a position, and `sort_keys` is sorted by it
-
-    # Make room for the keys.
-    cdef int open(self, uint64_t size) except -1
-    # Fill in the sort keys; return whether they are in the order of positions.
-    cdef bint read(self, RequestAccess access, object req_context, object positions) except -1
 
     cdef inline Py_ssize_t num_at_end(self, Py_ssize_t size) noexcept:
         """Return the number of keys, of `size` in all, at the last token position."""

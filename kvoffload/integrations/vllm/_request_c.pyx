@@ -115,55 +115,39 @@ cdef class KeyOrder:
     def __dealloc__(self):
         discard(self.keys)  # with the other arrays
 
-    cdef int open(self, uint64_t size) except -1:
-        cdef size_t key_bytes = sizeof(PyObject*) + sizeof(SortKey) + sizeof(uint32_t) + 1
-        self.keys = <PyObject**>resize(NULL, size * key_bytes)
-        if self.keys == NULL:
-            raise MemoryError()
-        self.sort_keys = <SortKey*>(self.keys + size)
-        self.seen_indexes = <uint32_t*>(self.sort_keys + size)
-        self.positioned = <uint8_t*>(self.seen_indexes + size)
-        return 0
 
-    cdef bint read(self, RequestAccess access, object req_context, object positions) except -1:
-        cdef uint64_t seen_index
-        cdef bint is_sorted = True, complete = True
-        cdef Py_ssize_t cursor = 0
-        cdef SortKey* before = NULL
-        cdef SortKey* sort_key
-        cdef uint8_t* positioned = self.positioned
-        for seen_index in range(access.size):
-            sort_key = self.sort_keys + seen_index
-            sort_key.seen_index = <uint32_t>seen_index
-            sort_key.group = group_of(access.seen[seen_index].key)
-            position = find_position(req_context, positions, access.seen[seen_index].key, &cursor)
-            positioned[seen_index] = position is not None
-            if position is None:
-                complete = False
-                sort_key.position = 0
-            else:
-                sort_key.position = position
-            if before != NULL and (
-                before.position > sort_key.position
-                or before.position == sort_key.position and before.group > sort_key.group
-            ):
-                is_sorted = False
-            before = sort_key
-        self.by_position = complete
-        return is_sorted
+cdef bint read_keys(
+    KeyOrder order, RequestAccess access, object req_context, object positions
+) except -1:
+    """Fill in the sort keys; return whether they are in the order of positions."""
+    cdef uint64_t seen_index
+    cdef bint is_sorted = True
+    cdef Py_ssize_t cursor = 0
+    cdef SortKey* before = NULL
+    cdef SortKey* sort_key
+    order.by_position = True
+    for seen_index in range(access.size):
+        sort_key = order.sort_keys + seen_index
+        sort_key.seen_index = <uint32_t>seen_index
+        sort_key.group = group_of(access.seen[seen_index].key)
+        position = find_position(req_context, positions, access.seen[seen_index].key, &cursor)
+        order.positioned[seen_index] = position is not None
+        if position is None:
+            order.by_position = False
+            sort_key.position = 0
+        else:
+            sort_key.position = position
+        if before != NULL and (
+            before.position > sort_key.position
+            or before.position == sort_key.position and before.group > sort_key.group
+        ):
+            is_sorted = False
+        before = sort_key
+    return is_sorted
 
 
 cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
     return (left > right) - (left < right)
-
-
-cdef int by_position(const void* left, const void* right) noexcept nogil:
-    cdef const SortKey* one = <const SortKey*>left
-    cdef const SortKey* other = <const SortKey*>right
-    cdef int order = compare(one.position, other.position)
-    if order == 0:
-        order = compare(one.group, other.group)
-    return order if order else compare(one.seen_index, other.seen_index)
 
 
 cdef int by_group(const void* left, const void* right) noexcept nogil:
@@ -171,6 +155,11 @@ cdef int by_group(const void* left, const void* right) noexcept nogil:
     cdef const SortKey* other = <const SortKey*>right
     cdef int order = compare(one.group, other.group)
     return order if order else compare(one.seen_index, other.seen_index)
+
+
+cdef int by_position(const void* left, const void* right) noexcept nogil:
+    cdef int order = compare((<const SortKey*>left).position, (<const SortKey*>right).position)
+    return order if order else by_group(left, right)
 
 
 cdef void sort_by_group(
@@ -194,15 +183,16 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
     cdef bint is_sorted
-    cdef const SeenKey* seen
-    order.open(size)
-    is_sorted = order.read(access, req_context, positions)
+    order.keys = <PyObject**>resize(NULL, size * (sizeof(PyObject*) + sizeof(SortKey) + 1))
+    if order.keys == NULL:
+        raise MemoryError()
+    order.sort_keys = <SortKey*>(order.keys + size)
+    order.positioned = <uint8_t*>(order.sort_keys + size)
+    is_sorted = read_keys(order, access, req_context, positions)
     if not order.by_position:
         sort_by_group(order.sort_keys, size, order.positioned)
     elif not is_sorted:
         qsort(order.sort_keys, size, sizeof(SortKey), by_position)
     for at in range(size):
-        order.seen_indexes[at] = order.sort_keys[at].seen_index
-        seen = access.seen + order.seen_indexes[at]
-        order.keys[at] = seen.key
+        order.keys[at] = access.seen[order.sort_keys[at].seen_index].key
     return order

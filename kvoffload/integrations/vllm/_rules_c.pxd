@@ -1,11 +1,9 @@
 """Rules that translate a request's accesses to calls of a policy, one class per kind of policy."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
-from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._request_c cimport RequestState
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
@@ -21,7 +19,6 @@ cdef enum:
     NOT_STORED = 128    # at finish: offered by the request and declined
 
 cdef struct Access:
-    uint64_t hashed
     uint32_t seen_index         # in RequestAccess.seen
     int32_t reverse_position    # minus the token position
     uint8_t flags
@@ -49,29 +46,3 @@ cdef class RequestRules:
     ) noexcept
     # A request has finished; the batch is its keys head to tail.
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept
-
-
-cdef class LRURules(RequestRules):
-    cdef RankedLRU lru
-
-    # Return the rank of a request at the greatest position; it takes one if it has none.
-    cdef uint64_t rank_of(self, RequestState state) noexcept
-
-
-cdef class UseRules(RequestRules):
-    cdef Batch part             # some keys of a batch; its items are its own array
-    cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
-    cdef uint64_t rooms[2]      # of the two arrays
-
-    # Take the resident keys with one of `flags` and the absent keys with one of the other flags.
-    cdef void choose(
-        self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
-    ) noexcept
-
-
-cdef class ChainRules(UseRules):
-    cdef Batch chain            # the keys of a request; its items are a list's
-
-
-cdef class ARCRules(UseRules):
-    pass

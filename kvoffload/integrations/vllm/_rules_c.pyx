@@ -1,6 +1,6 @@
 """Rules that translate a request's accesses to calls of a policy; see ``_rules_c.pxd``.
 
-``LRURules`` and ``ARCRules`` decide like vLLM's own policies; before 0.33 requests take no ranks.
+``ARCRules`` decide like vLLM's own policy; ``LRURules``, in ``_ranked_lru_c``, do, too.
 ``UseRules`` drives any other policy of the library, with one touch per request and key: at the
 request's first miss of the key (a policy may learn from ghosts), or at its finish if it reused the
 key. Keys that the request only inserted become recent at its finish without counting as used.
@@ -10,14 +10,13 @@ keys of the request at its first access, so that a store is decided with full kn
 finish the remaining keys become recent again, tail first, without counting as used.
 """
 
-cimport cython
+from cpython.object cimport PyObject
 
 from kvoffload._core.batch cimport batch_close, batch_ensure, find_all, omit_node
 from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, RESIDENT, node_at
-from kvoffload.integrations.vllm._ranked_lru_c cimport rank_at
 from kvoffload.policies._steps_c cimport touch_as_stored
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
@@ -62,57 +61,11 @@ cdef class RequestRules:
         pass
 
 
-@cython.final
-cdef class LRURules(RequestRules):
-    def __cinit__(self, RankedLRU policy not None, bint ranked=False):
-        self.lru = policy
-
-    def keys(self, name):
-        """Return the keys of ``chunks``, least recent first."""
-        if name != "chunks":
-            raise AttributeError(name)
-        return self.lru._keys()
-
-    cdef uint64_t rank_of(self, RequestState state) noexcept:
-        if state.ranking is not self.lru or state.generation != self.lru.generation:
-            state.ranking = self.lru
-            state.generation = self.lru.generation
-            state.opened = self.lru.open_rank()
-        return state.opened
-
-    cdef void accessed(self, Batch* batch, const Access* accesses, RequestState state) noexcept:
-        cdef Py_ssize_t index
-        cdef Node* node
-        cdef uint64_t rank
-        if not self.ranked:
-            return
-        for index in range(batch.size):
-            if not accesses[index].flags & NEW:
-                continue
-            rank = self.rank_of(state)
-            if batch.node_ids[index] == NIL or not accesses[index].flags & POSITIONED:
-                continue
-            node = node_at(self.policy.table, batch.node_ids[index])
-            if node.flags & RESIDENT:
-                self.lru.raise_to(
-                    batch.node_ids[index],
-                    node,
-                    rank_at(rank, accesses[index].reverse_position),
-                )
-
-    cdef void insert(
-        self, uint32_t node_id, Node* node, const Access* access, RequestState state
-    ) noexcept:
-        if not access.flags & POSITIONED:
-            self.lru.c_insert(node_id, node)
-            return
-        self.lru.join(node_id, node, rank_at(self.rank_of(state), access.reverse_position))
-
-    cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
-        self.lru.c_touch(batch)
-
-
 cdef class UseRules(RequestRules):
+    cdef Batch part             # some keys of a batch; its items are its own array
+    cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
+    cdef uint64_t rooms[2]      # of the two arrays
+
     def __dealloc__(self):
         discard(self.inserted)
         discard(self.part.items)
@@ -128,6 +81,7 @@ cdef class UseRules(RequestRules):
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept:
+        """Take the resident keys with one of `flags` and the absent keys with one of the others."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Batch* part = &self.part
@@ -155,6 +109,8 @@ cdef class UseRules(RequestRules):
 
 
 cdef class ChainRules(UseRules):
+    cdef Batch chain            # the keys of a request; its items are a list's
+
     def __cinit__(self, CompiledPolicy policy not None):
         self.by_chain = True
 

@@ -15,17 +15,15 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import json
 import logging
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from kvoffload.integrations.structure import Interface, check_rules, describe, differences
+from kvoffload.integrations.structure import Interface, describe, differences, read_parts
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -40,9 +38,11 @@ __all__ = [
     "differences",
     "installed_release",
     "installed_version",
+    "logger",
     "primary_tier_exchanged",
 ]
 
+#: The logger of this integration, below vLLM's own.
 logger = logging.getLogger("vllm.kvoffload")
 
 #: Distributions that install the package ``vllm``, with vLLM's version: its own, then a build for
@@ -69,18 +69,8 @@ def _read(name: str) -> dict[str, Interface]:
     Raise ImportError if it cannot be read or is malformed; the message names the file and the
     cause.
     """
-    path = _FOLDER / f"{name}.json"
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if set(held) != set(KINDS) or not all(held.values()):
-            raise ValueError(f"it must have {' and '.join(KINDS)}")
-        for kind in KINDS:
-            check_rules(held[kind])
-    except (OSError, ValueError, TypeError, AttributeError) as cause:
-        raise ImportError(
-            f"kvoffload.integrations.vllm cannot read {path} ({cause}); install kvoffload anew"
-        ) from cause
-    return {kind: held[kind] for kind in KINDS}
+    parts = read_parts(_FOLDER / f"{name}.json", KINDS, "kvoffload.integrations.vllm ")
+    return dict(zip(KINDS, parts, strict=True))
 
 
 #: The names of vLLM in use, by kind. The rule ``has`` lists its names; other lists are empty.
@@ -108,7 +98,6 @@ class Release:
     provisional_ranks: bool
     reports_failed_stores: bool  # as an event, with ``metadata_only``
     hit_sources: bool  # a manager reports the tier of a hit
-    config_info: bool  # a manager gets labels for an info metric
     group_kinds: bool  # the configuration has the kinds of KV groups
 
     @classmethod
@@ -130,28 +119,8 @@ class Release:
             provisional_ranks=has("CachePolicy", "has", "on_request_access"),
             reports_failed_stores=has("OffloadingEvent", "fields", "metadata_only=False"),
             hit_sources=has("CacheHitSource", "has", "HOST"),
-            config_info=has("OffloadingManager", "methods", "config_info"),
             group_kinds=has("OffloadingGroupConfig", "has", "sliding_window_size_in_chunks"),
         )
-
-    def manager_names(self) -> SimpleNamespace:
-        """Return the classes and constants of vLLM for the compiled manager."""
-        names = (
-            "CPULoadStoreSpec",
-            "LookupResult",
-            "OffloadingEvent",
-            "PrepareStoreOutput",
-            "ReqContext",
-            "RequestOffloadingContext",
-        )
-        return SimpleNamespace(
-            **{name: __getattr__(name) for name in names},
-            host=__getattr__("CacheHitSource").HOST if self.hit_sources else None,
-        )
-
-    def manager_options(self, spec: Any) -> dict[str, Any]:
-        """Return the arguments of a manager that only some releases have."""
-        return {"info": spec.cpu_info} if self.config_info else {}
 
 
 # -- the installed vLLM --------------------------------------------------------------------------

@@ -9,20 +9,14 @@ the first position that was looked up, and the keys after the last position that
 a lookup were generated: both are used, but not counted as requested.
 """
 
-from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Table
-from kvoffload.integrations.vllm._request_c cimport (
-    Contexts,
-    KeyOrder,
-    RequestAccess,
-    SeenKey,
-    SortKey,
-)
+from kvoffload.integrations.vllm._request_c cimport Contexts, KeyOrder, RequestAccess
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._lifecycle_c cimport Ended
+from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport WatchCore
 
 # Which groups a watch judges.
@@ -32,7 +26,8 @@ cdef enum:
 
 cdef class RequestWatch:
     cdef readonly WatchCore core
-    cdef Table* table           # of the manager
+    cdef CompiledSteps steps    # of the manager
+    cdef Table* table           # theirs
     cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
     # Full groups whose chunks other groups can keep from being loaded, id -> tokens per chunk; or
     # None.
@@ -65,12 +60,9 @@ cdef class RequestWatch:
 
     cdef int ask(self, object key, object req_context) except -1
     cdef int ask_on(self, object key) except -1
-    cdef int read_positions(self, object positions, object key) except -1
     # Record the positions that the last request has looked up.
     cdef int settle(self) except -1
-    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1
     cdef void forget_asker(self) noexcept
-    cdef bint holds(self, object key) noexcept
     # All are called before the state changes, except `c_loading`, `c_begun`, `c_completed` and
     # `c_finished`. A load was granted, and recorded.
     cdef void c_loading(
@@ -93,18 +85,6 @@ cdef class RequestWatch:
     cdef void c_finished(
         self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
     ) noexcept
-    cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept
-    cdef uint8_t missed_as(
-        self, Batch* batch, Py_ssize_t index, const Access* entry, RequestAccess access
-    ) noexcept
-    cdef void not_recorded(
-        self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
-    ) noexcept
-    cdef void pass_over(
-        self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
-    ) noexcept
-    cdef uint8_t fate_of(self, const SeenKey* seen, const uint32_t* node_id) noexcept
 
-# Return all keys that a request has offered or loaded, recorded or not: `access` itself if all are
-# recorded.
+# Return all keys that a request has offered or loaded, recorded or not.
 cdef RequestAccess all_keys(RequestAccess access)

@@ -2,26 +2,20 @@
 
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from kvoffload._core.table cimport (
-    NIL,
-    RESIDENT,
-    Node,
-    hash_key,
-    index_find,
-    node_at,
-    sample_of,
-)
+from kvoffload._core.table cimport NIL, Node, sample_of
 from kvoffload.integrations.vllm._request_c cimport (
     CAUSE_SHIFT,
     INSERTED,
     LOADED,
     NOT_ASKED,
     REFUSED,
-    PyBytes_AS_STRING,
-    PyBytes_GET_SIZE,
+    SeenKey,
     SortKey,
+    find_position,
     group_of,
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
@@ -41,24 +35,10 @@ from kvoffload.managers._watch_c cimport (
     PENDING,
     TAIL_MISSED_TOKENS,
 )
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._steps_c cimport resident
 
 cdef enum:
     CAUSE_BITS = 7
-
-
-cdef int64_t position_of(object req_context, object positions, object key) except? -1:
-    """Return the token position of a key; the least integer if it has none."""
-    if positions is None:
-        position = req_context.get_offload_key_position(key)
-    else:
-        position = (<dict>positions).get(key)
-    return -NOT_ASKED if position is None else <int64_t>position
-
-
-cdef inline bint stands_aside(const SortKey* sort_key, int64_t judged) noexcept:
-    """Return whether a key belongs to a group that is not judged."""
-    return judged != ALL_GROUPS and judged != sort_key.group
 
 
 cdef inline int part_of(
@@ -69,7 +49,7 @@ cdef inline int part_of(
     A request that looked anything up counts as having looked up a key without a position. Of
     several groups, one is judged for all.
     """
-    if stands_aside(sort_key, judged):
+    if judged != ALL_GROUPS and judged != sort_key.group:
         return ASIDE
     if access.asked_from == NOT_ASKED:
         return BEFORE
@@ -90,7 +70,6 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
     """Count the keys that a request looked up, and those of them that it did not load."""
     cdef Asked found = Asked(0, 0, False)
     cdef const SortKey* sort_keys = order.sort_keys
-    cdef const uint8_t* positioned = order.positioned
     cdef const SeenKey* seen = access.seen
     cdef bint by_position = order.by_position
     cdef uint64_t at, first = 0, after = access.size
@@ -106,10 +85,9 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
             # Pending keys are skipped.
             return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
-        if by_position:
-            if stands_aside(sort_keys + at, judged):
-                continue
-        elif part_of(access, sort_keys + at, positioned, judged) != ASKED:
+        if judged != ALL_GROUPS and judged != sort_keys[at].group:
+            continue
+        if not by_position and part_of(access, sort_keys + at, order.positioned, judged) != ASKED:
             continue
         found.keys += 1
         uses = seen[sort_keys[at].seen_index].uses
@@ -122,12 +100,13 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
 cdef class RequestWatch:
     """What a manager of vLLM's interface tells the core of its watch."""
 
-    def __cinit__(self, WatchCore core not None, CompiledPolicy policy not None, Contexts contexts):
+    def __cinit__(self, WatchCore core not None, CompiledSteps steps not None, Contexts contexts):
         self.core = core
-        self.table = policy.table
+        self.steps = steps
+        self.table = steps._policy.table
         self.contexts = contexts
         self.judged = ALL_GROUPS
-        core.look_at(policy.table, policy.get)
+        core.look_at(self.table, steps._policy.get)
         core.waits_for_stores = True
 
     def tell_apart(self, dict full not None, dict others not None):
@@ -160,7 +139,7 @@ cdef class RequestWatch:
         self.full_missed = False
         try:
             positions = self.contexts.positions_of(req_context)
-            self.read_positions(positions, key)
+            read_positions(self, positions, key)
             access = self.contexts.access_of(req_context)
             if access is None:
                 # vLLM's tiering manager does not notify its primary tier of new requests.
@@ -199,7 +178,7 @@ cdef class RequestWatch:
             until = self.asker.get_offload_key_position(self.last_asked)
             if until is None:
                 return 0
-            if not self.holds(self.last_asked):
+            if not holds(self, self.last_asked):
                 until -= full[before]
                 self.full_missed = True
             self.full_until = min(self.full_until, <int64_t>until)
@@ -218,82 +197,33 @@ cdef class RequestWatch:
             pass
         return 0
 
-    cdef int read_positions(self, object positions, object key) except -1:
-        """Read the largest of a request's token positions, and that of `key` if it is the least.
-
-        The connector records the positions of each KV group in order, group after group.
-        """
-        cdef PyObject* first
-        cdef PyObject* last
-        cdef PyObject* position
-        cdef PyObject* least
-        cdef Py_ssize_t cursor = 0, after
-        if positions is None or not PyDict_Next(positions, &cursor, &first, &least):
-            return 0
-        # The last entry has this number if none was removed, and then no other follows.
-        after = PyDict_Size(positions) - 1
-        PyDict_Next(positions, &after, &last, &position)
-        # The groups are in order: if the first is the last, there is one.
-        if (
-            PyDict_Next(positions, &after, NULL, NULL)
-            or not PyBytes_CheckExact(<object>first)
-            or not PyBytes_CheckExact(<object>last)
-            or group_of(first) != group_of(last)
-        ):
-            self.asker_until = max(positions.values())
-            return 0
-        self.asker_until = <object>position
-        if first == <PyObject*>key:
-            self.asker_from = <object>least
-        return 0
-
     cdef int settle(self) except -1:
         cdef object asker = self.asker, first = self.first_asked, last = self.last_asked
         cdef object positions = self.asker_positions
         cdef RequestAccess access = self.asker_access
+        cdef Py_ssize_t cursor = 0
+        cdef int64_t at
         if asker is None:
             return 0
         self.forget_asker()
         try:
             if access is not None:
                 if self.asker_from == NOT_ASKED:
-                    self.asker_from = min(
-                        position_of(asker, positions, first), position_of(asker, positions, last)
-                    )
+                    for key in (first, last):
+                        position = find_position(asker, positions, <PyObject*>key, &cursor)
+                        at = -NOT_ASKED if position is None else <int64_t>position
+                        self.asker_from = min(self.asker_from, at)
                 access.asked_from = min(access.asked_from, self.asker_from)
                 access.asked_until = max(access.asked_until, self.asker_until)
                 if self.full_groups is not None and access.size == 0:
-                    self.settle_groups(asker, access, last)
+                    settle_groups(self, asker, access, last)
         except Exception:  # of a foreign context, and a watch must change nothing
             pass
-        return 0
-
-    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1:
-        """Record whether the lookup of a request that has loaded nothing hit nothing.
-
-        Then it ended at an absent chunk of a window or a state. Otherwise the request is looked up
-        again, unless the accelerator has obtained the chunks that it could load.
-        """
-        cdef dict full = self.full_groups
-        if self.asked_group in full or self.holds(last):
-            access.full_until = 0
-            return 0
-        access.full_from = asker.get_offload_key_position(self.first_full)
-        access.full_from -= full[group_of(<PyObject*>self.first_full)]
         return 0
 
     cdef void forget_asker(self) noexcept:
         self.asker = self.first_asked = self.last_asked = None
         self.asker_positions = self.asker_access = None
-
-    cdef bint holds(self, object key) noexcept:
-        """Return whether a chunk is resident; the batch of a call at work stays valid."""
-        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
-        cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
-        cdef uint32_t node_id = index_find(
-            self.table, address, length, hash_key(self.table, address, length)
-        )
-        return node_id != NIL and node_at(self.table, node_id).flags & RESIDENT != 0
 
     # -- loads and offers ----------------------------------------------------------------------
 
@@ -309,12 +239,12 @@ cdef class RequestWatch:
         cdef uint8_t* uses
         for index in range(batch.size):
             if has_passed and accesses[index].flags & NEW:
-                found = passed.find(batch.items[index], accesses[index].hashed)
+                found = passed.find(batch.items[index], batch.hashes[index])
                 if found != NIL:  # it was offered before
                     uses = &access.seen[accesses[index].seen_index].uses
                     uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
-            if sample_of(accesses[index].hashed) < below:
-                self.core.note_used(accesses[index].hashed)
+            if sample_of(batch.hashes[index]) < below:
+                self.core.note_used(batch.hashes[index])
 
     cdef void c_offered(
         self,
@@ -334,78 +264,29 @@ cdef class RequestWatch:
         for index in range(batch.size):
             entry = accesses + index
             if not entry.flags & OBSERVED:
-                self.not_recorded(batch, index, entry.hashed, access)
+                not_recorded(self, batch, index, access)
                 has_passed = access.passed is not None
                 continue
-            is_sampled = sample_of(entry.hashed) < below
+            is_sampled = sample_of(batch.hashes[index]) < below
             if not is_sampled and not has_passed:
                 continue
             seen = access.seen + entry.seen_index
             if entry.flags & NEW:
-                seen.uses |= self.missed_as(batch, index, entry, access)
+                seen.uses |= missed_as(self.core, batch, index, entry, access)
             if entry.flags & READY or not is_sampled:
                 continue
             if admitted < 0:
                 seen.uses |= REFUSED
-                self.core.note_fate(entry.hashed, FATE_REFUSED, now)
+                self.core.note_fate(batch.hashes[index], FATE_REFUSED, now)
                 continue
             seen.uses &= <uint8_t>(~REFUSED & 0xFF)
             self.core.note_fate(
-                entry.hashed, FATE_STORED if index <= last_admitted else FATE_DECLINED, now
+                batch.hashes[index],
+                FATE_STORED if index <= last_admitted else FATE_DECLINED,
+                now,
             )
         if missing:
             self.core.count_offer(admitted, missing)
-
-    cdef uint8_t missed_as(
-        self, Batch* batch, Py_ssize_t index, const Access* entry, RequestAccess access
-    ) noexcept:
-        """Return the uses of a key that is recorded only now: why it was missed, or was before."""
-        cdef uint32_t passed = NIL
-        if access.passed is not None:
-            passed = access.passed.find(batch.items[index], entry.hashed)
-        if passed != NIL:
-            return access.passed.seen[passed].uses
-        if not self.core.samples(entry.hashed):
-            return 0
-        return <uint8_t>(
-            (BROKEN_PREFIX if entry.flags & READY else self.core.cause_of(entry.hashed))
-            << CAUSE_SHIFT
-        )
-
-    cdef void not_recorded(
-        self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
-    ) noexcept:
-        """Keep a key that was offered below the threshold, or while it was pending."""
-        cdef uint8_t cause = 0
-        cdef Node* node
-        if batch.node_ids[index] == NIL:
-            self.core.count(DECLINED_BLOCKS, 1)
-            if self.core.samples(hashed):
-                cause = self.core.cause_of(hashed)
-                self.core.note_fate(hashed, FATE_DECLINED, 0)
-        else:
-            node = node_at(self.table, batch.node_ids[index])
-            if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
-                return  # a repeat
-            cause = PENDING
-        self.pass_over(access, batch.items[index], hashed, <uint8_t>(cause << CAUSE_SHIFT))
-
-    cdef void pass_over(
-        self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
-    ) noexcept:
-        """Keep an unrecorded key the first time; without memory it is not counted."""
-        cdef uint32_t seen_index
-        if access.find(key, hashed) != NIL:
-            return
-        try:
-            if access.passed is None:
-                access.passed = RequestAccess(access.owner, access.generation)
-        except MemoryError:
-            return
-        if access.passed.find(key, hashed) != NIL or not access.passed.ensure(1):
-            return
-        seen_index = access.passed.find_or_add(key, hashed)
-        access.passed.seen[seen_index].uses = uses
 
     # -- transfers -----------------------------------------------------------------------------
 
@@ -450,10 +331,10 @@ cdef class RequestWatch:
         if found.keys:
             self.core.count_request(found.keys, found.missed, found.met_pending, access.size)
             if access.full_until:
-                self.core.count(TAIL_MISSED_TOKENS, self.tail_of(access, sort_keys))
+                self.core.count(TAIL_MISSED_TOKENS, tail_of(access, sort_keys))
         if self.core.begin(<Py_ssize_t>access.size):
             for at in range(access.size):
-                seen = access.seen + order.seen_indexes[at]
+                seen = access.seen + sort_keys[at].seen_index
                 if sample_of(seen.hashed) < below:
                     cause = (seen.uses >> CAUSE_SHIFT) & CAUSE_BITS
                     self.core.meet(
@@ -461,46 +342,162 @@ cdef class RequestWatch:
                         seen.key,
                         part_of(access, sort_keys + at, order.positioned, self.judged),
                         KNOWN_HIT if seen.uses & LOADED else cause,
-                        self.fate_of(seen, node_ids + at if node_ids != NULL else NULL),
+                        fate_of(self, seen, node_ids + at if node_ids != NULL else NULL),
                     )
         self.core.on_request()
 
-    cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept:
-        """Return the tokens that the full groups had and the others kept from being loaded.
 
-        A load ends with the group whose last loaded key comes first.
-        """
-        cdef const SortKey* sort_key
-        cdef uint64_t at, groups = 0, bit
-        cdef int64_t loaded = access.full_from
-        for at in range(access.size, 0, -1):
-            sort_key = &sort_keys[at - 1]
-            if not access.seen[sort_key.seen_index].uses & LOADED or sort_key.group >= 64:
-                continue
-            bit = <uint64_t>1 << sort_key.group
-            if not groups & bit:
-                groups |= bit
-                loaded = sort_key.position
-        return <uint64_t>max(access.full_until - loaded, <int64_t>0)
+# -- lookups ---------------------------------------------------------------------------------------
 
-    cdef uint8_t fate_of(self, const SeenKey* seen, const uint32_t* node_id) noexcept:
-        """Return the fate of a key after its request.
 
-        `node_id` is its node, NIL if it is not resident, or NULL if that is not known.
-        """
-        if node_id[0] != NIL if node_id != NULL else self.holds(<object>seen.key):
-            return FATE_STORED
-        if seen.uses & INSERTED:
-            return FATE_EVICTED
-        return FATE_REFUSED if seen.uses & REFUSED else FATE_DECLINED
+cdef int read_positions(RequestWatch watch, object positions, object key) except -1:
+    """Read the largest of a request's token positions, and that of `key` if it is the least.
+
+    The connector records the positions of each KV group in order, group after group.
+    """
+    cdef PyObject* first
+    cdef PyObject* last
+    cdef PyObject* position
+    cdef PyObject* least
+    cdef Py_ssize_t cursor = 0, after
+    if positions is None or not PyDict_Next(positions, &cursor, &first, &least):
+        return 0
+    # The last entry has this number if none was removed, and then no other follows.
+    after = PyDict_Size(positions) - 1
+    PyDict_Next(positions, &after, &last, &position)
+    # The groups are in order: if the first is the last, there is one.
+    if (
+        PyDict_Next(positions, &after, NULL, NULL)
+        or not PyBytes_CheckExact(<object>first)
+        or not PyBytes_CheckExact(<object>last)
+        or group_of(first) != group_of(last)
+    ):
+        watch.asker_until = max(positions.values())
+        return 0
+    watch.asker_until = <object>position
+    if first == <PyObject*>key:
+        watch.asker_from = <object>least
+    return 0
+
+
+cdef int settle_groups(
+    RequestWatch watch, object asker, RequestAccess access, object last
+) except -1:
+    """Record whether the lookup of a request that has loaded nothing hit nothing.
+
+    Then it ended at an absent chunk of a window or a state. Otherwise the request is looked up
+    again, unless the accelerator has obtained the chunks that it could load.
+    """
+    cdef dict full = watch.full_groups
+    if watch.asked_group in full or holds(watch, last):
+        access.full_until = 0
+        return 0
+    access.full_from = asker.get_offload_key_position(watch.first_full)
+    access.full_from -= full[group_of(<PyObject*>watch.first_full)]
+    return 0
+
+
+cdef inline bint holds(RequestWatch watch, object key) noexcept:
+    """Return whether a chunk is resident; the batch of a call at work stays valid."""
+    return watch.steps.resident_node(key) != NULL
+
+
+# -- offers ----------------------------------------------------------------------------------------
+
+
+cdef uint8_t missed_as(
+    WatchCore core, Batch* batch, Py_ssize_t index, const Access* entry, RequestAccess access
+) noexcept:
+    """Return the uses of a key that is recorded only now: why it was missed, or was before."""
+    cdef uint32_t passed = NIL
+    cdef uint8_t cause
+    if access.passed is not None:
+        passed = access.passed.find(batch.items[index], batch.hashes[index])
+    if passed != NIL:
+        return access.passed.seen[passed].uses
+    if not core.samples(batch.hashes[index]):
+        return 0
+    cause = BROKEN_PREFIX if entry.flags & READY else core.cause_of(batch.hashes[index])
+    return <uint8_t>(cause << CAUSE_SHIFT)
+
+
+cdef void not_recorded(
+    RequestWatch watch, Batch* batch, Py_ssize_t index, RequestAccess access
+) noexcept:
+    """Keep a key that was offered below the threshold, or while it was pending."""
+    cdef uint64_t hashed = batch.hashes[index]
+    cdef uint8_t cause = 0
+    cdef Node* node = resident(watch.table, batch, index)
+    if batch.node_ids[index] == NIL:
+        watch.core.count(DECLINED_BLOCKS, 1)
+        if watch.core.samples(hashed):
+            cause = watch.core.cause_of(hashed)
+            watch.core.note_fate(hashed, FATE_DECLINED, 0)
+    elif node == NULL or node.block.ref_cnt >= 0:
+        return  # a repeat
+    else:
+        cause = PENDING
+    pass_over(access, batch.items[index], hashed, <uint8_t>(cause << CAUSE_SHIFT))
+
+
+cdef void pass_over(
+    RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
+) noexcept:
+    """Keep an unrecorded key the first time; without memory it is not counted."""
+    cdef uint32_t seen_index
+    if access.find(key, hashed) != NIL:
+        return
+    try:
+        if access.passed is None:
+            access.passed = RequestAccess(access.owner, access.generation)
+    except MemoryError:
+        return
+    if access.passed.find(key, hashed) != NIL or not access.passed.ensure(1):
+        return
+    seen_index = access.passed.find_or_add(key, hashed)
+    access.passed.seen[seen_index].uses = uses
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+cdef uint64_t tail_of(RequestAccess access, const SortKey* sort_keys) noexcept:
+    """Return the tokens that the full groups had and the others kept from being loaded.
+
+    A load ends with the group whose last loaded key comes first.
+    """
+    cdef const SortKey* sort_key
+    cdef uint64_t at, groups = 0, bit
+    cdef int64_t loaded = access.full_from
+    for at in range(access.size, 0, -1):
+        sort_key = &sort_keys[at - 1]
+        if not access.seen[sort_key.seen_index].uses & LOADED or sort_key.group >= 64:
+            continue
+        bit = <uint64_t>1 << sort_key.group
+        if not groups & bit:
+            groups |= bit
+            loaded = sort_key.position
+    return <uint64_t>max(access.full_until - loaded, <int64_t>0)
+
+
+cdef uint8_t fate_of(
+    RequestWatch watch, const SeenKey* seen, const uint32_t* node_id
+) noexcept:
+    """Return the fate of a key after its request.
+
+    `node_id` is its node, NIL if it is not resident, or NULL if that is not known.
+    """
+    if node_id[0] != NIL if node_id != NULL else holds(watch, <object>seen.key):
+        return FATE_STORED
+    if seen.uses & INSERTED:
+        return FATE_EVICTED
+    return FATE_REFUSED if seen.uses & REFUSED else FATE_DECLINED
 
 
 cdef RequestAccess all_keys(RequestAccess access):
     cdef RequestAccess passed = access.passed, every
     cdef uint64_t index
     cdef uint32_t seen_index
-    if passed is None:
-        return access
     every = RequestAccess(access.owner, access.generation)
     if not every.ensure(access.size + passed.size):
         raise MemoryError()

@@ -15,6 +15,7 @@ from kvoffload.managers._watching import watch_request
 from kvoffload.policies._lists import set_target
 from kvoffload.watch import Watch
 
+from . import _upstream
 from ._manager_c import RequestManagerCore  # type: ignore[import-not-found]
 from ._upstream import (
     ChunkStatus,
@@ -108,9 +109,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self.allocation_sizes_in_current_batch: list[int] = []
         self.counts: OrderedDict[bytes, int] | None = OrderedDict() if threshold >= 2 else None
         # Last: until then every method raises.
-        self._setup(
-            capacity, rules, self._release.manager_names(), self._release.reports_failed_stores
-        )
+        self._setup(capacity, rules, _upstream, self._release)
         if request is not None:
             self._look_on(request)
 

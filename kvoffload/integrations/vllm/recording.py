@@ -27,7 +27,6 @@ that full groups have offered beyond the next multiple are treated as an answer 
 from __future__ import annotations
 
 import atexit
-import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from kvoffload.traces.lines import RECORDING
 from kvoffload.traces.request_log import MIN_BYTES, RequestLog
 
 from ._manager_c import hints_of  # type: ignore[import-not-found]
-from ._upstream import OffloadingConfig, OffloadingManager, ReqContext
+from ._upstream import OffloadingConfig, OffloadingManager, ReqContext, logger
 from .groups import KVGroups
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
@@ -54,8 +53,6 @@ RECORD_MAX_BYTES = "kvoffload_record_max_bytes"
 MAX_BYTES = 2**30
 
 _GROUP_BYTES = 4  # at the end of a key: the index of its group, big endian
-
-logger = logging.getLogger("vllm.kvoffload")
 
 
 @dataclass(frozen=True)

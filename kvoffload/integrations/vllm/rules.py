@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from kvoffload.policies import registry
 
-from ._ranked_lru_c import RankedLRU  # type: ignore[import-not-found]
+from ._ranked_lru_c import LRURules, RankedLRU  # type: ignore[import-not-found]
 from ._rules_c import (  # type: ignore[import-not-found]
     ARCRules,
     ChainRules,
-    LRURules,
     RequestRules,
     UseRules,
 )

@@ -16,12 +16,12 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -61,11 +61,11 @@ from ._upstream import (
     TransferJob,
     canonical_format_id,
     check_tiering,
+    logger,
 )
 from ._upstream import __version__ as vllm_version
 from .tiering import chain_of
-from .watching import ENGINE_PREFIX
-from .watching import _definition as definition
+from .watching import ENGINE_PREFIX, definition
 
 check_tiering()  # also parts that these imports do not check
 __all__ = [
@@ -77,8 +77,6 @@ __all__ = [
     "SecondaryTier",
     "namespace_of",
 ]
-
-logger = logging.getLogger("vllm.kvoffload")
 
 WAIT_LOG_S = 5.0
 """Seconds between two log lines while a reset waits for jobs."""
@@ -189,8 +187,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     offloading_spec, primary_kv_view, tier_type, backpressure_detector
         From vLLM.
     opener : callable
-        Opens the tier; its arguments are the namespace, whether to collect events, and the
-        generation.
+        Opens the tier; its keywords are `namespace`, `enable_events` and `generation`.
     on_reset : str
         Effect of a reset of vLLM's caches, for example after new weights: ``"forget"`` gives the
         tier another generation, so that it serves nothing of before; ``"keep"`` none, like vLLM's
@@ -234,7 +231,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         offloading_spec: Any,
         primary_kv_view: memoryview,
         tier_type: str,
-        opener: Callable[[Namespace, bool, str], Tier],
+        opener: Callable[..., Tier],
         *,
         on_reset: str = "forget",
         generation: str = "",
@@ -274,7 +271,11 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
         self._generations = GenerationSource(generation, generation_file)
-        self.tier = opener(self.namespace, self._emits, self._generations.first)
+        self.tier = opener(
+            namespace=self.namespace,
+            enable_events=self._emits,
+            generation=self._generations.first,
+        )
         try:
             self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
         except BaseException:
@@ -302,7 +303,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         """
         request = self._requests.pop(req_context.req_id, None) or _Request()
         chain = chain_of(req_context)
-        self._touch(chain)
+        self.touch(chain, req_context)
         try:
             self.tier.end_request(chain, request.stored)
             hints, _ = hints_of(req_context)
@@ -313,9 +314,6 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
         """Mark chunks as recently used."""
-        self._touch(keys)
-
-    def _touch(self, keys: Iterable[bytes]) -> None:
         try:
             self.tier.touch(keys)
         except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
@@ -616,21 +614,14 @@ class KVOffloadFileTier(SecondaryTier):
             "max_queued_bytes": max_queued_bytes,
             "name": name,
         }
-        arguments = {keyword: value for keyword, value in given.items() if value is not None}
-        folder = _replica_folder(path, offloading_spec)
-
-        def opener(namespace: Namespace, enable_events: bool, generation: str) -> Tier:
-            return FileTier(
-                folder,
-                capacity_bytes,
-                policy,
-                namespace=namespace,
-                staged=staged,
-                enable_events=enable_events,
-                generation=generation,
-                **arguments,
-            )
-
+        opener = partial(
+            FileTier,
+            _replica_folder(path, offloading_spec),
+            capacity_bytes,
+            policy,
+            staged=staged,
+            **{keyword: value for keyword, value in given.items() if value is not None},
+        )
         super().__init__(
             offloading_spec, primary_kv_view, tier_type, opener, locality=locality, **options
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from ._upstream import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingManager,
-    installed_release,
+    logger,
 )
 from .groups import KVGroups
 from .hints import IGNORED_METRIC
@@ -26,8 +25,6 @@ from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
 __all__ = ["KVOffloadSpec", "OwnPolicy"]
-
-logger = logging.getLogger("vllm.kvoffload")
 
 _PACKAGE = __package__
 _PREFIX = "kvoffload_"
@@ -40,7 +37,6 @@ OPTIONS = (RECORD, RECORD_MAX_BYTES, WATCH)
 _WHOLE = {"cpu_bytes_to_use": 1, "store_threshold": None, "max_tracker_size": 1}
 _FLAGS = ("offload_prompt_only", "self_describing_kv_events")
 _TEXTS = ("eviction_policy", "cache_policy_module_path")
-CHECKED = (*_WHOLE, *_FLAGS, *_TEXTS)
 
 
 def _check_options(extra_config: Mapping[str, Any]) -> None:
@@ -160,19 +156,25 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
                 recorder = RequestRecorder(self._recording, self.config)
             manager = self._new_manager()
             own = getattr(manager, "primary_tier", manager)
-            if isinstance(own, KVOffloadManager) and len(self.config.groups) == 1:
-                (group,) = self.config.groups
-                tokens = group.tokens_per_block * self.config.cache.blocks_per_chunk
-                own._capacity_tokens = self.num_chunks * tokens
+            if isinstance(own, KVOffloadManager):
+                logger.info(
+                    "kvoffload: compiled %s active, policy %s, %d chunks",
+                    "manager" if own is manager else "primary tier",
+                    self._policy_text,
+                    self.num_chunks,
+                )
+                if len(self.config.groups) == 1:
+                    (group,) = self.config.groups
+                    tokens = group.tokens_per_block * self.config.cache.blocks_per_chunk
+                    own._capacity_tokens = self.num_chunks * tokens
             if recorder is not None:
                 recorder.attach(manager)
             if self._watching is not None:
-                self._watch(manager, self._watching)
+                self._watch(own, self._watching)
         return self._manager
 
-    def _watch(self, manager: Any, watching: Watching) -> None:
-        """Attach a watch to a new manager, and export its metrics."""
-        own = getattr(manager, "primary_tier", manager)
+    def _watch(self, own: Any, watching: Watching) -> None:
+        """Attach a watch to a new manager of host memory, and export its metrics."""
         if not isinstance(own, KVOffloadManager):
             logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
             return
@@ -222,11 +224,6 @@ class KVOffloadSpec(OwnPolicy):
             enable_events=self.kv_events_config.enable_kv_cache_events,
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
-            **installed_release().manager_options(self),
-        )
-        logger.info(
-            "kvoffload: compiled manager active, policy %s, %d chunks",
-            self._policy_text,
-            self.num_chunks,
+            info=getattr(self, "cpu_info", None),  # from 0.33 on
         )
         return self._manager

@@ -13,7 +13,6 @@ So with a secondary tier, the policy of the primary tier declines nothing while 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -38,8 +37,6 @@ from .manager import KVOffloadManager
 from .spec import OwnPolicy
 
 __all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
-
-logger = logging.getLogger("vllm.kvoffload")
 
 # Named once, since a walk looks up each chunk of a request.
 _HIT = LookupResult.HIT
@@ -327,11 +324,6 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
         if manager.secondary_tiers:
             manager.primary_tier.decline_nothing()
             _tell_of_steps(manager)
-        logger.info(
-            "kvoffload: compiled primary tier active, policy %s, %d chunks",
-            self._policy_text,
-            self.num_chunks,
-        )
         return manager
 
 

@@ -8,7 +8,6 @@ parts that are short enough for a line.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -26,11 +25,10 @@ from ._upstream import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingHistogramMetadata,
+    logger,
 )
 
 __all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
-
-logger = logging.getLogger("vllm.kvoffload")
 
 #: Key of ``kv_connector_extra_config``.
 WATCH = "kvoffload_watch"
@@ -45,9 +43,8 @@ LONGEST = 1e9
 #: Options of a watch that a configuration may have, besides ``interval``.
 OPTIONS = ("memory", "policies", "slots", "policy_slots", "max_rate", "window", "deadline")
 
-#: Most series that are sent at once, and most of their characters in vLLM's log line of metrics,
-#: which should stay below 2,000.
-MOST_SERIES = 40
+#: Most characters of the series that are sent at once in vLLM's log line of metrics, which should
+#: stay below 2,000.
 MOST_CHARACTERS = 1200
 #: Most ages that are sent at once; of more, an even selection.
 MOST_AGES = 256
@@ -104,7 +101,7 @@ def metric_definitions(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definitions of the metrics for vLLM, by name; empty if watching is off."""
     if options.get(WATCH, False) is False:
         return {}
-    return {exported_name(metric): _definition(metric) for metric in WATCH_METRICS}
+    return {exported_name(metric): definition(metric) for metric in WATCH_METRICS}
 
 
 def exported_name(metric: Metric) -> str:
@@ -112,7 +109,8 @@ def exported_name(metric: Metric) -> str:
     return f"{ENGINE_PREFIX}{WATCH_PREFIX}{metric.name}"
 
 
-def _definition(metric: Metric) -> Any:
+def definition(metric: Metric) -> Any:
+    """Return the definition of a metric for vLLM."""
     if metric.kind == "counter":
         return OffloadingCounterMetadata(metric.help, metric.labels)
     if metric.kind == "gauge":
@@ -234,12 +232,12 @@ class WatchExport:
 
 
 def in_parts(changes: Iterator[_Change]) -> list[list[_Change]]:
-    """Divide changes into parts of at most `MOST_SERIES` and `MOST_CHARACTERS`."""
+    """Divide changes into parts of at most `MOST_CHARACTERS`."""
     parts: list[list[_Change]] = []
     characters = 0
     for change in changes:
         size = change.characters()
-        if not parts or len(parts[-1]) == MOST_SERIES or characters + size > MOST_CHARACTERS:
+        if not parts or characters + size > MOST_CHARACTERS:
             parts.append([])
             characters = 0
         parts[-1].append(change)
