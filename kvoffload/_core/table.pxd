@@ -61,7 +61,7 @@ cdef enum:
     RESIDENT = 1        # has a block
     PARKED = 2          # off its ring, passed over by a victim scan
     LISTED = 4          # parked, idle, and in the ring's heap of returning blocks
-    ENDS_REQUEST = 8    # the block was the last of the request that used it last
+    ENDS_REQUEST = 8    # a session may go on after the block
     IS_SHARED = 16      # several sessions have used the block
     SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
     CHOSEN = 64         # a victim of the current search, for a policy that meets it again

@@ -174,23 +174,22 @@ cdef class CompiledSteps:
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = find_batch(self, hashes)
         self._policy.begin_request(&self.batch, hint)
-        return meet(self._policy.table, &self.batch, 0)
 
-    def _use_more(self, hashes, Py_ssize_t start):
-        cdef list batch = find_batch(self, hashes)
-        cdef Batch added = batch_part(&self.batch, start, self.batch.size)
-        self._policy.extend_request(&added)
-        meet(self._policy.table, &self.batch, start)
+    def _use_more(self, added):
+        cdef list batch = find_batch(self, added)
+        self._policy.extend_request(&self.batch)
 
     def _met(self, hashes, Py_ssize_t start):
         cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _finished(self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own):
+    def _finished(
+        self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own, Py_ssize_t num_last
+    ):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = open_batch(self, hashes)
-        finish_batch(self, &self.batch, hints, hint, None, met, own)
+        finish_batch(self, &self.batch, hints, hint, None, met, own, num_last)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
@@ -533,11 +532,12 @@ cdef int finish_batch(
     str source,
     Py_ssize_t met,
     Py_ssize_t own,
+    Py_ssize_t num_last,
 ) except -1:
     """Use the batch for the last time; release it if the hint says that its session ends.
 
-    The watch counts the source, unless it is None. `hints` are those of the hint; `met` and `own`
-    are those of `Sessions.leave`.
+    The watch counts the source, unless it is None. `hints` are those of the hint; `met`, `own` and
+    `num_last` are those of `Sessions.leave`.
     """
     cdef CompiledPolicy policy = steps._policy
     cdef bint ends = hint != NULL and hint.ends
@@ -547,7 +547,7 @@ cdef int finish_batch(
     if source is not None:
         steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
     policy.finish_request(batch, hint)
-    leave(policy.table, batch, met, own)
+    leave(policy.table, batch, met, own, num_last)
     if ends:
         release_batch(steps, batch)
     elif steps._watch is not None and hint != NULL and hint.expect_s > 0.0:
@@ -809,7 +809,7 @@ cdef class CompiledRequest:
     def finish(self, *, hints=None, now=None):
         cdef Hint said
         cdef const Hint* hint
-        cdef Py_ssize_t own
+        cdef Py_ssize_t own, num_last
         cdef str source = None
         if now is not None:
             check_now(now)
@@ -826,7 +826,8 @@ cdef class CompiledRequest:
             return
         note_resets(self)
         own = self.met if self.own < 0 else self.own
-        finish_batch(self.steps, &self.batch, said_last, hint, source, self.met, own)
+        num_last = self.batch.size - max(0, self.prompt - 1)
+        finish_batch(self.steps, &self.batch, said_last, hint, source, self.met, own, num_last)
         self.is_finished = True
 
     @property
@@ -876,7 +877,7 @@ cdef CompiledRequest begin_request(
     request.manager = manager
     request.keys = keys
     request.storing = []
-    request.own = -1
+    request.own, request.prompt = -1, len(keys)
     request.resets = steps._resets
     request.hints = hints
     request.now = now

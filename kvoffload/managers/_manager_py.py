@@ -172,18 +172,15 @@ class Manager(ManagerViews[Spec_co]):
     def release(self, hashes: Iterable[bytes]) -> None:
         self._let_go(self._sessions.unshared(as_batch(hashes)))
 
-    def _use_first(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+    def _use_first(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Use the blocks of a request for the first time."""
         self._policy._take_back(hashes)
         self._policy._begun(hashes, hints, now)
-        return self._met(hashes, 0)
 
-    def _use_more(self, hashes: list[BlockHash], start: int) -> None:
+    def _use_more(self, added: list[BlockHash]) -> None:
         """Use the blocks that extend a request."""
-        added = hashes[start:]
         self._policy._take_back(added)
         self._policy._extended(added)
-        self._met(hashes, start)
 
     def _met(self, hashes: list[BlockHash], start: int) -> int:
         """Note whether a request goes on with its session; see `Sessions.meet`."""
@@ -196,10 +193,11 @@ class Manager(ManagerViews[Spec_co]):
         now: float | None,
         met: int,
         own: int,
+        num_last: int,
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._used_last(hashes, hints, now)
-        self._sessions.leave(hashes, met, own)
+        self._sessions.leave(hashes, met, own, num_last)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
         elif self._watch is not None and hints is not None:

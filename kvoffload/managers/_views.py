@@ -106,20 +106,19 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """Return whether a subclass has a method of its own for a call."""
         return getattr(type(self), call) is not getattr(self._base, call)
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
         """Use the blocks of a request for the first time; call a subclass's own `touch`."""
-        if not self._overrides("touch"):
-            return self._skeleton._use_first(hashes, hints, now)
-        self.touch(hashes)
-        return self._skeleton._met(hashes, 0)
-
-    def _extended(self, hashes: list[BlockHash], start: int) -> None:
-        """Use the blocks that extend a request; call a subclass's own `touch`."""
-        if not self._overrides("touch"):
-            self._skeleton._use_more(hashes, start)
+        if self._overrides("touch"):
+            self.touch(hashes)
         else:
-            self.touch(hashes[start:])
-            self._skeleton._met(hashes, start)
+            self._skeleton._use_first(hashes, hints, now)
+
+    def _extended(self, added: list[BlockHash]) -> None:
+        """Use the blocks that extend a request; call a subclass's own `touch`."""
+        if self._overrides("touch"):
+            self.touch(added)
+        else:
+            self._skeleton._use_more(added)
 
     def _hinted(self, hints: Hints) -> None:
         """Let the watch count a client's hints on a session."""

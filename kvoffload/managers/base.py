@@ -287,18 +287,14 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     # -- what a request tells ----------------------------------------------------------------
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        """Use the blocks of a request for the first time.
-
-        Return the number of blocks up to the deepest resident one, if the manager knows.
-        """
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        """Use the blocks of a request for the first time."""
         del hints, now
         self.touch(hashes)
-        return 0
 
-    def _extended(self, hashes: list[BlockHash], start: int) -> None:
-        """Use the blocks that extend a request, those from `start` on."""
-        self.touch(hashes[start:])
+    def _extended(self, added: list[BlockHash]) -> None:
+        """Use the blocks that extend a request."""
+        self.touch(added)
 
     def _hinted(self, hints: Hints) -> None:
         """Count the hints on a session; hints repeated at the end count once."""
@@ -323,6 +319,14 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Number of resets; after one, a request forgets the blocks that it was storing."""
         return 0
 
+    def _met(self, hashes: list[BlockHash], start: int) -> int:
+        """Note the session of a request, or of the blocks from `start` on that extend it.
+
+        Return the number of blocks up to the deepest resident one, if the manager knows.
+        """
+        del hashes
+        return start
+
     def _finished(
         self,
         hashes: list[BlockHash],
@@ -330,13 +334,15 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         now: float | None,
         met: int,
         own: int,
+        num_last: int,
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends.
 
-        `met` is what `_begun` returned. `own` is the first position that the request has stored, or
-        `met` if it has stored none.
+        `met` is what `_met` returned at the beginning. `own` is the first position that the request
+        has stored, or `met` if it has stored none. Its session may go on after each of the
+        `num_last` blocks, from the last of the prompt on.
         """
-        del now, met, own
+        del now, met, own, num_last
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
@@ -481,6 +487,7 @@ class CallingRequest(Request[Spec_co]):
         "_now",
         "_outdated",
         "_own",
+        "_prompt",
         "_resets",
         "_storing",
     )
@@ -502,7 +509,9 @@ class CallingRequest(Request[Spec_co]):
         self._outdated: list[Part] = []  # parts that it had pinned when the manager was reset
         self._own: int | None = None  # first position that it has stored
         self._resets = manager._skeleton._resets  # at its last call
-        self._met = manager._begun(list(batch), hints, now)  # see `OffloadingManager._begun`
+        manager._begun(list(batch), hints, now)
+        self._met = manager._skeleton._met(list(batch), 0)  # see `OffloadingManager._met`
+        self._prompt = len(batch)  # blocks
         if hints is not None:
             manager._hinted(hints)
 
@@ -581,7 +590,8 @@ class CallingRequest(Request[Spec_co]):
         self._require_open("extend")
         batch = list(as_batch(hashes))
         self._require_open("extend")  # an iterator may have finished it
-        self._manager._extended(self._hashes + batch, len(self._hashes))
+        self._manager._extended(batch)
+        self._manager._skeleton._met(self._hashes + batch, len(self._hashes))
         self._hashes += batch
 
     def finish(self, *, hints: Hints | None = None, now: float | None = None) -> None:
@@ -594,7 +604,8 @@ class CallingRequest(Request[Spec_co]):
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
-        self._manager._skeleton._finished(list(self._hashes), hints, now, self._met, own)
+        num_last = len(self._hashes) - max(0, self._prompt - 1)
+        self._manager._skeleton._finished(list(self._hashes), hints, now, self._met, own, num_last)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)

@@ -37,8 +37,8 @@ def finish(manager: Any, hashes: list[BlockHash], hints: Hints | None) -> None:
 def end(manager: Any, hashes: list[Any], own: Collection[bytes], num_last: int = 1) -> None:
     """Note the session of a request that has ended.
 
-    `own` are the blocks that it has stored. Of `num_last` blocks, one per group, any may be its
-    last.
+    `own` are the blocks that it has stored. The session may go on after each of the `num_last`
+    blocks at the end, of all groups.
     """
     manager._skeleton._served_at_once(hashes, own, num_last)
 

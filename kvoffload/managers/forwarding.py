@@ -63,11 +63,11 @@ class ForwardingManager(OffloadingManager[Spec_co]):
     def _skeleton(self) -> Any:
         return self.manager._skeleton
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        return self.manager._begun(hashes, hints, now)
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+        self.manager._begun(hashes, hints, now)
 
-    def _extended(self, hashes: list[BlockHash], start: int) -> None:
-        self.manager._extended(hashes, start)
+    def _extended(self, added: list[BlockHash]) -> None:
+        self.manager._extended(added)
 
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)

@@ -125,7 +125,7 @@ cdef class Miniature:
         if self.store(&self.batch, position, hint != NULL and hint.ends) > 0:
             own = <Py_ssize_t>self.batch.indexes[0]
         self.c_finish(last)
-        leave(policy.table, &self.batch, met, own)
+        leave(policy.table, &self.batch, met, own, 1)
         if last != NULL and last.ends:
             release_unshared(policy, &self.batch)
         return num_hits

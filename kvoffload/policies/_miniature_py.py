@@ -200,7 +200,7 @@ class Miniature:
         self._store(batch, position, ends=hints is not None and hints.ends)
         self.finish(batch, last, now)
         own = next((index for index, key in enumerate(batch) if key in self._entered), met)
-        self._sessions.leave(batch, met, own)
+        self._sessions.leave(batch, met, own, 1)
         if last is not None and last.ends:
             self.release(self._sessions.unshared(batch))
 

@@ -1,12 +1,13 @@
 """Which resident blocks only one session uses, as far as the requests tell.
 
 Structure
-    Two marks per resident block. *Ends*: the block was the last of the request that used it last.
-    *Shared*: several sessions have used it. They end when the block leaves. Compiled, they are
-    flags of the nodes (``_steps_c``).
+    Two marks per resident block. *Ends*: its session may go on after it, because it was the last
+    of a prompt or of the answer. *Shared*: several sessions have used it. They end when the block
+    leaves. Compiled, they are flags of the nodes (``_steps_c``).
 Rule
     The deepest resident block of a new request tells whether its session goes on: it does if that
-    block ends a request, and the mark moves on with it. Otherwise the request branches off from an
+    block ends a request, and the marks move on with it. A client may send the whole answer again, a
+    part, as without its reasoning, or nothing of it. Otherwise the request branches off from an
     earlier one, and both share all blocks up to there.
 """
 
@@ -37,35 +38,32 @@ class Sessions:
             self._go_on(hashes[:known])
         return known
 
-    def leave(self, hashes: Sequence[BlockHash], met: int, own: int) -> None:
+    def leave(self, hashes: Sequence[BlockHash], met: int, own: int, num_last: int) -> None:
         """Note the end of a request, for which `meet` returned `met`.
 
         `own` is the first position that it has stored, or `met`. Resident blocks between the two
-        were stored by requests open at the same time, and are shared with them.
+        were stored by requests open at the same time, and are shared with them. The session may go
+        on after each of the `num_last` blocks at the end.
         """
         known = self._num_known(hashes[:own], met)
         if known > met:
             self._share(hashes[:known])
-        if hashes and hashes[-1] in self._resident:
-            self._ends.add(hashes[-1])
+        self._mark_ends(hashes, num_last)
 
     def serve_at_once(
         self, hashes: Sequence[BlockHash], own: Collection[BlockHash], num_last: int
     ) -> None:
         """Note a whole request, for an engine that shows its blocks only when it finishes.
 
-        The deepest resident block that is not of its `own` stores is the deepest known one. Of the
-        `num_last` blocks, of several groups, at its end, the last resident one gets the mark.
+        The deepest resident block that is not of its `own` stores is the deepest known one.
+        `num_last` is as in `leave`, of all groups.
         """
         known = len(hashes)
         while known and (hashes[known - 1] not in self._resident or hashes[known - 1] in own):
             known -= 1
         if known:
             self._go_on(hashes[:known])
-        for block_hash in hashes[max(0, len(hashes) - num_last) :][::-1]:
-            if block_hash in self._resident:
-                self._ends.add(block_hash)
-                break
+        self._mark_ends(hashes, num_last)
 
     def unshared(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Return the blocks that are not shared."""
@@ -82,10 +80,16 @@ class Sessions:
 
     def _go_on(self, known: Sequence[BlockHash]) -> None:
         """Note whether a request goes on after its last known block."""
-        if known[-1] in self._ends:
-            self._ends.remove(known[-1])
-        else:
+        place = len(known)
+        while place and known[place - 1] in self._ends:
+            place -= 1
+            self._ends.remove(known[place])
+        if place == len(known):
             self._share(known)
+
+    def _mark_ends(self, hashes: Sequence[BlockHash], num_last: int) -> None:
+        last = hashes[max(0, len(hashes) - num_last) :]
+        self._ends.update(block_hash for block_hash in last if block_hash in self._resident)
 
     def _num_known(self, hashes: Sequence[BlockHash], start: int) -> int:
         known = len(hashes)

@@ -198,11 +198,26 @@ cdef inline void share(Table* table, const Batch* batch, Py_ssize_t end) noexcep
 
 cdef inline void go_on(Table* table, const Batch* batch, Py_ssize_t known) noexcept:
     """Note whether a request goes on after its deepest known block, which is before `known`."""
-    cdef Node* deepest = node_at(table, batch.node_ids[known - 1])
-    if deepest.flags & ENDS_REQUEST:
-        deepest.flags &= <uint8_t>(~ENDS_REQUEST & 0xFF)
-    else:
+    cdef Py_ssize_t place = known
+    cdef Node* node
+    while place:
+        node = resident(table, batch, place - 1)
+        if node == NULL or not node.flags & ENDS_REQUEST:
+            break
+        node.flags &= <uint8_t>(~ENDS_REQUEST & 0xFF)
+        place -= 1
+    if place == known:
         share(table, batch, known)
+
+
+cdef inline void mark_ends(Table* table, const Batch* batch, Py_ssize_t num_last) noexcept:
+    """Note that a session may go on after each of the last blocks."""
+    cdef Py_ssize_t index
+    cdef Node* node
+    for index in range(max(batch.size - num_last, 0), batch.size):
+        node = resident(table, batch, index)
+        if node != NULL:
+            node.flags |= ENDS_REQUEST
 
 
 cdef inline Py_ssize_t meet(Table* table, const Batch* batch, Py_ssize_t start) noexcept:
@@ -213,34 +228,27 @@ cdef inline Py_ssize_t meet(Table* table, const Batch* batch, Py_ssize_t start) 
     return known
 
 
-cdef inline void leave(Table* table, const Batch* batch, Py_ssize_t met, Py_ssize_t own) noexcept:
+cdef inline void leave(
+    Table* table, const Batch* batch, Py_ssize_t met, Py_ssize_t own, Py_ssize_t num_last
+) noexcept:
     """Note the end of a request, as `Sessions.leave` does."""
     cdef Batch others
     cdef Py_ssize_t known
-    cdef Node* last
     if met < own:
         others = batch_part(batch, 0, own)
         known = num_known(table, &others, met)
         if known > met:
             share(table, batch, known)
-    last = resident(table, batch, batch.size - 1) if batch.size else NULL
-    if last != NULL:
-        last.flags |= ENDS_REQUEST
+    mark_ends(table, batch, num_last)
 
 
 cdef inline void serve_at_once(
     Table* table, const Batch* batch, Py_ssize_t known, Py_ssize_t num_last
 ) noexcept:
     """Note a whole request, as `Sessions.serve_at_once` does, given its deepest known block."""
-    cdef Py_ssize_t index
-    cdef Node* node
     if known:
         go_on(table, batch, known)
-    for index in range(batch.size - 1, max(batch.size - num_last, 0) - 1, -1):
-        node = resident(table, batch, index)
-        if node != NULL:
-            node.flags |= ENDS_REQUEST
-            break
+    mark_ends(table, batch, num_last)
 
 
 cdef inline void release_unshared(CompiledPolicy policy, const Batch* batch) noexcept:

@@ -34,7 +34,6 @@ from kvoffload._core.table cimport Node, node_at
 from kvoffload.policies._miniature_c cimport Miniature, data_of, new_counts
 from kvoffload.policies._steps_c cimport (
     make_ready,
-    meet,
     num_ready,
     release_unshared,
     resident,
@@ -276,7 +275,6 @@ cdef class SteppedRows:
                 policy.touch_batch(batch)
             else:
                 policy.begin_request(batch, self.hint)
-                meet(policy.table, batch, 0)
         self.has_begun = True
 
     cdef bint end_own(self, int64_t before) noexcept:

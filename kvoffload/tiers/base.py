@@ -391,7 +391,9 @@ class Tier(ABC):
         keeps.
         """
 
-    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:  # noqa: B027
+    def end_request(  # noqa: B027
+        self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1
+    ) -> None:
         """Note that a request has ended, for `release`: which blocks several sessions share.
 
         By default this does nothing, as `release`.
@@ -402,6 +404,9 @@ class Tier(ABC):
             The blocks of the request, first block first.
         own : iterable of bytes
             Those of them that the request has stored.
+        num_last : int
+            Number of blocks from the last of the prompt on, the answer's included: the session's
+            next request may go on after each of them.
         """
 
     @abstractmethod

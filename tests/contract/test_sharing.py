@@ -74,6 +74,52 @@ def test_a_session_that_goes_on_keeps_its_blocks_its_own(twin: ModuleType, polic
     assert manager.policy.num_released == 4
 
 
+def answer(manager: Any, prompt: list[BlockHash], answer: list[BlockHash]) -> None:
+    """Serve a prompt and its answer, whose stores end after it."""
+    with manager.begin(prompt) as request:
+        request.prepare_store()
+        request.extend(answer)
+        request.prepare_store(len(prompt))
+    request.complete_store()
+
+
+@EVERY_POLICY
+@pytest.mark.parametrize("resent", [0, 1, 2])
+def test_a_session_goes_on_that_sends_a_part_of_the_answer_again(
+    twin: ModuleType, policy: str, resent: int
+) -> None:
+    """A client may leave out the reasoning of an answer, or all of it."""
+    manager = new_manager(twin, policy)
+    answer(manager, [A, B], [C, D])
+    following = [A, B, *[C, D][:resent], E]
+    serve(manager, following)
+    end(manager, following)
+    assert manager.policy.num_released == len(following)
+
+
+@EVERY_POLICY
+def test_who_leaves_an_answer_that_was_sent_again_shares_what_is_before(
+    twin: ModuleType, policy: str
+) -> None:
+    manager = new_manager(twin, policy)
+    answer(manager, [A, B], [C])
+    serve(manager, [A, B, C, D])
+    serve(manager, [A, B, E])  # where the first prompt ended, the session has gone on already
+    end(manager, [A, B, C, D])
+    assert manager.policy.num_released == 2
+
+
+@EVERY_POLICY
+def test_a_request_of_an_answer_alone_may_go_on_anywhere_in_it(
+    twin: ModuleType, policy: str
+) -> None:
+    manager = new_manager(twin, policy)
+    answer(manager, [], [A, B])
+    serve(manager, [A, C])
+    end(manager, [A, C])
+    assert manager.policy.num_released == 2
+
+
 def test_a_request_that_rewrites_the_last_answer_branches(twin: ModuleType) -> None:
     manager = new_manager(twin)
     serve(manager, [A, B, C])

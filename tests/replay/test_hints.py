@@ -23,6 +23,7 @@ from kvoffload.replay import (
     replay,
     replay_all,
 )
+from kvoffload.policies import registry
 from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.requests import digest_of
 from kvoffload.replay.results_file import ResultsFile
@@ -276,6 +277,21 @@ def test_a_policy_that_learns_by_request_hears_it_from_steps_too() -> None:
     assert begun == [one.at_begin for one in told]
     assert finished == [one.at_finish for one in told]
     assert len(released) >= trace.hints.num_ending > 0
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("step_tokens", [None, 16, 8192])
+def test_a_session_that_goes_on_shares_nothing_with_itself(policy, step_tokens) -> None:
+    ends = [False, False, True]
+    rows = [
+        Request(1000 * number, 0, 0, tuple(range(4 + number)), "a", ends=ending, expect=1000)
+        for number, ending in enumerate(ends)
+    ]
+    trace = DecodedTrace.of(rows, hints=HintOptions(told="both"))
+    manager = CPUOffloadingManager(16, 60, policy)
+    groups = GroupChunks.of_blocks(16, step_tokens=step_tokens)
+    replay(trace, Configuration(policy=policy, host=60, groups=groups), manager=manager)
+    assert manager.policy.num_released == 6
 
 
 class Clock(CPUOffloadingManager):

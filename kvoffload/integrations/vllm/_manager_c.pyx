@@ -73,6 +73,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     RequestState,
     SortKey,
     find_position,
+    last_position,
     order_keys,
 )
 from kvoffload.integrations.vllm._rules_c cimport (
@@ -149,10 +150,13 @@ cpdef tuple hints_of(object req_context):
         return None, 1
 
 
-cdef Py_ssize_t num_at_end(list chain, dict positions) except -1:
-    """Return the number of keys at the last token position of a chain."""
+cdef Py_ssize_t num_from(list chain, dict positions, int64_t position) except -1:
+    """Return how many keys of a chain are at its last token position or from one on."""
     cdef object end = positions.get(chain[len(chain) - 1]) if chain else None
-    return len(chain) > 0 if end is None else list(positions.values()).count(end)
+    if end is None:
+        return len(chain) > 0
+    position = min(position, <int64_t>end)
+    return sum([one >= position for one in positions.values()])
 
 
 cdef class RequestManagerCore:
@@ -319,11 +323,14 @@ cdef class RequestManagerCore:
         cdef RequestState state = self.contexts.state_of(req_context)
         cdef RequestAccess access = self.contexts.access_in(state), new_access = None
         cdef object positions = self.contexts.positions_of(req_context)
+        cdef PyObject* least
         cdef Py_ssize_t index
         cdef uint64_t num_new = 0
         cdef Access* entry
         if access is None:
             access = new_access = self.contexts.new_access()
+        if access.prompt_until == 0:
+            access.prompt_until = last_position(positions, &least)
         self.hear(access, req_context)
         self.chain = None
         for index in range(batch.size):
@@ -878,9 +885,9 @@ cdef class RequestManagerCore:
             raise MemoryError()
         if len(positions or ()) > <Py_ssize_t>access.size:
             chain = self.chain_of(positions)
-            num_last = num_at_end(chain, positions)
+            num_last = num_from(chain, positions, access.prompt_until)
         else:
-            num_last = order.num_at_end(access.size)
+            num_last = order.num_from(<Py_ssize_t>access.size, access.prompt_until)
         if access.ends and not self.policy.ensure_release(
             <Py_ssize_t>access.size if chain is None else len(chain)
         ):

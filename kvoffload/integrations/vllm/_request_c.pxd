@@ -42,6 +42,7 @@ cdef class RequestAccess:
     cdef bint is_heard          # the hints of its client were read
     cdef object hints           # `Hints`, or None
     cdef bint ends              # the hints say that its session ends
+    cdef int64_t prompt_until   # largest token position when it was first seen; NOT_ASKED: none
     cdef uint64_t num_ignored   # ignored parts of the hints, not counted yet
     cdef Py_ssize_t cursor      # in its positions: the entry after the last that was read
     cdef SeenKey* seen          # in the order of first access
@@ -170,16 +171,18 @@ cdef class KeyOrder:
     cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
     cdef bint by_position       # all have a position, and `sort_keys` is sorted by it
 
-    cdef inline Py_ssize_t num_at_end(self, Py_ssize_t size) noexcept:
-        """Return the number of keys, of `size` in all, at the last token position."""
+    cdef inline Py_ssize_t num_from(self, Py_ssize_t size, int64_t position) noexcept:
+        """Return how many keys, of `size` in all, are at the last token position or from one on."""
         cdef Py_ssize_t count = size > 0
-        if self.by_position:
-            while (
-                0 < count < size
-                and self.sort_keys[size - 1 - count].position == self.sort_keys[size - 1].position
-            ):
+        if count and self.by_position:
+            position = min(position, self.sort_keys[size - 1].position)
+            while count < size and self.sort_keys[size - 1 - count].position >= position:
                 count += 1
         return count
+
+# Return the largest of a request's token positions, NOT_ASKED if it has none. `least` becomes the
+# key that has the least, NULL where there are several groups.
+cdef int64_t last_position(object positions, PyObject** least) except -1
 
 # Return the keys that a request has shown, head to tail.
 cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions)

@@ -4,6 +4,8 @@ The keys are sorted into groups by index; inside a group by token position if al
 else in the order seen; then all together by position if all have one. Every step is stable.
 """
 
+from cpython.bytes cimport PyBytes_CheckExact
+from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -110,6 +112,30 @@ cdef class Contexts:
 
 
 # -- the order at the finish -----------------------------------------------------------------------
+
+
+cdef int64_t last_position(object positions, PyObject** least) except -1:
+    cdef PyObject* last
+    cdef PyObject* position
+    cdef Py_ssize_t cursor = 0, after
+    least[0] = NULL
+    if positions is None or not PyDict_Next(positions, &cursor, least, NULL):
+        return NOT_ASKED
+    # The connector records the positions of each group in order, group after group. The last entry
+    # has this number if none was removed, and then no other follows.
+    after = PyDict_Size(positions) - 1
+    PyDict_Next(positions, &after, &last, &position)
+    # If the group of the first is that of the last, there is one.
+    if (
+        not PyDict_Next(positions, &after, NULL, NULL)
+        and PyBytes_CheckExact(<object>least[0])
+        and PyBytes_CheckExact(<object>last)
+        and group_of(least[0]) == group_of(last)
+    ):
+        return <object>position
+    least[0] = NULL
+    return max(positions.values())
+
 
 cdef class KeyOrder:
     def __dealloc__(self):

@@ -1,7 +1,5 @@
 """Requests are revealed to a watch incrementally; see ``_watching_c.pxd``."""
 
-from cpython.bytes cimport PyBytes_CheckExact
-from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -17,6 +15,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     SortKey,
     find_position,
     group_of,
+    last_position,
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
 from kvoffload.managers._watch_c cimport (
@@ -351,32 +350,11 @@ cdef class RequestWatch:
 
 
 cdef int read_positions(RequestWatch watch, object positions, object key) except -1:
-    """Read the largest of a request's token positions, and that of `key` if it is the least.
-
-    The connector records the positions of each KV group in order, group after group.
-    """
-    cdef PyObject* first
-    cdef PyObject* last
-    cdef PyObject* position
+    """Read the largest of a request's token positions, and that of `key` if it is the least."""
     cdef PyObject* least
-    cdef Py_ssize_t cursor = 0, after
-    if positions is None or not PyDict_Next(positions, &cursor, &first, &least):
-        return 0
-    # The last entry has this number if none was removed, and then no other follows.
-    after = PyDict_Size(positions) - 1
-    PyDict_Next(positions, &after, &last, &position)
-    # The groups are in order: if the first is the last, there is one.
-    if (
-        PyDict_Next(positions, &after, NULL, NULL)
-        or not PyBytes_CheckExact(<object>first)
-        or not PyBytes_CheckExact(<object>last)
-        or group_of(first) != group_of(last)
-    ):
-        watch.asker_until = max(positions.values())
-        return 0
-    watch.asker_until = <object>position
-    if first == <PyObject*>key:
-        watch.asker_from = <object>least
+    watch.asker_until = last_position(positions, &least)
+    if least == <PyObject*>key:
+        watch.asker_from = positions[key]
     return 0
 
 

@@ -64,7 +64,7 @@ from ._upstream import (
     logger,
 )
 from ._upstream import __version__ as vllm_version
-from .tiering import chain_of
+from .tiering import chain_of, positions_of
 from .watching import ENGINE_PREFIX, definition
 
 check_tiering()  # also parts that these imports do not check
@@ -169,6 +169,7 @@ class _Request:
     failed: set[bytes] = field(default_factory=set)  # chunks that could not be loaded for it
     answers: dict[bytes, bool | None] = field(default_factory=dict)  # by chunk; None: no answer yet
     stored: set[bytes] = field(default_factory=set)  # chunks of its stores
+    prompt_until: int = 0  # last token position when it first looked up; 0: it has not
 
 
 class _Transfer(NamedTuple):
@@ -305,7 +306,12 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         chain = chain_of(req_context)
         self.touch(chain, req_context)
         try:
-            self.tier.end_request(chain, request.stored)
+            positions = positions_of(req_context)
+            last = [positions[key] for key in chain[-1:]]
+            if request.prompt_until:
+                last.append(request.prompt_until)
+            num_last = sum(position >= min(last) for position in positions.values())
+            self.tier.end_request(chain, request.stored, num_last)
             hints, _ = hints_of(req_context)
             if hints is not None and hints.ends:
                 self.tier.release(chain)
@@ -322,8 +328,11 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Return whether a chunk is present: HIT, MISS, or RETRY while a query is under way."""
         request = self._requests.get(req_context.req_id)
-        if request is not None and key in request.failed:
-            return LookupResult.MISS
+        if request is not None:
+            if key in request.failed:
+                return LookupResult.MISS
+            if not request.prompt_until:
+                request.prompt_until = max(positions_of(req_context).values(), default=0)
         try:
             state = self.tier.state(key)
             if state == State.UNKNOWN:

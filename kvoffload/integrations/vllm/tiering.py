@@ -340,5 +340,11 @@ def _tell_of_steps(manager: Any) -> None:
 
 def chain_of(req_context: ReqContext) -> list[bytes]:
     """Return the keys of a request by position, those of a position by group."""
-    positions: dict[bytes, int] = getattr(req_context, "_offload_key_positions", {})
+    positions = positions_of(req_context)
     return sorted(positions, key=positions.__getitem__)
+
+
+def positions_of(req_context: ReqContext) -> dict[bytes, int]:
+    """Return the token position at which each chunk of a request ends."""
+    positions: dict[bytes, int] = getattr(req_context, "_offload_key_positions", {})
+    return positions

@@ -168,8 +168,8 @@ class Catalog(ABC):
         Blocks that several sessions share stay.
         """
 
-    def served_at_once(self, keys: list[bytes], own: set[bytes]) -> None:  # noqa: B027
-        """Note the session of a request that has stored `own` of its blocks."""
+    def served_at_once(self, keys: list[bytes], own: set[bytes], num_last: int) -> None:  # noqa: B027
+        """Do what `Tier.end_request` says."""
 
     @abstractmethod
     def discard(self, keys: list[bytes]) -> None:

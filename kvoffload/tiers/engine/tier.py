@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import check_bool
+from kvoffload._checks import check_bool, check_int
 from kvoffload._metrics import Sample
 from kvoffload.errors import describe
 from kvoffload.tiers.base import (
@@ -385,9 +385,12 @@ class ComposedTier(Tier):
         self._require_ready()
         self._change(self._catalog.release, stored_keys(keys))
 
-    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes]) -> None:
+    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1) -> None:
         self._require_ready()
-        self._change(self._catalog.served_at_once, stored_keys(keys), set(stored_keys(own)))
+        num_last = check_int("num_last", num_last, 0)
+        self._change(
+            self._catalog.served_at_once, stored_keys(keys), set(stored_keys(own)), num_last
+        )
 
     def discard(self, keys: Iterable[bytes]) -> None:
         self._require_ready()

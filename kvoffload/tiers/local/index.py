@@ -348,8 +348,8 @@ class Index(Catalog):
     def release(self, keys: list[bytes]) -> None:
         self._index.release(keys)
 
-    def served_at_once(self, keys: list[bytes], own: set[bytes]) -> None:
-        calls.end(self._index, keys, own)
+    def served_at_once(self, keys: list[bytes], own: set[bytes], num_last: int) -> None:
+        calls.end(self._index, keys, own, num_last)
 
     def discard(self, keys: list[bytes]) -> None:
         hidden = self._hidden
