@@ -186,7 +186,7 @@ class Manager(ManagerViews[Spec_co]):
         """Note whether a request goes on with its session; see `Sessions.meet`."""
         return self._sessions.meet(hashes, start)
 
-    def _finished(
+    def _finished(  # noqa: PLR0917
         self,
         hashes: list[BlockHash],
         hints: Hints | None,

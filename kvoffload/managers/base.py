@@ -327,7 +327,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         del hashes
         return start
 
-    def _finished(
+    def _finished(  # noqa: PLR0917
         self,
         hashes: list[BlockHash],
         hints: Hints | None,

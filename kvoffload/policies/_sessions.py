@@ -7,8 +7,9 @@ Structure
 Rule
     The deepest resident block of a new request tells whether its session goes on: it does if that
     block ends a request, and the marks move on with it. A client may send the whole answer again, a
-    part, as without its reasoning, or nothing of it. Otherwise the request branches off from an
-    earlier one, and both share all blocks up to there.
+    part, as without its reasoning, or nothing of it. If none of these blocks was stored, the mark
+    stays where the session went on. Otherwise the request branches off from an earlier one, and
+    both share all blocks up to there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Sessions:
         known = self._num_known(hashes[:own], met)
         if known > met:
             self._share(hashes[:known])
-        self._mark_ends(hashes, num_last)
+        self._mark_ends(hashes, met, num_last)
 
     def serve_at_once(
         self, hashes: Sequence[BlockHash], own: Collection[BlockHash], num_last: int
@@ -63,7 +64,7 @@ class Sessions:
             known -= 1
         if known:
             self._go_on(hashes[:known])
-        self._mark_ends(hashes, num_last)
+        self._mark_ends(hashes, known, num_last)
 
     def unshared(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Return the blocks that are not shared."""
@@ -87,9 +88,11 @@ class Sessions:
         if place == len(known):
             self._share(known)
 
-    def _mark_ends(self, hashes: Sequence[BlockHash], num_last: int) -> None:
+    def _mark_ends(self, hashes: Sequence[BlockHash], known: int, num_last: int) -> None:
+        """Mark the resident ones of the last blocks, or that before `known`, its own alone."""
         last = hashes[max(0, len(hashes) - num_last) :]
-        self._ends.update(block_hash for block_hash in last if block_hash in self._resident)
+        ends = [block_hash for block_hash in last if block_hash in self._resident]
+        self._ends.update(ends or self.own(hashes[max(0, known - 1) : known]))
 
     def _num_known(self, hashes: Sequence[BlockHash], start: int) -> int:
         known = len(hashes)

@@ -210,13 +210,21 @@ cdef inline void go_on(Table* table, const Batch* batch, Py_ssize_t known) noexc
         share(table, batch, known)
 
 
-cdef inline void mark_ends(Table* table, const Batch* batch, Py_ssize_t num_last) noexcept:
-    """Note that a session may go on after each of the last blocks."""
+cdef inline void mark_ends(
+    Table* table, const Batch* batch, Py_ssize_t known, Py_ssize_t num_last
+) noexcept:
+    """Note after which blocks a session may go on, as `Sessions` does."""
     cdef Py_ssize_t index
     cdef Node* node
+    cdef bint is_marked = False
     for index in range(max(batch.size - num_last, 0), batch.size):
         node = resident(table, batch, index)
         if node != NULL:
+            node.flags |= ENDS_REQUEST
+            is_marked = True
+    if known and not is_marked:
+        node = resident(table, batch, known - 1)
+        if node != NULL and not node.flags & IS_SHARED:
             node.flags |= ENDS_REQUEST
 
 
@@ -239,7 +247,7 @@ cdef inline void leave(
         known = num_known(table, &others, met)
         if known > met:
             share(table, batch, known)
-    mark_ends(table, batch, num_last)
+    mark_ends(table, batch, met, num_last)
 
 
 cdef inline void serve_at_once(
@@ -248,7 +256,7 @@ cdef inline void serve_at_once(
     """Note a whole request, as `Sessions.serve_at_once` does, given its deepest known block."""
     if known:
         go_on(table, batch, known)
-    mark_ends(table, batch, num_last)
+    mark_ends(table, batch, known, num_last)
 
 
 cdef inline void release_unshared(CompiledPolicy policy, const Batch* batch) noexcept:

@@ -110,6 +110,28 @@ def test_who_leaves_an_answer_that_was_sent_again_shares_what_is_before(
 
 
 @EVERY_POLICY
+def test_a_session_goes_on_whose_last_blocks_were_not_stored(twin: ModuleType, policy: str) -> None:
+    manager = new_manager(twin, policy)
+    serve(manager, [A, B])
+    manager.begin([A, B, C]).finish()
+    serve(manager, [A, B, C, D])
+    end(manager, [A, B, C, D])
+    assert manager.policy.num_released == 4
+
+
+@EVERY_POLICY
+def test_who_stores_nothing_does_not_make_a_shared_prompt_its_own(
+    twin: ModuleType, policy: str
+) -> None:
+    manager = new_manager(twin, policy)
+    serve(manager, [A, B, C])
+    manager.begin([A, B, D]).finish()
+    serve(manager, [A, B, D, E])
+    end(manager, [A, B, D, E])
+    assert manager.policy.num_released == 2
+
+
+@EVERY_POLICY
 def test_a_request_of_an_answer_alone_may_go_on_anywhere_in_it(
     twin: ModuleType, policy: str
 ) -> None:
@@ -165,16 +187,16 @@ def test_a_failed_store_leaves_no_mark(twin: ModuleType) -> None:
     check_invariants(manager)
 
 
-def test_a_refused_store_ends_no_request(twin: ModuleType) -> None:
+def test_a_refused_store_leaves_the_mark_where_it_was(twin: ModuleType) -> None:
     manager = new_manager(twin)
     serve(manager, [A, B])
     manager.prepare_load([A, B])
     request = manager.begin([A, B, *block_hashes(*range(20, 30))])
     assert request.prepare_store() is None
-    request.finish()  # A, B had the mark, and no block has it now
+    request.finish()
     manager.complete_load([A, B])
     end(manager, [A, B])
-    assert manager.policy.num_released == 0
+    assert manager.policy.num_released == 2
 
 
 def test_an_empty_request_changes_nothing(twin: ModuleType) -> None:

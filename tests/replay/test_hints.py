@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager, Hints, HitDensityCachePolicy, LRUCachePolicy
+from kvoffload.policies import registry
 from kvoffload.replay import (
     Configuration,
     DecodedTrace,
@@ -23,7 +24,6 @@ from kvoffload.replay import (
     replay,
     replay_all,
 )
-from kvoffload.policies import registry
 from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.requests import digest_of
 from kvoffload.replay.results_file import ResultsFile
