@@ -146,6 +146,17 @@ def test_the_metrics_of_time_that_the_page_names_are_counted(measured):
     assert metrics.value("vllm:kv_offload_load_time_total") > 0
 
 
+def test_the_size_of_the_accelerator_s_cache_is_a_metric(measured):
+    """In docs/how-to/advise.md, "Behind the accelerator's own cache"."""
+    (labels,) = [
+        dict(labels)
+        for name, labels in measured.metrics.samples
+        if name == "vllm:cache_config_info"
+    ]
+    assert int(labels["block_size"]) == BLOCK_TOKENS
+    assert int(labels["num_gpu_blocks"]) > 0
+
+
 def test_the_engine_hits_and_stores_what_the_replay_foretold_to_the_block(measured):
     (result,) = measured.replayed["results"]
     assert measured.metrics.loaded_tokens == result["hits"] * BLOCK_TOKENS
