@@ -138,6 +138,9 @@ class Request(ABC, Generic[Spec_co]):
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Append more blocks, such as those of an answer, to the request, and use them.
 
+        Begin a request with its whole prompt: a client may leave out a part of an answer, so the
+        session's next prompt may go on after the last block of `begin`, or after any of these.
+
         Raises
         ------
         TypeError, ValueError
