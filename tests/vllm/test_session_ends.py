@@ -111,6 +111,23 @@ def test_what_the_accelerator_had_of_it_leaves_too(cache_policy, announced):
     assert requests.evicted(5) == [*keys(1, 0, 3)[::-1], *keys(0, 1, 3)[::-1]]
 
 
+@pytest.mark.parametrize("resent", [False, True])
+@pytest.mark.parametrize("cache_policy", POLICIES)
+def test_a_session_goes_on_whether_its_answer_is_sent_again_or_not(cache_policy, resent):
+    requests = Requests(cache_policy, 9)
+    manager, prompt, answer = requests.manager, keys(0, 0, 2), keys(0, 2, 3)
+    first = context(prompt, "first")
+    manager.on_new_request(first)
+    stored = manager.prepare_store(prompt, first).keys_to_store
+    first.set_offload_key_position(answer[0], 1 + first.get_offload_key_position(prompt[1]))
+    stored += manager.prepare_store(answer, first).keys_to_store
+    manager.on_request_finished(first)
+    manager.complete_store(stored, first)
+    following = [*prompt, *(answer if resent else []), *keys(1, 0, 1)]
+    requests.run(following, ENDS)
+    assert requests.num_released == len(following)
+
+
 @pytest.mark.parametrize("cache_policy", POLICIES)
 def test_a_use_by_another_request_takes_them_back_at_once(cache_policy):
     requests = filled(cache_policy, ENDS)

@@ -66,6 +66,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     INSERTED,
     LOADED,
     MISSED,
+    NOT_ASKED,
     REUSED,
     Contexts,
     KeyOrder,
@@ -869,6 +870,8 @@ cdef class RequestManagerCore:
                 return 0
         if access.finished:
             return 0
+        if access.prompt_until == 0:  # it neither loaded nor offered: its answer is not told apart
+            access.prompt_until = NOT_ASKED
         order = order_keys(access, req_context, positions)
         if self.watching is not None:
             every, every_order = access, order
