@@ -36,6 +36,7 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration, create
+from tests.vllm.requests import context
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 
 IN_VLLM = f"vllm:{TIER_PREFIX}"
@@ -481,6 +482,20 @@ def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(tmp_p
     every = [*chain(0), *chain(10), *chain(20)]
     there = [engine.tier.tier.state(one) == State.HIT for one in every]
     assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_session_may_go_on_before_its_answer(tmp_path, engines, asks):
+    tier, ended = engines(slab(tmp_path)).tier, []
+    tier.tier.end_request = lambda keys, own, num_last: ended.append((keys, num_last))
+    *prompt, answer = chain(0, 3)
+    made = context(prompt)
+    tier.on_new_request(made)
+    if asks:  # where its prompt ends is known from then on
+        tier.lookup(prompt[0], made)
+    made.set_offload_key_position(answer, 10**6)
+    tier.on_request_finished(made)
+    assert ended == [([*prompt, answer], 2 if asks else 1)]
 
 
 # -- tiers that have to be asked -----------------------------------------------------------------
