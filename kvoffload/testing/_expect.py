@@ -1,4 +1,4 @@
-"""What the suites expect; under ``python -O``, too."""
+"""The checks that all suites share; they hold under ``python -O``, too."""
 
 from __future__ import annotations
 
