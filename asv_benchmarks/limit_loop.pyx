@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What no manager with these nodes and this hash can avoid: a loop in C, without a manager.
+"""A loop in C that does only what a manager with these nodes and this hash cannot avoid.
 
 A hit costs the hash of its key, the search in the index and a move to the recent end of a list; a
 miss the removal of the oldest node's key and the insertion of its own instead.

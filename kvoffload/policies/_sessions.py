@@ -7,7 +7,7 @@ Structure
 Rule
     The deepest resident block of a new request tells whether its session goes on: it does if that
     block ends a request, and the marks move on with it. A client may send the whole answer again, a
-    part, as without its reasoning, or nothing of it. If none of these blocks was stored, the mark
+    part, as without its reasoning, or none of it. If none of these blocks was stored, the mark
     stays where the session went on. Otherwise the request branches off from an earlier one, and
     both share all blocks up to there.
 """
@@ -89,7 +89,7 @@ class Sessions:
             self._share(known)
 
     def _mark_ends(self, hashes: Sequence[BlockHash], known: int, num_last: int) -> None:
-        """Mark the resident ones of the last blocks, or that before `known`, its own alone."""
+        """Mark the resident ones of the last blocks, or else the one before `known` if unshared."""
         last = hashes[max(0, len(hashes) - num_last) :]
         ends = [block_hash for block_hash in last if block_hash in self._resident]
         self._ends.update(ends or self.own(hashes[max(0, known - 1) : known]))

@@ -193,7 +193,7 @@ class _TieredRequest(SteppedRequest):
         """End the stores that have not ended; the disk uses all chunks of the request."""
         super().complete()
         self._disk.touch(self._every())
-        calls.end(self._disk, list(self._every()), self._written)
+        calls.end(self._disk, list(self._every()), self._written, self._num_at_end())
         if self._hints is not None and self._hints.ends:
             self._disk.release(self._every())
         self._end_writes()
