@@ -16,13 +16,11 @@ from kvoffload._core.pool cimport (
     pool_take,
 )
 
-import numpy as np
-
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
-from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
+from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend, new_spec
 from kvoffload.backends.base import Backend
 from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
-from kvoffload.types import BlockStatus, CPULoadStoreSpec
+from kvoffload.types import BlockStatus
 
 
 cdef size_t bit_bytes(int64_t num_blocks) noexcept:
@@ -110,10 +108,7 @@ cdef class PoolCore:
     def get_load_store_spec(self, hashes, blocks):
         """Return the slots of `blocks`, in their order; `hashes` is ignored."""
         self.require_open()
-        spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
-        block_ids = [check_status(block, "each of blocks").block_id for block in blocks]
-        spec.block_ids = np.array(block_ids, np.int64)
-        return spec
+        return new_spec([check_status(block, "each of blocks").block_id for block in blocks])
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

@@ -111,7 +111,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     ) -> CPULoadStoreSpec:
         """Return the slots of `blocks`, in their order; `hashes` is ignored."""
         self._require_open()
-        return _spec([check_status(block, "each of blocks").block_id for block in blocks])
+        return new_spec([check_status(block, "each of blocks").block_id for block in blocks])
 
     # -- the trusted protocol of the Python manager skeleton --------------------------------
 
@@ -139,7 +139,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         batch: list[BlockHash],  # noqa: ARG002
         statuses: list[BlockStatus],
     ) -> CPULoadStoreSpec:
-        return _spec(_slots_of(statuses))
+        return new_spec(_slots_of(statuses))
 
     def _release_all(self, statuses: list[BlockStatus]) -> None:
         """Free all slots of one manager; ids start at 0 again if no others are allocated."""
@@ -163,7 +163,8 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
             raise AssertionError("what is lent is not free")
 
 
-def _spec(block_ids: list[int]) -> CPULoadStoreSpec:
+def new_spec(block_ids: list[int]) -> CPULoadStoreSpec:
+    """Return the spec of slots that need no check."""
     spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
     spec.block_ids = np.array(block_ids, dtype=np.int64)
     return spec

@@ -295,9 +295,13 @@ class Watch:
         return [key for key in dict.fromkeys(keys) if key[0] != "lru"]
 
 
+def _check_sequence(name: str, values: Any, of: str) -> None:
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a sequence of {of}, got {describe(values)}")
+
+
 def _check_memory(memory: Any) -> tuple[float, ...]:
-    if isinstance(memory, str | bytes) or not isinstance(memory, Sequence):
-        raise TypeError(f"memory must be a sequence of numbers, got {describe(memory)}")
+    _check_sequence("memory", memory, "numbers")
     sizes = sorted({1.0, *(check_number("memory", size, 1024.0) for size in memory)})
     if len(sizes) > MOST_SIZES:
         raise ValueError(f"memory must be at most {MOST_SIZES} sizes, got {len(sizes)}")
@@ -305,8 +309,7 @@ def _check_memory(memory: Any) -> tuple[float, ...]:
 
 
 def _check_policies(policies: Any) -> tuple[str, ...]:
-    if isinstance(policies, str | bytes) or not isinstance(policies, Sequence):
-        raise TypeError(f"policies must be a sequence of names, got {describe(policies)}")
+    _check_sequence("policies", policies, "names")
     for policy in policies:
         if not isinstance(policy, str):
             raise TypeError(f"policies must be names, got {describe(policy)}")

@@ -28,14 +28,10 @@ UNMARKED = "none"
 HEEDING, PLAIN = "hints", "plain"
 """Labels ``trial`` of the caches with and without hints of returns."""
 
+BLOCKS = ("asked", "missed", "stored", "evicted", "declined", "failed")
 EXACT = {
-    "asked_blocks": "asked",
-    "missed_blocks": "missed",
-    "stored_blocks": "stored",
-    "evicted_blocks": "evicted",
-    "declined_blocks": "declined",
+    **{f"{name}_blocks": name for name in BLOCKS},
     "refused_stores": "refused",
-    "failed_blocks": "failed",
     "resets": "resets",
     "tail_missed_tokens": "tail_missed_tokens",
 }
