@@ -22,6 +22,7 @@ from kvoffload._core.index cimport (
     NIL,
     Index,
     Probe,
+    index_approach,
     index_insert,
     index_remove,
     probe_from,
@@ -39,6 +40,7 @@ cdef enum:
     PASSED_OVER = 16384     # passes the hand once more
     RELEASED = 32768        # it is not counted, until its next use
     NUM_CLOCKS = 2
+    AHEAD = 8               # positions before the hand whose ghosts it prefetches from the index
 
 cdef struct Clock:
     uint32_t start          # first position
@@ -136,6 +138,8 @@ cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
     cdef uint32_t position
     while True:
         position = clock.start + clock.hand
+        if clock.hand + AHEAD < clock.size:
+            index_approach(&ghosts.index, fingerprint(ghosts.items + position + AHEAD))
         clock.hand = 0 if clock.hand + 1 == clock.size else clock.hand + 1
         if not ghosts.items[position].note & PASSED_OVER:
             return position

@@ -984,9 +984,12 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
         cdef Ring* ring = ring_of(self, label_of(node))
+        cdef uint64_t hashed
         if not victims_take(&self.victims, self.table, ring, node_id):
             return False
-        self.victims.items[self.victims.size - 1].hashed = hash_ahead(self.table, node)
+        hashed = hash_ahead(self.table, node)
+        index_approach(&self.memory.index, hashed)  # where it becomes a ghost
+        self.victims.items[self.victims.size - 1].hashed = hashed
         return True
 
     # -- searches ----------------------------------------------------------------------------
