@@ -33,7 +33,7 @@ from kvoffload.tiers.engine.contract import WRITE, Block, Pool, Store
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.engine.transfer import staging_buffers, status_of
-from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
+from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierKeywords, TierOptions
@@ -86,17 +86,16 @@ class _FaultyStore(Store):
         return status_of(OSError(self.errno, os.strerror(self.errno)))
 
 
-class _FaultyMedium(LocalMedium):
+class _FaultyMedium(Index):
     """The threads of a store that misbehaves; while it hangs, it confirms no `forget`."""
 
-    def __init__(self, namespace: Namespace, jobs: Jobs) -> None:
-        self.namespace = namespace
-        self._jobs = jobs
+    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
+        super().__init__(jobs, namespace, manager, num_slots)
         self.store = _FaultyStore()
 
     def open_pool(self, region: Region) -> Pool:
         """Start the threads."""
-        options, namespace = self._jobs.options, self.namespace
+        options, namespace = self.jobs.options, self.namespace
         buffers = staging_buffers(options.staging_bytes, namespace.block_bytes + SEAL_BYTES)
         calls = io.CallStore(
             self.store,
@@ -145,10 +144,10 @@ class FaultyTier(ComposedTier):
         options = TierOptions.of(keywords, name="faulty", threads=4)
         jobs = Jobs(options, block_bytes)
         manager = make_manager(policy, num_slots)
-        medium = _FaultyMedium(namespace, jobs)
+        medium = _FaultyMedium(jobs, namespace, manager, num_slots)
         self._store = medium.store
-        self._slots = Index(jobs, medium, manager, num_slots)
-        super().__init__(jobs, self._slots, medium, num_slots * block_bytes)
+        self._slots = medium
+        super().__init__(medium, num_slots * block_bytes)
 
     def delay(self, seconds: float) -> None:
         """Delay every call by `seconds` >= 0 from now on; ValueError for others."""

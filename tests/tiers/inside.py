@@ -29,12 +29,12 @@ def let_probe(tier: ComposedTier) -> None:
 
 def ask_anew(tier: RemoteTier) -> None:
     """Have the medium asked, whatever was found out before."""
-    tier._catalog.verdicts.clear()
+    tier._medium.verdicts.clear()
 
 
 def doubt(tier: RemoteTier) -> None:
     """Have the next call visit the medium, as some time later."""
-    tier._shared._visited_at = -math.inf
+    tier._medium.store._visited_at = -math.inf
 
 
 def number_of(tier: ComposedTier) -> int:
@@ -44,7 +44,7 @@ def number_of(tier: ComposedTier) -> int:
 
 def medium_of(tier: RemoteTier) -> Any:
     """Return the tier's `RemoteStore`."""
-    return tier._shared.medium
+    return tier._medium.store
 
 
 def files_of(tier: FileTier) -> Any:
@@ -59,7 +59,7 @@ def threads_of(tier: ComposedTier) -> Any:
 
 def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:
     """Return the slots of keys that a local tier has."""
-    return tier._catalog.slots_of(keys)
+    return tier._medium.slots_of(keys)
 
 
 def limit_queue(tier: ComposedTier, nbytes: int) -> None:

@@ -194,7 +194,7 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
             raise ZeroDivisionError
 
         for name in ("move", "chore"):
-            monkeypatch.setattr(tier._shared, name, fail)
+            monkeypatch.setattr(tier._medium.store, name, fail)
         before = threading.active_count()
         for _ in range(4):
             tier.health(reset=True)

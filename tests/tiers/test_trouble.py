@@ -400,7 +400,7 @@ class TestRemoval:
         store(tier, KEYS[:8])
         for count, key in enumerate(KEYS[:3], start=1):
             if count == 3:
-                tier._catalog._log_corrupt_at -= 60.0  # a minute later
+                tier._jobs._log_corrupt_at -= 60.0  # a minute later
             tier.flip(key)
             assert run(tier, tier.get([key], [0])).status.tolist() == [Status.CORRUPT]
             assert tier.state(key) == State.MISS
@@ -464,7 +464,7 @@ class TestRemoval:
         assert tier.wait(jobs, PATIENCE_S)
         settle(tier)
         tier.poll()
-        assert not tier._catalog._busy
+        assert not tier._medium._busy
         assert (tier.lookup(KEYS[:24]) == State.MISS).all()
         store(tier, [key for key in KEYS[24:56] if tier.state(key) != State.HIT])
         assert (tier.lookup(KEYS[24:56]) == State.HIT).all()

@@ -1,4 +1,4 @@
-"""The catalog of local tiers, an index whose policy decides which blocks they keep.
+"""The medium of local tiers, with an index whose policy decides which blocks they keep.
 
 Structure
     The index is a `CPUOffloadingManager` with one block per slot of the medium, so that any policy
@@ -15,9 +15,6 @@ Cost
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
@@ -32,14 +29,11 @@ from kvoffload.errors import describe
 from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import Catalog, Medium
-from kvoffload.tiers.engine.jobs import Jobs, Record
-from kvoffload.tiers.metrics import write_line
+from kvoffload.tiers.engine.contract import Medium
+from kvoffload.tiers.engine.jobs import Job, Jobs
+from kvoffload.tiers.namespace import Namespace
 
-__all__ = ["Index", "LocalMedium", "check_num_slots", "make_manager"]
-
-CORRUPT_LOG_S = 60.0
-"""Minimum seconds between log lines about corrupt blocks."""
+__all__ = ["Index", "check_num_slots", "make_manager"]
 
 OK = np.int8(Status.OK)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
@@ -66,10 +60,22 @@ def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
     )
 
 
-class LocalMedium(Medium):
-    """A medium with one slot per block of an index."""
+class Index(Medium):
+    """The slots of a medium, assigned to blocks by a manager, the index, and its policy."""
 
     notes_uses = False  # whether `used` does anything
+
+    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
+        super().__init__(jobs, namespace)
+        self._index = manager
+        self._num_slots = num_slots
+        self._slot_of = np.arange(num_slots, dtype=np.int64)
+        self._hidden: dict[bytes, _Hidden] = {}
+        self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
+        self._num_restored = 0  # keys in `_hidden` that are being stored again
+        self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
+
+    # -- the slots of a medium ---------------------------------------------------------------
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
         """Record that blocks were used; the last of `slots` is the most recent."""
@@ -79,32 +85,6 @@ class LocalMedium(Medium):
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
         """Forget the contents of slots that went to blocks that were then not stored."""
-
-    def forget(self) -> None:
-        """Begin to keep blocks of the present generation only; no waiting."""
-
-    def tend(self) -> None:
-        """Do periodic work; called whenever jobs were collected."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return present sizes besides those of the index."""
-        return {}
-
-
-class Index(Catalog):
-    """The slots of a medium, assigned to blocks by a manager, the index, and its policy."""
-
-    def __init__(self, jobs: Jobs, medium: LocalMedium, manager: Any, num_slots: int) -> None:
-        self._jobs = jobs
-        self._medium = medium
-        self._index = manager
-        self._num_slots = num_slots
-        self._slot_of = np.arange(num_slots, dtype=np.int64)
-        self._hidden: dict[bytes, _Hidden] = {}
-        self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
-        self._num_restored = 0  # keys in `_hidden` that are being stored again
-        self._log_corrupt_at = -math.inf
-        self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
 
     def restore(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> int:
         """Restore the blocks of slots, the last as the most recent; return how many stay."""
@@ -210,7 +190,7 @@ class Index(Catalog):
             taken, slots = self._without_busy(taken, slots, refused)
         self._hidden.update(dict.fromkeys(taken, _Hidden.STORING))
         if taken:
-            self._medium.used(slots)
+            self.used(slots)
         return taken, slots
 
     def _without_busy(
@@ -231,7 +211,7 @@ class Index(Catalog):
                 dropped = set(gone)
                 keys = [key for key in keys if key not in dropped]
         if keys:
-            self._jobs.events.removed(keys, "evicted")
+            self.jobs.events.removed(keys, "evicted")
 
     # -- get ---------------------------------------------------------------------------------
 
@@ -241,31 +221,28 @@ class Index(Catalog):
 
     # -- settling ----------------------------------------------------------------------------
 
-    def is_stale(self, record: Record) -> bool:
-        return record.forgets != self.forgets
-
-    def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        if self.is_stale(record):
-            self._busy.subtract(record.slots.tolist())
+    def settle(self, job: Job, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        if self.jobs.is_stale(job):
+            self._busy.subtract(job.slots.tolist())
             self._busy = +self._busy
             return
-        if record.op == "put":
-            self._put_ended(record, (statuses == OK).tolist())
+        if job.op == "put":
+            self._put_ended(job, (statuses == OK).tolist())
             if counts[Status.OK] < len(statuses):
-                self._medium.not_stored(record.slots[statuses != OK])
+                self.not_stored(job.slots[statuses != OK])
             return
-        self._index.complete_load(record.keys)
+        self._index.complete_load(job.keys)
         for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
             if counts[status]:
                 positions = np.flatnonzero(statuses == status).tolist()
-                self._kill([record.keys[position] for position in positions], reason)
+                self._kill([job.keys[position] for position in positions], reason)
 
-    def _put_ended(self, record: Record, are_ok: list[bool]) -> None:
+    def _put_ended(self, job: Job, are_ok: list[bool]) -> None:
         """Make stored blocks readable; hide or drop the others."""
-        keys, hidden, index = record.keys, self._hidden, self._index
+        keys, hidden, index = job.keys, self._hidden, self._index
         if all(are_ok) and not self._num_dropped and not self._num_restored:
             index.complete_store(keys)
-            self._jobs.events.stored(keys)
+            self.jobs.events.stored(keys)
             for key in keys:
                 del hidden[key]
             return
@@ -273,7 +250,7 @@ class Index(Catalog):
         failed: list[bytes] = []
         restored: list[bytes] = []
         dead: dict[bytes, int] = {}
-        for key, slot, is_ok in zip(keys, record.slots.tolist(), are_ok, strict=True):
+        for key, slot, is_ok in zip(keys, job.slots.tolist(), are_ok, strict=True):
             why = hidden[key]
             if why in _RESTORED:
                 restored.append(key)
@@ -287,9 +264,9 @@ class Index(Catalog):
         index.complete_load(restored)
         index.complete_store(failed, success=False)
         index.complete_store([*stored, *dead])
-        self._jobs.events.stored(stored)
+        self.jobs.events.stored(stored)
         if dead:
-            self._medium.clear(list(dead.values()))
+            self.clear(list(dead.values()))
         for key in dead:
             self._hide(key, _Hidden.DEAD)
         for key in [*stored, *failed]:
@@ -314,20 +291,13 @@ class Index(Catalog):
         index, hidden = self._index, self._hidden
         there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]
         if there:
-            self._medium.clear(self.slots_of(there))
+            self.clear(self.slots_of(there))
             hidden.update(dict.fromkeys(there, _Hidden.DEAD))
             self._num_dropped += len(there)
             if reason is not None:
-                self._jobs.events.removed(there, reason)
-        if there and reason == "corrupt" and time.monotonic() >= self._log_corrupt_at:
-            self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
-            write_line(
-                logging.WARNING,
-                "tier %r dropped corrupt blocks; %s had %d so far",
-                self._jobs.options.name,
-                self._medium.place or "it",
-                self._jobs.metrics.evicted["corrupt"],
-            )
+                self.jobs.events.removed(there, reason)
+        if there and reason == "corrupt":
+            self.jobs.log_corrupt(self.place)
 
     def slots_of(self, keys: list[bytes]) -> list[int]:
         """Return the slots of keys that are ready in the index."""
@@ -339,11 +309,11 @@ class Index(Catalog):
 
     def touch(self, keys: list[bytes]) -> None:
         self._index.touch(keys)
-        if not self._medium.notes_uses:
+        if not self.notes_uses:
             return
         there = [key for key, is_there in zip(keys, self.readable(keys), strict=True) if is_there]
         if there:
-            self._medium.used(np.array(self.slots_of(there[::-1]), np.int64))
+            self.used(np.array(self.slots_of(there[::-1]), np.int64))
 
     def release(self, keys: list[bytes]) -> None:
         self._index.release(keys)
@@ -361,23 +331,18 @@ class Index(Catalog):
                 self._hide(key, _Hidden.UNWANTED)
         self._kill(keys, "discarded")
 
-    def forget(self, records: Iterable[Record]) -> None:
-        self.forgets += 1
+    def forget(self) -> None:
         self._index.reset_cache()
         self._hidden.clear()
         self._num_dropped = self._num_restored = 0
-        self._busy = Counter(slot for record in records for slot in record.slots.tolist())
-        self._jobs.events.removed([], "forgotten")
-        self._medium.forget()
-
-    def tend(self) -> None:
-        self._medium.tend()
+        under_way = self.jobs.unsettled.values()
+        self._busy = Counter(slot for job in under_way for slot in job.slots.tolist())
+        self.jobs.events.removed([], "forgotten")
 
     def sizes(self) -> dict[str, int]:
         kept = len(self._index) - len(self._hidden)
-        used_bytes = kept * self._jobs.block_bytes
-        sizes = {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
-        return {**sizes, **self._medium.sizes()}
+        used_bytes = kept * self.jobs.block_bytes
+        return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
 
 
 def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int) -> Any:
