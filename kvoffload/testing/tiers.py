@@ -32,12 +32,12 @@ from kvoffload.tiers.base import Done, State, Status, Tier
 from kvoffload.tiers.engine.contract import WRITE, Block, Pool, Store
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
-from kvoffload.tiers.engine.transfer import staging_buffers, status_of
+from kvoffload.tiers.folder import status_of
 from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierKeywords, TierOptions
-from kvoffload.tiers.region import Region
+from kvoffload.tiers.region import Region, staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES
 
 from ._expect import equal, raises, require

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
 
 from kvoffload._checks import check_bool, check_int
@@ -27,9 +28,11 @@ __all__ = [
     "ENTRY_POINTS",
     "MAX_QUEUED_BYTES",
     "STAGING_BYTES",
+    "Deleted",
     "Readers",
     "TierKeywords",
     "TierOptions",
+    "delete_blocks",
     "open_tier",
     "read_options",
 ]
@@ -199,7 +202,7 @@ _BUILT_IN = {
         "redis": "remote.redis:open_redis",
         "rediss": "remote.redis:open_rediss",
         "s3": "remote.objects:open_s3",
-        "slab": "local.slab.tier:open_slab",
+        "slab": "local.slab:open_slab",
     }.items()
 }
 """Built in rather than entry points, so that they work if the package is not installed."""
@@ -297,3 +300,53 @@ def _kinds(kind: str) -> dict[str, EntryPoint]:
     if kind in _BUILT_IN:
         return _BUILT_IN
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | _BUILT_IN
+
+
+# -- deletion -----------------------------------------------------------------------------------
+
+
+class Deleted(NamedTuple):
+    """What was deleted: blocks, and their bytes on the medium."""
+
+    blocks: int
+    nbytes: int
+
+    def __add__(self, other: object) -> Deleted:
+        """Return the sum of two deletions."""
+        if not isinstance(other, Deleted):
+            return NotImplemented
+        return Deleted(self.blocks + other.blocks, self.nbytes + other.nbytes)
+
+
+def delete_blocks(url: str, generation: str | None = None) -> Deleted:
+    """Delete the blocks at an address, those of all namespaces.
+
+    Parameters
+    ----------
+    url : str
+        As for `open_tier`; of its options, only those that lead to the medium count.
+    generation : str, optional
+        Only blocks of this generation; by default all.
+
+    Returns
+    -------
+    Deleted
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or tiers of this kind keep nothing.
+    TierError, OSError
+        If something cannot be deleted; other blocks may be gone.
+
+    Notes
+    -----
+    Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
+    """
+    kind, place, options = split_url(url)
+    keeping = [kind for kind in _BUILT_IN if kind != "memory"]
+    if kind not in keeping:
+        raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
+    number = None if generation is None else Generation.of(generation).number
+    delete: Callable[..., Deleted] = import_module(_BUILT_IN[kind].module).delete_blocks
+    return delete(f"{kind}:{place}", options, number)

@@ -25,7 +25,7 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
-from kvoffload.tiers.remote.lease import LEASE_S, Lease
+from kvoffload.tiers.remote.sweeper import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.inside import ask_anew, doubt, is_busy, medium_of, number_of
 from tests.tiers.planted import KINDS, NUMBER, Victim, everything
@@ -472,30 +472,6 @@ def test_another_namespace_is_refused_and_half_a_one_is_none(
         assert get(tier, region) == [status] * 8
         left = NAMESPACE.json.encode() if status == Status.OK else data
         assert (tier.folder / "namespace.json").read_bytes() == left
-
-
-@as_root
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, caplog) -> None:
-    """As one that somebody made beforehand where everyone may."""
-    path = tmp_path / "kv"
-    path.mkdir()
-    path.chmod(0o1777)
-    folder = path / NAMESPACE.fingerprint.hex()
-    folder.mkdir(0o777)
-    os.chown(folder, 1234, 1234)
-    with opened(path) as (tier, region):
-        assert tier.folder == folder
-        assert put(tier) == [Status.FAILED] * 8
-        settle(tier)
-        assert get(tier, region) == [Status.FAILED] * 8
-        assert tier.forget() is True, "it needs no call"
-        with pytest.raises(OSError, match="not permitted"):
-            tier.sweep()
-        assert "belongs to another user" in caplog.text
-        assert list(tier.folder.iterdir()) == []
-        settle(tier)
-        os.chown(path, 1234, 1234)  # the directory is that user's: let in by who gave the path
-        assert put(tier) == [Status.OK] * 8
 
 
 def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog) -> None:

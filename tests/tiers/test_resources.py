@@ -286,13 +286,16 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
 def test_folders_that_are_made_are_for_their_user_alone(
     tmp_path: Path, namespace: Namespace, opener: Opener, umask: int
 ) -> None:
-    os.umask(umask)  # the fixture restores it
     place = tmp_path / "one" / "two" / "three"
-    with opener(place, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-        assert not run(tier, tier.query(KEYS, PATIENCE_S)).status.tolist().count(Status.FAILED)
-        made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
-        assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
+    before = os.umask(umask)
+    try:
+        with opener(place, namespace) as tier:
+            tier.attach(Region.allocate(8, BLOCK))
+            assert Status.FAILED not in run(tier, tier.query(KEYS, PATIENCE_S)).status
+    finally:
+        os.umask(before)
+    made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
 
 
 def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:

@@ -193,25 +193,44 @@ class ComposedTier(Tier):
 
     def _query(self, job: Job, stored: list[bytes], timeout_s: float) -> None:
         """Begin a query for the keys whose state is unknown."""
-        jobs, medium = self._jobs, self._medium
+        medium = self._medium
         states = medium.states(stored) if medium.asks else self._states(stored)
-        job.status = status = np.where(states == HIT, OK, MISS)
-        positions = np.flatnonzero(states == UNKNOWN)
+        job.status = np.where(states == HIT, OK, MISS)
+        unknown, room = np.flatnonzero(states == UNKNOWN), self._jobs.room_for_keys()
+        self._read(job, stored, unknown, timeout_s, room=room, beyond=Status.UNAVAILABLE)
+
+    def _read(
+        self,
+        job: Job,
+        stored: list[bytes],
+        positions: npt.NDArray[np.int64],
+        timeout_s: float,
+        *,
+        room: int,
+        beyond: Status,
+        ids: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Submit the keys at positions, those with room; the others get the status `beyond`."""
+        jobs = self._jobs
         if len(positions) and not jobs.reads.allow():
-            status[positions] = Status.UNAVAILABLE
+            job.status[positions] = Status.UNAVAILABLE
             positions = positions[:0]
-        elif len(positions):
-            room = jobs.room_for_keys()
-            status[positions[room:]] = Status.UNAVAILABLE
+        elif len(positions) > room:
+            job.status[positions[room:]] = beyond
             positions = positions[:room]
             if not room:
                 jobs.reads.withdraw()
         if not len(positions):
             jobs.finish_at_once(job)
             return
-        job.positions = positions
-        asked = [stored[position] for position in positions.tolist()]
-        jobs.submit(job, asked, positions, positions, timeout_s)
+        keys = stored
+        if len(positions) < len(stored):
+            job.positions = positions
+            keys = [stored[position] for position in positions.tolist()]
+        if ids is None:
+            jobs.submit(job, keys, positions, positions, timeout_s)
+        else:
+            jobs.submit(job, keys, self._medium.pin(keys), ids[positions], timeout_s)
 
     def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
         started = time.monotonic()
@@ -256,27 +275,9 @@ class ComposedTier(Tier):
         self, job: Job, stored: list[bytes], ids: npt.NDArray[np.int64], timeout_s: float
     ) -> None:
         """Begin a get."""
-        jobs, medium = self._jobs, self._medium
-        job.status = status = np.full(len(stored), MISS)
-        there = np.array(medium.readable(stored), bool)
-        positions = None if there.all() else np.flatnonzero(there)
-        count = len(stored) if positions is None else len(positions)
-        if count and not jobs.reads.allow():
-            status[there] = Status.UNAVAILABLE
-            count = 0
-        elif count > (room := jobs.room()):
-            positions = np.flatnonzero(there)
-            status[positions[room:]] = Status.FULL
-            positions, count = positions[:room], room
-            if not room:
-                jobs.reads.withdraw()
-        if not count:
-            jobs.finish_at_once(job)
-            return
-        keys, job.positions = stored, positions
-        if positions is not None:
-            keys, ids = [stored[position] for position in positions.tolist()], ids[positions]
-        jobs.submit(job, keys, medium.pin(keys), ids, timeout_s)
+        job.status = np.full(len(stored), MISS)
+        there, room = np.flatnonzero(self._medium.readable(stored)), self._jobs.room()
+        self._read(job, stored, there, timeout_s, room=room, beyond=Status.FULL, ids=ids)
 
     def _transfer(
         self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool

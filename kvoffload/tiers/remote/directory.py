@@ -42,14 +42,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
-from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
+from kvoffload.tiers.folder import (
+    Folder,
+    check_path,
+    make_folders,
+    status_of,
+    temporary_name,
+    transfer,
+)
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespace, fields_of
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
+    Deleted,
     Readers,
     TierKeywords,
     TierOptions,
@@ -96,7 +102,6 @@ class DirectoryStore(RemoteStore):
         self.sweeper: Sweeper | None = None
         self._opened: Folder | None = None  # the namespace's, since its last comparison
         self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, generation, folder)
-        self._squashed: int | None = None  # owner of files that are made here
         self._is_open_to_all = False
 
     def start(self) -> None:
@@ -128,7 +133,7 @@ class DirectoryStore(RemoteStore):
         ForeignNamespaceError
             If the JSON is that of another namespace.
         OSError
-            If the folder belongs to another user, is not a folder, or cannot be opened.
+            If the folder is not a folder, or cannot be opened.
         """
         name = self.fingerprint.hex()
         try:
@@ -141,7 +146,9 @@ class DirectoryStore(RemoteStore):
         except NotADirectoryError:
             self.say("is refused: a link or a file is in the place of its folder", logging.ERROR)
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-        self._check_owner(directory, folder)
+        if os.fstat(folder.fd).st_mode & stat.S_IWOTH and not self._is_open_to_all:
+            self._is_open_to_all = True
+            self.say("has a folder that everyone can write to, and could put wrong blocks in")
         if not self.is_ours(folder.read(NAMESPACE, self.json_bytes - 1)):
             if not make:
                 return None
@@ -156,18 +163,6 @@ class DirectoryStore(RemoteStore):
                 raise
             make_folders(self.directory)
             return Folder.at(self.directory)
-
-    def _check_owner(self, directory: Folder, folder: Folder) -> None:
-        found = os.fstat(folder.fd)
-        owner = found.st_uid
-        if owner not in (os.geteuid(), 0, os.fstat(directory.fd).st_uid, self._squashed):
-            self._squashed = _owner_of_new(folder)
-            if owner != self._squashed:
-                self.say("is refused: its folder belongs to another user", logging.ERROR)
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        if found.st_mode & stat.S_IWOTH and not self._is_open_to_all:
-            self._is_open_to_all = True
-            self.say("has a folder that everyone can write to, and could put wrong blocks in")
 
     def visit(self) -> None:
         self._opened = cast("Folder", self.open_namespace(make=True))
@@ -371,21 +366,10 @@ def _name(key: bytes) -> str:
     return f"{key.hex()}.kv"
 
 
-def _owner_of_new(folder: Folder) -> int:
-    """Return the owner of files that this process makes, which a server may set."""
-    name = temporary_name("")
-    fd = folder.create(name)
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        folder.unlink(name)
-
-
 def _status(error: OSError) -> Status:
     if error.errno in _GONE:
         return Status.MISS
-    return Status.FULL if error.errno in NO_SPACE else Status.FAILED
+    return status_of(error)
 
 
 _READERS: Readers = {
@@ -427,7 +411,7 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
-    """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
+    """Delete the blocks in a directory, those of a generation or all; see ``options``.
 
     Nothing but the folders of generations is removed.
     """

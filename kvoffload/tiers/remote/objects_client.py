@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
 import struct
 import subprocess
@@ -218,7 +219,7 @@ class ObjectsClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int, memory_bytes: int) -> None:
-        self._settings = worker.encode_settings(
+        self._settings = pickle.dumps(
             {
                 **settings,
                 "path": [entry for entry in sys.path if Path(entry).is_absolute()],

@@ -29,11 +29,10 @@ from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import DROP, TOUCH, Medium, Pool
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
-from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierOptions
-from kvoffload.tiers.region import Region
+from kvoffload.tiers.region import Region, staging_buffers
 
 from .store import RemoteStore, pack_keys
 

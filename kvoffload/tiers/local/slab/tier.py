@@ -34,7 +34,6 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
-from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
 from kvoffload.tiers.metrics import write_line
@@ -48,7 +47,7 @@ from kvoffload.tiers.options import (
     flag,
     read_options,
 )
-from kvoffload.tiers.region import Region, round_up
+from kvoffload.tiers.region import Region, round_up, staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES
 
 from .files import SlabFiles, check_space
