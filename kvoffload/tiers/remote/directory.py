@@ -23,7 +23,7 @@ Invariants
     put there are opened without waiting, and never read beyond the length of a block.
 Cost
     A put checks whether the block exists, and makes five further system calls if it does not; a get
-    is two opens, a stat, a read and two closes, of up to 16 blocks without the interpreter's lock.
+    is an open, a stat, a read and a close, of up to 16 blocks without the interpreter's lock.
     A sweep examines every file, and takes 8 bytes of memory per block.
 """
 
@@ -35,6 +35,7 @@ import logging
 import os
 import stat
 import time
+from binascii import hexlify
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -82,6 +83,7 @@ VISIT_S = 1.0
 """Seconds after which the folder is opened and compared again."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
+OK = int(Status.OK)
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 
 
@@ -171,7 +173,7 @@ class DirectoryStore(RemoteStore):
 
     def _folder_of(self, key: bytes, generation: int, *, make: bool = False) -> Folder:
         """Return the folder of a block."""
-        name = _folder_name(key)
+        name = f"{_bucket_of(key):02x}"
         blocks = self._open_blocks(generation, make=make)
         if not make:
             return blocks.below(name)
@@ -211,12 +213,13 @@ class DirectoryStore(RemoteStore):
             for block in run:
                 block.status = _status(error)
             return
-        places = [(_folder_name(block.key).encode(), _name(block.key).encode()) for block in run]
+        paths = [b"%02x/%b.kv" % (_bucket_of(block.key), hexlify(block.key)) for block in run]
         views = [block.views[0] for block in run]
-        found = io.read_files(folder.fd, places, views, self.content_bytes + PAGE_BYTES)
+        found = io.read_files(folder.fd, paths, views, self.content_bytes + PAGE_BYTES)
+        old = time.time() - RENEW_S
         for block, (status, changed) in zip(run, found, strict=True):
             block.status = _status(OSError(-status, "")) if status < 0 else status
-            if status == Status.OK and time.time() - changed > RENEW_S:
+            if status == OK and changed < old:
                 self.touch([block.key], generation)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
@@ -358,8 +361,9 @@ class DirectoryTier(RemoteTier):
             return None
 
 
-def _folder_name(key: bytes) -> str:
-    return f"{xxh3_64(key) & 0xFF:02x}"
+def _bucket_of(key: bytes) -> int:
+    """Return the number of the folder that a block is in."""
+    return xxh3_64(key) & 0xFF
 
 
 def _name(key: bytes) -> str:
