@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, S
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
-from tests.tiers.inside import doubt, is_busy, medium_of
+from tests.tiers.inside import doubt, is_busy, medium_of, wait_until
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -40,13 +39,6 @@ def in_slab(path: Path, namespace: Namespace) -> FileTier:
 
 OPENERS = [in_directory, in_slab]
 Opener = Callable[[Path, Namespace], Tier]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def descriptors() -> int:

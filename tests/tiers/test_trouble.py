@@ -5,8 +5,7 @@ import gc
 import itertools
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +28,7 @@ from kvoffload.tiers import (
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
-from tests.tiers.inside import (
-    is_busy,
-    limit_queue,
-    set_clock,
-)
+from tests.tiers.inside import limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -59,24 +54,10 @@ def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     tier.close(PATIENCE_S)
 
 
-def settle(tier: MemoryTier) -> None:
-    """Wait until no thread works on anything."""
-    while is_busy(tier):
-        tier.wait([], 0)
-        time.sleep(0.001)
-
-
 def store(tier: MemoryTier, keys: list[bytes]) -> None:
     """Put keys from the blocks that hold them, and wait until they can be read."""
     assert not run(tier, tier.put(keys, [KEYS.index(key) for key in keys])).status.any()
     settle(tier)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 class TestHangs:
