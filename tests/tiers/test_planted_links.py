@@ -356,7 +356,7 @@ def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
         removed = []
         while not removed or removed[-1]:
             removed.append(sweep(tier))
-            assert removed[-1] <= 8
+            assert removed[-1] <= 4, "of the eight that were listed, four may stay"
         assert sum(removed) == 101 - 4
         assert get(tier, region, 1) == [Status.OK], "it was the youngest"
 
