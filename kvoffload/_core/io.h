@@ -71,7 +71,7 @@ enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 #define KVO_KEY_BYTES 40      /* longest key that is stored unchanged */
 #define KVO_DIGESTED_BYTES 41 /* length of the stored form of other keys */
 #define KVO_ALIGNMENT 4096
-#define KVO_FOLDER_BYTES 8 /* longest name of a folder of blocks, and a zero */
+#define KVO_FOLDER_BYTES 8                     /* longest name of a folder of blocks, and a zero */
 #define KVO_THREAD_STACK ((size_t)512 << 10)   /* bytes */
 #define KVO_GRACE_NS ((int64_t)1000000000)     /* for a call under way when the pool closes */
 #define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same past a deadline */
