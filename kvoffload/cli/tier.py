@@ -148,7 +148,7 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool, qui
     if everything == (generation is not None):
         raise click.UsageError("give one of --generation NAME and --all")
     with _slabs():
-        from kvoffload.tiers.options import delete_blocks
+        from kvoffload.tiers.deletion import delete_blocks
     if ":" not in url or url.startswith(("/", ".")):
         if "?" in url:  # what follows would count as options, and another folder be deleted
             raise click.UsageError(f"URL must be a folder without ?, got {describe(url)}")

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
 
 from kvoffload._checks import check_bool, check_int
@@ -28,11 +27,9 @@ __all__ = [
     "ENTRY_POINTS",
     "MAX_QUEUED_BYTES",
     "STAGING_BYTES",
-    "Deleted",
     "Readers",
     "TierKeywords",
     "TierOptions",
-    "delete_blocks",
     "open_tier",
     "read_options",
 ]
@@ -192,7 +189,7 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
 
 # -- as an address -------------------------------------------------------------------------------
 
-_BUILT_IN = {
+BUILT_IN = {
     kind: EntryPoint(kind, f"kvoffload.tiers.{opener}", ENTRY_POINTS)
     for kind, opener in {
         "az": "remote.objects:open_az",
@@ -297,56 +294,6 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
 def _kinds(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points by kind; look for plug-ins if the kind is not built in."""
-    if kind in _BUILT_IN:
-        return _BUILT_IN
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | _BUILT_IN
-
-
-# -- deletion -----------------------------------------------------------------------------------
-
-
-class Deleted(NamedTuple):
-    """What was deleted: blocks, and their bytes on the medium."""
-
-    blocks: int
-    nbytes: int
-
-    def __add__(self, other: object) -> Deleted:
-        """Return the sum of two deletions."""
-        if not isinstance(other, Deleted):
-            return NotImplemented
-        return Deleted(self.blocks + other.blocks, self.nbytes + other.nbytes)
-
-
-def delete_blocks(url: str, generation: str | None = None) -> Deleted:
-    """Delete the blocks at an address, those of all namespaces.
-
-    Parameters
-    ----------
-    url : str
-        As for `open_tier`; of its options, only those that lead to the medium count.
-    generation : str, optional
-        Only blocks of this generation; by default all.
-
-    Returns
-    -------
-    Deleted
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or tiers of this kind keep nothing.
-    TierError, OSError
-        If something cannot be deleted; other blocks may be gone.
-
-    Notes
-    -----
-    Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
-    """
-    kind, place, options = split_url(url)
-    keeping = [kind for kind in _BUILT_IN if kind != "memory"]
-    if kind not in keeping:
-        raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
-    number = None if generation is None else Generation.of(generation).number
-    delete: Callable[..., Deleted] = import_module(_BUILT_IN[kind].module).delete_blocks
-    return delete(f"{kind}:{place}", options, number)
+    if kind in BUILT_IN:
+        return BUILT_IN
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | BUILT_IN

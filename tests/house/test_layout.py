@@ -51,7 +51,7 @@ BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 # of the first line may import from each other.
 TIERS_LAYERS = [
     {
-        *("base", "folder", "generation", "metrics", "namespace", "options", "region"),
+        *("base", "deletion", "folder", "generation", "metrics", "namespace", "options", "region"),
         *("native", "seal"),
     },
     {"engine"},

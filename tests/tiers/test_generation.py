@@ -30,8 +30,8 @@ from kvoffload.tiers import (
     TierOptions,
     open_tier,
 )
+from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
-from kvoffload.tiers.options import delete_blocks
 from tests.tiers.attack import report, rounds
 from tests.tiers.inside import ask_anew, is_busy
 from tests.tiers.places import Place, directory_place, objects_place, redis_place

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -507,3 +508,14 @@ time.sleep(600)
         assert client._process is not first
         assert [answer.outcome for answer in answers] == [worker.ABSENT] * 2
         client.close()
+
+    def test_settings_arrive_as_they_were_given(self) -> None:
+        settings = {
+            "config": {"skip_signature": True, "region": "x"},
+            "timeout": timedelta(seconds=2.5),
+            "default_headers": {"a": b"\0\xff", "b": "c"},
+        }
+        assert worker.decode_settings(worker.encode_settings(settings)) == settings
+        with pytest.raises(TypeError) as caught:
+            worker.encode_settings({"secret_access_key": {SECRET}})
+        assert SECRET not in str(caught.value)

@@ -16,15 +16,17 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import os
-import pickle
 import select
 import socket
 import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,7 +39,7 @@ ITEM = struct.Struct("<HQ")
 ANSWER = struct.Struct("<IBHQ")
 """Index of the object in the request, outcome, bytes of the text and of the data, which follow."""
 LENGTH = struct.Struct("<Q")
-"""Bytes of the settings, which follow on the control, pickled."""
+"""Bytes of the settings, which follow on the control."""
 
 HEAD, GET, CREATE, REPLACE, DELETE = range(5)
 """Verbs. `CREATE` stores only if there is no object, `REPLACE` always."""
@@ -60,6 +62,33 @@ class Item(NamedTuple):
 
     path: str
     data: Data = b""
+
+
+def encode_settings(settings: dict[str, Any]) -> bytes:
+    """Return settings as JSON; TypeError, which shows no value, if one cannot be encoded."""
+
+    def plain(value: Any) -> dict[str, Any]:
+        if isinstance(value, timedelta):
+            return {"\0seconds": value.total_seconds()}
+        if isinstance(value, bytes):
+            return {"\0bytes": base64.b64encode(value).decode("ascii")}
+        raise TypeError(f"settings must be text, numbers, bytes or times, got {type(value)}")
+
+    return json.dumps(settings, default=plain).encode("ascii")
+
+
+def decode_settings(data: bytes) -> dict[str, Any]:
+    """Return the settings from `encode_settings`."""
+
+    def value(found: dict[str, Any]) -> Any:
+        if "\0seconds" in found:
+            return timedelta(seconds=found["\0seconds"])
+        if "\0bytes" in found:
+            return base64.b64decode(found["\0bytes"])
+        return found
+
+    settings: dict[str, Any] = json.loads(data, object_hook=value)
+    return settings
 
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:
@@ -216,7 +245,7 @@ def main(control_fd: int, connection_fds: Sequence[int], parent: int) -> None:
     control = socket.socket(fileno=control_fd)
     connections = [socket.socket(fileno=fd) for fd in connection_fds]
     (nbytes,) = LENGTH.unpack(receive(control, LENGTH.size))
-    settings = pickle.loads(receive(control, nbytes))  # noqa: S301 # of the parent
+    settings = decode_settings(receive(control, nbytes))
     sys.path[:] = settings["path"]
     os.environ.setdefault("TOKIO_WORKER_THREADS", str(min(8, os.cpu_count() or 1)))
     try:

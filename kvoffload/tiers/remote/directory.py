@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.folder import (
     Folder,
@@ -56,7 +57,6 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespa
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
-    Deleted,
     Readers,
     TierKeywords,
     TierOptions,
@@ -415,7 +415,7 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
-    """Delete the blocks in a directory, those of a generation or all; see ``options``.
+    """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
 
     Nothing but the folders of generations is removed.
     """

@@ -35,11 +35,11 @@ from urllib.parse import urlsplit
 from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status, TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     STAGED,
-    Deleted,
     Readers,
     TierKeywords,
     TierOptions,
@@ -315,6 +315,7 @@ def _settings(
     try:
         from_url: Any = obstore.store.from_url
         from_url(url, **options)
+        worker.encode_settings(settings)
     except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
         raise ValueError(
             f"url and settings must be valid for obstore, got {type(error).__name__}"
@@ -364,7 +365,7 @@ def _read(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], d
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
-    """Delete the blocks of a prefix, those of a generation or all; see ``options``."""
+    """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
     config, client, _ = _read(options)
     address, settings = _public(url), _settings(url, config, client)
     import obstore

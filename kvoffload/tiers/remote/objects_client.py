@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import socket
 import struct
 import subprocess
@@ -219,7 +218,7 @@ class ObjectsClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int, memory_bytes: int) -> None:
-        self._settings = pickle.dumps(
+        self._settings = worker.encode_settings(
             {
                 **settings,
                 "path": [entry for entry in sys.path if Path(entry).is_absolute()],

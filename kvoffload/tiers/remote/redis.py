@@ -30,11 +30,11 @@ from urllib.parse import urlsplit
 from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status, TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
 from kvoffload.tiers.options import (
     STAGED,
-    Deleted,
     Readers,
     TierKeywords,
     TierOptions,
@@ -432,7 +432,7 @@ open_rediss = partial(_open, "rediss")
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
-    """Delete the blocks of a prefix, those of a generation or all; see ``options``."""
+    """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
     arguments = read_options(options, _READERS)
     settings = _parse(url)
     if "ca" in arguments:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.tiers.base import TierError
+from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.folder import transfer
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of
 from kvoffload.tiers.native import io
-from kvoffload.tiers.options import Deleted
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
@@ -271,7 +271,7 @@ def remove_slab(folder: str | Path) -> int:
 
 
 def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
-    """Delete the slabs in a folder, those of a generation or all; see ``options``."""
+    """Delete the slabs in a folder, those of a generation or all; see ``deletion``."""
     del options
     deleted = Deleted(0, 0)
     for slab in find_slabs(url.removeprefix("slab:")):

@@ -1,0 +1,61 @@
+"""The deletion of what tiers keep on a medium, for privacy or for space; no tier is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+from kvoffload.errors import describe
+
+from .generation import Generation
+from .options import BUILT_IN, split_url
+
+__all__ = ["Deleted", "delete_blocks"]
+
+
+class Deleted(NamedTuple):
+    """What was deleted: blocks, and their bytes on the medium."""
+
+    blocks: int
+    nbytes: int
+
+    def __add__(self, other: object) -> Deleted:
+        """Return the sum of two deletions."""
+        if not isinstance(other, Deleted):
+            return NotImplemented
+        return Deleted(self.blocks + other.blocks, self.nbytes + other.nbytes)
+
+
+def delete_blocks(url: str, generation: str | None = None) -> Deleted:
+    """Delete the blocks at an address, those of all namespaces.
+
+    Parameters
+    ----------
+    url : str
+        As for `open_tier`; of its options, only those that lead to the medium count.
+    generation : str, optional
+        Only blocks of this generation; by default all.
+
+    Returns
+    -------
+    Deleted
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or tiers of this kind keep nothing.
+    TierError, OSError
+        If something cannot be deleted; other blocks may be gone.
+
+    Notes
+    -----
+    Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
+    """
+    kind, place, options = split_url(url)
+    keeping = [kind for kind in BUILT_IN if kind != "memory"]
+    if kind not in keeping:
+        raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
+    number = None if generation is None else Generation.of(generation).number
+    delete: Callable[..., Deleted] = import_module(BUILT_IN[kind].module).delete_blocks
+    return delete(f"{kind}:{place}", options, number)
