@@ -94,7 +94,7 @@ class TierSide(Side):
         assert not done.status.any(), done.status
 
     def find(self, keys: list[bytes]) -> None:
-        self.tier._catalog.verdicts.clear()
+        self.tier._medium.verdicts.clear()
         done = run(self.tier, self.tier.query(keys, PATIENCE_S))
         assert done.status.max() <= 1, done.status
 

@@ -96,6 +96,7 @@ UNSHOWN = {  # members that other parts of the library use
     "kvoffload.replay.durations.DurationHistogram": "add",
     "kvoffload.tiers.DirectoryTier": "folder",
     "kvoffload.tiers.Region": "views_unchecked",
+    "kvoffload.tiers.RemoteStore": "chore, move",
     "kvoffload.traces.PromptOptions": "blocks",
     "kvoffload.traces.chaining.Chaining": "is_broken, is_suspect",
 }

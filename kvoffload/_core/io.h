@@ -37,6 +37,12 @@
 
 #ifdef __linux__
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+#if defined(SYS_openat2) && defined(__has_include)
+#if __has_include(<linux/openat2.h>)
+#include <linux/openat2.h>
+#endif
+#endif
 #endif
 
 #include "xxh3.h"
@@ -65,6 +71,7 @@ enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 #define KVO_KEY_BYTES 40      /* longest key that is stored unchanged */
 #define KVO_DIGESTED_BYTES 41 /* length of the stored form of other keys */
 #define KVO_ALIGNMENT 4096
+#define KVO_FOLDER_BYTES 8                     /* longest name of a folder of blocks, and a zero */
 #define KVO_THREAD_STACK ((size_t)512 << 10)   /* bytes */
 #define KVO_GRACE_NS ((int64_t)1000000000)     /* for a call under way when the pool closes */
 #define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same past a deadline */
@@ -425,30 +432,55 @@ static inline int kvo_is_file(const struct stat *found, int64_t size) {
     return S_ISREG(found->st_mode) && (int64_t)found->st_size == size;
 }
 
-/* Read the beginning of a file of `size` bytes, by its name in a folder below a folder.
+/* Open a file to read it, by its path of a folder and a name, below an open folder; -1, or `errno`.
  *
- * Neither a link nor a pipe is followed or waited for. Returns the status, OK for any bytes, or the
- * negative of an error number; `*changed` is when the file was changed, in seconds. */
-static inline int kvo_read_file(int folder, const char *below, const char *name, uint8_t *buffer,
-                                size_t nbytes, int64_t size, int64_t *changed) {
+ * Neither a link nor a pipe is followed or waited for. One call instead of two saves a seventh
+ * of a get; not every system has it. `*at` is the inner folder if that was opened, else -1. */
+static inline int kvo_open_below(int folder, const char *path, int *at) {
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const char *name = strchr(path, '/');
+    char below[KVO_FOLDER_BYTES] = {0};
+    *at = -1;
+#ifdef RESOLVE_NO_SYMLINKS
+    struct open_how how = {0};
+    int fd;
+    how.flags = (uint64_t)flags;
+    how.resolve = RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH;
+    fd = (int)syscall(SYS_openat2, folder, path, &how, sizeof how);
+    if (fd >= 0)
+        return fd;
+#endif
+    if (name == NULL || name - path >= KVO_FOLDER_BYTES) {
+        errno = ENOENT;
+        return -1;
+    }
+    memcpy(below, path, (size_t)(name - path));
+    *at = openat(folder, below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return *at < 0 ? -1 : openat(*at, name + 1, flags);
+}
+
+/* Read the beginning of a file of `size` bytes, by its path as in `kvo_open_below`.
+ *
+ * Returns the status, OK for any bytes, or the negative of an error number; `*changed` is when the
+ * file was changed, in seconds. */
+static inline int kvo_read_file(int folder, const char *path, uint8_t *buffer, size_t nbytes,
+                                int64_t size, int64_t *changed) {
     struct iovec view = {buffer, nbytes};
     struct stat found;
-    int at = openat(folder, below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), fd, status;
+    int at, fd = kvo_open_below(folder, path, &at), status = -errno;
     int64_t got;
-    if (at < 0)
-        return errno == ENOENT || errno == ESTALE || errno == ENOTDIR || errno == ELOOP
-                   ? KVO_STATUS_MISS
-                   : -errno;
-    fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        status = errno == ENOENT || errno == ESTALE || errno == ENOTDIR ? KVO_STATUS_MISS : -errno;
-        if (status < 0 && !fstatat(at, name, &found, AT_SYMLINK_NOFOLLOW) &&
-            !kvo_is_file(&found, size))
+        if (status == -ENOENT || status == -ESTALE || status == -ENOTDIR ||
+            (at < 0 && status == -ELOOP))
+            status = KVO_STATUS_MISS;
+        else if (at >= 0 && !fstatat(at, strchr(path, '/') + 1, &found, AT_SYMLINK_NOFOLLOW) &&
+                 !kvo_is_file(&found, size))
             status = KVO_STATUS_CORRUPT; /* such as a link */
-        close(at);
-        return status;
     }
-    close(at);
+    if (at >= 0)
+        close(at);
+    if (fd < 0)
+        return status;
     if (fstat(fd, &found) < 0) {
         status = -errno;
     } else if (!kvo_is_file(&found, size)) {

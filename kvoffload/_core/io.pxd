@@ -80,8 +80,8 @@ cdef extern from "io.h" nogil:
     uint64_t kvo_seed(const kvo_store* store, const uint8_t* key, size_t length)
     bint kvo_seal_valid(const uint8_t* seal, int64_t nbytes, uint64_t generation)
     int kvo_read_file(
-        int folder, const char* below, const char* name, uint8_t* buffer, size_t nbytes,
-        int64_t size, int64_t* changed
+        int folder, const char* path, uint8_t* buffer, size_t nbytes, int64_t size,
+        int64_t* changed
     )
     kvo_pool* kvo_pool_new(
         const kvo_region* region, const kvo_store* store, int threads, uint8_t* staging,

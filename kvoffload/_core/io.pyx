@@ -51,34 +51,32 @@ def xxh3_64(data, seed=0):
     return result
 
 
-def read_files(int folder, list places, list buffers, int64_t size):
+def read_files(int folder, list paths, list buffers, int64_t size):
     """Fill buffers from files of `size` bytes, in one call without the interpreter's lock.
 
-    A place is the name of a folder below an open one, and that of a file in it, as bytes. Links are
+    A path is the name of a folder below an open one, and that of a file in it, as bytes. Links are
     not followed, and nothing is waited for but the file system. Return for each file its status, or
     the negative of an error number, and when it was changed, in seconds.
     """
-    cdef const char* folders[MAX_FILES]
     cdef const char* names[MAX_FILES]
     cdef uint8_t* memory[MAX_FILES]
     cdef int statuses[MAX_FILES]
     cdef int64_t changed[MAX_FILES]
-    cdef Py_ssize_t count = len(places)
+    cdef Py_ssize_t count = len(paths)
     cdef Py_ssize_t index
     cdef size_t nbytes = 0
     cdef uint8_t[::1] buffer
     if count > MAX_FILES:
-        raise ValueError(f"places must be at most {MAX_FILES}, got {count}")
+        raise ValueError(f"paths must be at most {MAX_FILES}, got {count}")
     for index in range(count):
-        below, name = places[index]
-        folders[index], names[index] = below, name
+        names[index] = paths[index]
         buffer = buffers[index]
         memory[index], nbytes = &buffer[0], <size_t>buffer.shape[0]
         changed[index] = 0
     with nogil:
         for index in range(count):
             statuses[index] = kvo_read_file(
-                folder, folders[index], names[index], memory[index], nbytes, size, &changed[index]
+                folder, names[index], memory[index], nbytes, size, &changed[index]
             )
     return [(statuses[index], changed[index]) for index in range(count)]
 

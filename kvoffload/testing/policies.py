@@ -698,7 +698,8 @@ class PolicyConformance(ABC):
             chooser = random.Random(seed)  # noqa: S311
             driven = _Driven(self.make_policy, seed % 12, self.is_deterministic, self.verify)
             for _ in range(120):
-                _random_call(driven, chooser)
+                name, arguments = _random_call(driven, chooser)
+                getattr(driven, name)(*arguments)
                 driven.check()
             driven.finish()
 
@@ -749,35 +750,31 @@ class PolicyConformance(ABC):
         self.verify(policy)
 
 
-def _random_call(driven: _Driven, chooser: random.Random) -> None:
-    """Make one random call; calls that fill the policy are likelier while it is empty."""
+def _random_call(driven: _Driven, chooser: random.Random) -> tuple[str, tuple[Any, ...]]:
+    """Draw a call and its arguments; calls that fill the policy are likelier while it is empty."""
     resident, absent = driven.resident(), driven.absent()
-    batch = chooser.choices(KEYS, k=chooser.randrange(7))
-    protected = frozenset(chooser.sample(KEYS, chooser.choice((0, 0, 2, 6))))
     roll = chooser.random()
     if roll < 0.3 or not resident:
-        driven.insert(chooser.choice(absent or KEYS), chooser.choice((0, 0, 0, -1, 1)))
-    elif roll < 0.34:
-        driven.insert(chooser.choice(KEYS), 0)
-    elif roll < 0.4:
-        driven.remove(chooser.choice(KEYS))
-    elif roll < 0.5:
-        driven.touch(batch)
-    elif roll < 0.58:
-        driven.request(batch, chooser.choice(_HOOKS))
-    elif roll < 0.7:
-        driven.evict(chooser.choice((0, 1, 1, 2, 3, len(resident))), protected)
-    elif roll < 0.8:
+        return "insert", (chooser.choice(absent or KEYS), chooser.choice((0, 0, 0, -1, 1)))
+    if roll < 0.34:
+        return "insert", (chooser.choice(KEYS), 0)
+    if roll < 0.4:
+        return "remove", (chooser.choice(KEYS),)
+    if roll < 0.58:
+        batch = chooser.choices(KEYS, k=chooser.randrange(7))
+        return ("touch", (batch,)) if roll < 0.5 else ("request", (batch, chooser.choice(_HOOKS)))
+    if roll < 0.8:
+        protected = frozenset(chooser.sample(KEYS, chooser.choice((0, 0, 2, 6))))
+        if roll < 0.7:
+            return "evict", (chooser.choice((0, 1, 1, 2, 3, len(resident))), protected)
         count = chooser.randrange(min(5, len(absent) + 1))
-        driven.make_room(chooser.sample(absent, count), chooser.randrange(3), protected)
-    elif roll < 0.92:
-        driven.write(chooser.choice(resident), chooser.choice((-1, 0, 0, 0, 1, 2)))
-    elif roll < 0.97:
-        driven.hold(chooser.choice(resident))
-    elif roll < 0.99:
-        driven.refused_counts()
-    else:
-        driven.clear()
+        return "make_room", (chooser.sample(absent, count), chooser.randrange(3), protected)
+    if roll < 0.92:
+        ref_cnt = chooser.choice((-1, 0, 0, 0, 1, 2, 2**31 - 1))
+        return "write", (chooser.choice(resident), ref_cnt)
+    if roll < 0.97:
+        return "hold", (chooser.choice(resident),)
+    return ("refused_counts", ()) if roll < 0.99 else ("clear", ())
 
 
 def policy_machine(
@@ -802,64 +799,20 @@ def policy_machine(
     type
         A subclass of ``hypothesis.stateful.RuleBasedStateMachine``.
     """
+    from hypothesis import note
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
-    blocks = st.sampled_from(KEYS)
-    batches = st.lists(blocks, max_size=8)
-    ref_cnts = st.sampled_from([0, 0, 0, -1, 1, 2**31 - 1])
 
     class PolicyMachine(RuleBasedStateMachine):
         @initialize(capacity=st.integers(0, 12))
         def start(self, capacity: int) -> None:
             self.driven = _Driven(make_policy, capacity, is_deterministic, verify)
 
-        @rule(key=blocks, ref_cnt=ref_cnts)
-        def insert(self, key: BlockHash, ref_cnt: int) -> None:
-            self.driven.insert(key, ref_cnt)
-
-        @rule(count=st.integers(2, 8))
-        def insert_several(self, count: int) -> None:
-            for key in self.driven.absent()[:count]:
-                self.driven.insert(key, 0)
-
-        @rule(key=blocks)
-        def remove(self, key: BlockHash) -> None:
-            self.driven.remove(key)
-
-        @rule(batch=batches)
-        def touch(self, batch: list[BlockHash]) -> None:
-            self.driven.touch(batch)
-
-        @rule(batch=batches, hook=st.sampled_from(_HOOKS))
-        def request(self, batch: list[BlockHash], hook: str) -> None:
-            self.driven.request(batch, hook)
-
-        @rule(n=st.integers(0, 6), protected=batches)
-        def evict(self, n: int, protected: list[BlockHash]) -> None:
-            self.driven.evict(n, protected)
-
-        @rule(count=st.integers(0, 4), num_free=st.integers(0, 3), protected=batches)
-        def make_room(self, count: int, num_free: int, protected: list[BlockHash]) -> None:
-            self.driven.make_room(self.driven.absent()[::-1][:count], num_free, protected)
-
-        @rule(data=st.data(), ref_cnt=ref_cnts)
-        def write(self, data: st.DataObject, ref_cnt: int) -> None:
-            if self.driven.resident():
-                self.driven.write(data.draw(st.sampled_from(self.driven.resident())), ref_cnt)
-
-        @rule(data=st.data())
-        def hold(self, data: st.DataObject) -> None:
-            if self.driven.resident():
-                self.driven.hold(data.draw(st.sampled_from(self.driven.resident())))
-
-        @rule()
-        def refused_counts(self) -> None:
-            self.driven.refused_counts()
-
-        @rule()
-        def clear(self) -> None:
-            self.driven.clear()
+        @rule(chooser=st.randoms(use_true_random=False))
+        def call(self, chooser: random.Random) -> None:
+            name, arguments = _random_call(self.driven, chooser)
+            note(f"{name}{arguments}")
+            getattr(self.driven, name)(*arguments)
 
         @invariant()
         def holds_what_it_was_given(self) -> None:

@@ -99,7 +99,7 @@ class State(IntEnum):
     """Unknown until a `Tier.query`, as after `Status.UNAVAILABLE`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Done:
     """The end of a job.
 

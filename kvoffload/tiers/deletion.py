@@ -9,20 +9,9 @@ from typing import NamedTuple
 from kvoffload.errors import describe
 
 from .generation import Generation
-from .options import split_url
+from .options import BUILT_IN, split_url
 
 __all__ = ["Deleted", "delete_blocks"]
-
-_DELETERS = {
-    "az": "remote.objects",
-    "dir": "remote.directory",
-    "gs": "remote.objects",
-    "redis": "remote.redis",
-    "rediss": "remote.redis",
-    "s3": "remote.objects",
-    "slab": "local.slab.inspect",
-}
-"""By kind of tier, the module with `delete_blocks`."""
 
 
 class Deleted(NamedTuple):
@@ -64,9 +53,9 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
     """
     kind, place, options = split_url(url)
-    if kind not in _DELETERS:
-        raise ValueError(f"url must start with one of {', '.join(_DELETERS)}, got {describe(url)}")
+    keeping = [kind for kind in BUILT_IN if kind != "memory"]
+    if kind not in keeping:
+        raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
     number = None if generation is None else Generation.of(generation).number
-    module = import_module(f"kvoffload.tiers.{_DELETERS[kind]}")
-    delete: Callable[..., Deleted] = module.delete_blocks
+    delete: Callable[..., Deleted] = import_module(BUILT_IN[kind].module).delete_blocks
     return delete(f"{kind}:{place}", options, number)

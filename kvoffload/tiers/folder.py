@@ -17,17 +17,32 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvoffload.errors import describe
 
-__all__ = ["MAX_DEPTH", "Folder", "above_streams", "check_path", "make_folders", "temporary_name"]
+from .base import Status
+from .region import ALIGNMENT
+
+__all__ = [
+    "MAX_DEPTH",
+    "Folder",
+    "above_streams",
+    "check_path",
+    "make_folders",
+    "status_of",
+    "temporary_name",
+    "transfer",
+]
 
 MAX_DEPTH = 8
 """Levels of folders that are removed below the named one; the tier makes two."""
 LAST_STREAM = 2
 """Descriptor of standard error."""
+MAX_VIEWS = 1024
+"""Most pieces of memory in one call: Linux and macOS accept no more."""
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -295,3 +310,35 @@ def above_streams(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LAST_STREAM + 1)
     finally:
         os.close(fd)
+
+
+# -- bytes of files ------------------------------------------------------------------------------
+
+
+def status_of(error: OSError) -> Status:
+    """Return the status of a block after an error of the operating system."""
+    return Status.FULL if error.errno in _NO_SPACE else Status.FAILED
+
+
+def transfer(
+    call: Callable[[int, Sequence[memoryview], int], int],
+    fd: int,
+    views: Sequence[memoryview],
+    offset: int,
+) -> int:
+    """Read or write views at an offset, continuing after short calls; return the bytes moved.
+
+    Fewer are moved only at the end of a file.
+    """
+    done = 0
+    rest = list(views)
+    while rest:
+        moved = call(fd, rest[:MAX_VIEWS], offset + done)
+        done += moved
+        if moved == 0 or (call is os.preadv and moved % ALIGNMENT):
+            break  # the file ends here
+        while rest and moved >= len(rest[0]):
+            moved -= len(rest.pop(0))
+        if moved:
+            rest[0] = rest[0][moved:]
+    return done

@@ -189,7 +189,7 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
 
 # -- as an address -------------------------------------------------------------------------------
 
-_BUILT_IN = {
+BUILT_IN = {
     kind: EntryPoint(kind, f"kvoffload.tiers.{opener}", ENTRY_POINTS)
     for kind, opener in {
         "az": "remote.objects:open_az",
@@ -199,7 +199,7 @@ _BUILT_IN = {
         "redis": "remote.redis:open_redis",
         "rediss": "remote.redis:open_rediss",
         "s3": "remote.objects:open_s3",
-        "slab": "local.slab.tier:open_slab",
+        "slab": "local.slab:open_slab",
     }.items()
 }
 """Built in rather than entry points, so that they work if the package is not installed."""
@@ -294,6 +294,6 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
 def _kinds(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points by kind; look for plug-ins if the kind is not built in."""
-    if kind in _BUILT_IN:
-        return _BUILT_IN
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | _BUILT_IN
+    if kind in BUILT_IN:
+        return BUILT_IN
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)} | BUILT_IN

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-__all__ = ["ALIGNMENT", "Region", "round_up"]
+__all__ = ["ALIGNMENT", "Region", "num_buffers", "round_up", "staging_buffers"]
 
 ALIGNMENT = 4096
 """Addresses and sizes that are multiples of this can be read and written without a copy."""
@@ -29,6 +29,7 @@ ALIGNMENT = 4096
 MAX_BLOCK_BYTES = 2**32 - 1
 """Limit of a block's size, which is stored in 32 bits."""
 
+LEAST_BUFFERS = 2
 
 Part = tuple[int, int, int]
 
@@ -308,3 +309,16 @@ def allocate(nbytes: int) -> memoryview:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def num_buffers(staging_bytes: int, nbytes: int) -> int:
+    """Return the number of buffers of `nbytes`, at least 2: to write from, and to read into."""
+    return max(LEAST_BUFFERS, staging_bytes // round_up(nbytes))
+
+
+def staging_buffers(staging_bytes: int, nbytes: int) -> Region:
+    """Return new buffers of `nbytes` each, rounded up to a page, as a region.
+
+    They are the tier's own, so that a call that does not return holds none of the caller's memory.
+    """
+    return Region.allocate(num_buffers(staging_bytes, nbytes), round_up(nbytes))

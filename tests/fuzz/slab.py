@@ -295,7 +295,6 @@ def run_slab(data: bytes) -> int:
         folder.mkdir(mode=0o700)
         for name, content in damage.files.items():
             (folder / name).write_bytes(content)
-            (folder / name).chmod(0o600)  # others may not write, whatever the user's umask says
         with little_memory():
             look(folder)
         with opened(Path(path), OURS, num_slots, **options) as slab:

@@ -22,7 +22,7 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
 from tests.conftest import read_budget
-from tests.tiers.inside import is_busy, let_probe, set_clock
+from tests.tiers.inside import let_probe, set_clock, settle
 
 STATED_BUDGET = 20
 BLOCK_BYTES = 16_384
@@ -53,9 +53,7 @@ class Universe:
         job = tier.put(keys, range(len(keys)))
         assert tier.wait([job], PATIENCE_S)
         (done,) = tier.poll()
-        while is_busy(tier):
-            tier.wait([], 0)
-            time.sleep(0.0005)
+        settle(tier)
         tier.poll()
         return done.status
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from kvoffload import IMPLEMENTATION
@@ -34,14 +31,6 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if IMPLEMENTATION == "compiled" and not request.node.get_closest_marker("servers"):
         for name in WAITS:
             monkeypatch.setattr(f"kvoffload.tiers.{name}", PATIENCE_S)
-
-
-@pytest.fixture(autouse=True)
-def _private() -> Iterator[None]:
-    """Make files that others cannot write to: a slab with others is refused."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """The insides of tiers that no caller can reach and some tests have to: all in one place."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from kvoffload.tiers import FileTier, Tier
+from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.tiers import DirectoryTier, FileTier, Tier
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
 
@@ -13,6 +16,30 @@ from kvoffload.tiers.remote.tier import RemoteTier
 def is_busy(tier: Tier) -> bool:
     """Return whether a thread of the tier has work: a job or a chore."""
     return tier.stats()["unsettled_jobs"] > 0
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait until a condition holds; fail if it does not in a long time."""
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def settle(tier: Tier) -> None:
+    """Wait until no thread of the tier has work; `poll` has the ends."""
+
+    def rests() -> bool:
+        tier.wait([], 0)
+        return not is_busy(tier)
+
+    wait_until(rests)
+
+
+def path_of(tier: DirectoryTier, key: bytes) -> Path:
+    """Return where a block of a directory lies that is there."""
+    (path,) = tier.folder.glob(f"{number_of(tier):016x}/??/{key.hex()}.kv")
+    return path
 
 
 def set_clock(tier: ComposedTier, clock: Callable[[], float]) -> None:
@@ -29,12 +56,12 @@ def let_probe(tier: ComposedTier) -> None:
 
 def ask_anew(tier: RemoteTier) -> None:
     """Have the medium asked, whatever was found out before."""
-    tier._catalog.verdicts.clear()
+    tier._medium.verdicts.clear()
 
 
 def doubt(tier: RemoteTier) -> None:
     """Have the next call visit the medium, as some time later."""
-    tier._shared._visited_at = -math.inf
+    tier._medium.store._visited_at = -math.inf
 
 
 def number_of(tier: ComposedTier) -> int:
@@ -44,7 +71,7 @@ def number_of(tier: ComposedTier) -> int:
 
 def medium_of(tier: RemoteTier) -> Any:
     """Return the tier's `RemoteStore`."""
-    return tier._shared.medium
+    return tier._medium.store
 
 
 def files_of(tier: FileTier) -> Any:
@@ -59,7 +86,7 @@ def threads_of(tier: ComposedTier) -> Any:
 
 def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:
     """Return the slots of keys that a local tier has."""
-    return tier._catalog.slots_of(keys)
+    return tier._medium.slots_of(keys)
 
 
 def limit_queue(tier: ComposedTier, nbytes: int) -> None:

@@ -17,7 +17,7 @@ from kvoffload.tiers import (
     Status,
 )
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.inside import ask_anew, is_busy
+from tests.tiers.inside import ask_anew, settle
 from tests.tiers.servers import Server, s3_options
 
 BLOCK = 4096
@@ -66,13 +66,6 @@ def objects_place(server: Server) -> Place:
     """Return a place in the bucket ``blocks``."""
     url = f"s3://blocks/forget{next(NUMBERS)}"
     return Place(lambda **options: ObjectTier(url, **options, **s3_options(server)))
-
-
-def settle(tier: RemoteTier) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while is_busy(tier) and time.monotonic() < until:
-        tier.wait([], 0)
-        time.sleep(0.001)
 
 
 def store(tier: RemoteTier, count: int = len(KEYS)) -> None:

@@ -1,12 +1,15 @@
 """The shared directory passes the suite of all tiers; and what several processes do to one."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from kvoffload.testing.tiers import TierConformance, tier_machine
-from kvoffload.tiers import Namespace, Tier
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, run, tier_machine
+from kvoffload.tiers import Namespace, Region, Status, Tier
 from kvoffload.tiers.remote.directory import DirectoryTier
 
 BLOCK = 4096
@@ -55,3 +58,28 @@ def test_it_behaves_like_a_dict(tmp_path: Path, namespace: Namespace) -> None:
     )
     machine.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
     machine.TestCase().runTest()
+
+
+def test_a_sweep_before_anything_was_stored_makes_nothing(tmp_path: Path) -> None:
+    with DirectoryTier(tmp_path / "kv", 2**20, namespace=Namespace("model", 4096)) as tier:
+        assert tier.sweep() is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("happens", "status"), [(False, Status.FAILED), (True, Status.OK)])
+def test_an_answer_of_a_file_server_may_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool, status: Status
+) -> None:
+    """A link that was made counts, although the call reports an error; another does not."""
+    link = os.link
+
+    def lose(*arguments: Any, **options: Any) -> None:
+        if happens:
+            link(*arguments, **options)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", lose)
+    namespace = Namespace("model", 4096)
+    with DirectoryTier(tmp_path, 2**20, namespace=namespace, ack="stored") as tier:
+        tier.attach(Region.allocate(1, 4096))
+        assert run(tier, tier.put([b"key"], [0], PATIENCE_S)).status.tolist() == [status]

@@ -283,13 +283,13 @@ def test_engines_with_one_name_share_after_a_push(tmp_path: Path) -> None:
 def test_a_put_that_hangs_over_a_forget_is_the_old_generation_s() -> None:
     opener = in_memory()
     one, other = Engine(0, opener), Engine(1, opener)
-    goes_on, store = threading.Event(), one.tier._shared.medium.store
+    goes_on, store = threading.Event(), one.tier._medium.store.store
 
     def hang(*arguments: object) -> None:
         assert goes_on.wait(PATIENCE_S)
         store(*arguments)
 
-    one.tier._shared.medium.store = hang
+    one.tier._medium.store.store = hang
     one.put(KEYS)
     one.push(1, "step 1")
     other.push(1, "step 1")
@@ -305,13 +305,13 @@ def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
     engine = Engine(0, in_memory())
     engine.put(KEYS)
     assert engine.get() == 4
-    goes_on, fetch = threading.Event(), engine.tier._shared.medium.fetch
+    goes_on, fetch = threading.Event(), engine.tier._medium.store.fetch
 
     def hang(*arguments: object) -> None:
         assert goes_on.wait(PATIENCE_S)
         fetch(*arguments)
 
-    engine.tier._shared.medium.fetch = hang
+    engine.tier._medium.store.fetch = hang
     job = engine.tier.get(KEYS, range(4), PATIENCE_S)
     assert engine.tier.forget() is True
     goes_on.set()

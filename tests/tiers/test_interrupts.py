@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 import kvoffload
-from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of, run
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of, calls_of, run
 from kvoffload.tiers import (
     DirectoryTier,
     FileTier,
@@ -225,22 +225,7 @@ def opened_again(tier: Tier, opener: Opener, region: Region) -> Caller:
 
 def check_refuses(tier: Tier, region: Region) -> None:
     """Every call says that the tier was interrupted; what counts it still answers."""
-    calls: list[Callable[[], object]] = [
-        lambda: tier.attach(region),
-        lambda: tier.lookup(KEYS),
-        lambda: tier.state(KEYS[0]),
-        lambda: tier.query(KEYS),
-        lambda: tier.put(KEYS[:1], [0]),
-        lambda: tier.get(KEYS[:1], [0]),
-        tier.poll,
-        tier.fileno,
-        lambda: tier.wait([], 1.0),
-        lambda: tier.touch(KEYS),
-        lambda: tier.discard(KEYS),
-        tier.forget,
-        tier.take_events,
-    ]
-    for call in calls:
+    for call in (*calls_of(tier, region).values(), tier.poll, tier.take_events):
         with pytest.raises(TierInterruptedError, match="close it and open it again"):
             call()
     assert not tier.health().ok

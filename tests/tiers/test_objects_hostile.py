@@ -221,7 +221,7 @@ def meet(bucket):
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
     until = time.monotonic() + 300
-    while not bucket.endswith("everywhere") and tier._shared._visited_at < 0:
+    while not bucket.endswith("everywhere") and tier._medium.store._visited_at < 0:
         assert time.monotonic() < until
         tier.health(reset=True)
         run(tier, tier.query(KEYS, SECONDS))  # what `attach` could not learn the next job asks for
@@ -231,10 +231,10 @@ def meet(bucket):
         ("query", lambda: tier.query(KEYS, SECONDS)),
         ("put", lambda: tier.put(KEYS, range(4), SECONDS)),
     ):
-        tier._catalog.verdicts.clear()
+        tier._medium.verdicts.clear()
         tier.health(reset=True)
-        if tier._shared.medium._client._process:
-            tier._shared.medium._client._process.started = 0.0  # it may be started again at once
+        if tier._medium.store._client._process:
+            tier._medium.store._client._process.started = 0.0  # it may be started again at once
         found[verb] = sorted(set(run(tier, job()).status.tolist()))
     tier.close(30)
     return found

@@ -31,10 +31,10 @@ from kvoffload.tiers import (
     weights_identity,
 )
 from kvoffload.tiers.engine.breaker import FAILURES, Breaker
-from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.metrics import TierMetrics
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import ENTRY_POINTS
+from kvoffload.tiers.region import staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
 from kvoffload.tiers.tiered_store import TieredRequest
 from tests.isolated.scripts import run_script

@@ -25,9 +25,9 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
-from kvoffload.tiers.remote.lease import LEASE_S, Lease
+from kvoffload.tiers.remote.sweeper import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
-from tests.tiers.inside import ask_anew, doubt, is_busy, medium_of, number_of
+from tests.tiers.inside import ask_anew, doubt, medium_of, path_of, settle
 from tests.tiers.planted import KINDS, NUMBER, Victim, everything
 
 pytestmark = pytest.mark.thorough
@@ -76,12 +76,9 @@ def get(tier: DirectoryTier, region: Region, count: int = 8) -> list[int]:
     return statuses
 
 
-def settle(tier: DirectoryTier) -> None:
+def calm(tier: DirectoryTier) -> None:
     """Let removals that were asked for be done, and failures be forgotten."""
-    until = time.monotonic() + PATIENCE_S
-    while is_busy(tier) and time.monotonic() < until:
-        tier.wait([], 0)
-        time.sleep(0.001)
+    settle(tier)
     tier.poll()
     tier.health(reset=True)
     ask_anew(tier)
@@ -126,9 +123,9 @@ def use(tier: DirectoryTier, region: Region) -> None:
     """Make the calls that keep the generation."""
     for call in ("put", "get", "query", "touch", "discard"):
         do(call, tier, region)
-    settle(tier)
+    calm(tier)
     do("sweep", tier, region)
-    settle(tier)
+    calm(tier)
 
 
 @pytest.fixture
@@ -152,12 +149,6 @@ PLACES: dict[str, Callable[[DirectoryTier], Path]] = {
 }
 
 
-def path_of(tier: DirectoryTier, key: bytes) -> Path:
-    """Return where a block lies that is there."""
-    (path,) = tier.folder.glob(f"{number_of(tier):016x}/??/{key.hex()}.kv")
-    return path
-
-
 def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -173,27 +164,27 @@ def test_nothing_outside_is_read_written_or_removed(
         put(tier)
         for kind, plant in KINDS.items():
             sweep(tier)
-            settle(tier)
+            calm(tier)
             assert put(tier) == [Status.OK] * 8
             path = PLACES[place](tier)
             path.rename(aside)
             plant(path, victim)
-            settle(tier)
+            calm(tier)
             statuses = do(call, tier, region)
             if place in BLOCK_PLACES and call in ("get", "query"):
                 assert statuses[0] in (Status.MISS, Status.CORRUPT), kind
-            settle(tier)
+            calm(tier)
             put(tier)
-            settle(tier)
+            calm(tier)
             found = put(tier)
-            settle(tier)
+            calm(tier)
             found += get(tier, region)
             if place == "namespace" and kind != "folder":
                 assert Status.OK not in found, kind
-                settle(tier)
+                calm(tier)
                 path.unlink()
                 aside.rename(path)
-                settle(tier)
+                calm(tier)
             else:
                 assert found == [Status.OK] * 16, kind
                 remove(aside)
@@ -276,9 +267,9 @@ def test_folders_and_files_that_turn_into_links_meanwhile(
         finally:
             ended.set()
             thread.join()
-        settle(tier)
+        calm(tier)
         assert put(tier) == [Status.OK] * 8
-        assert tier.sweep() in (None, *range(9))
+        assert tier.sweep() in (None, *range(17)), "at most what two generations have"
     report(f"{rounds(300)} rounds of all calls while {place} became a link {swaps} times")
     assert victim.is_untouched()
 
@@ -365,7 +356,7 @@ def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
         removed = []
         while not removed or removed[-1]:
             removed.append(sweep(tier))
-            assert removed[-1] <= 8
+            assert removed[-1] <= 4, "of the eight that were listed, four may stay"
         assert sum(removed) == 101 - 4
         assert get(tier, region, 1) == [Status.OK], "it was the youngest"
 
@@ -429,14 +420,14 @@ def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path
         (tier.folder / NUMBER / "00").mkdir(parents=True)
         before = everything(tier.folder)
         medium_of(tier).visit_s = 0.0
-        settle(tier)
+        calm(tier)
         for _ in range(2):
             assert put(tier) == [Status.FAILED] * 8
-            settle(tier)
+            calm(tier)
             assert get(tier, region) == [Status.FAILED] * 8
-            settle(tier)
+            calm(tier)
             tier.discard(KEYS[:8])
-            settle(tier)
+            calm(tier)
             assert tier.sweep() is None
             assert tier.forget() is True, "it needs no call"
         assert everything(tier.folder) == before
@@ -472,30 +463,6 @@ def test_another_namespace_is_refused_and_half_a_one_is_none(
         assert get(tier, region) == [status] * 8
         left = NAMESPACE.json.encode() if status == Status.OK else data
         assert (tier.folder / "namespace.json").read_bytes() == left
-
-
-@as_root
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, caplog) -> None:
-    """As one that somebody made beforehand where everyone may."""
-    path = tmp_path / "kv"
-    path.mkdir()
-    path.chmod(0o1777)
-    folder = path / NAMESPACE.fingerprint.hex()
-    folder.mkdir(0o777)
-    os.chown(folder, 1234, 1234)
-    with opened(path) as (tier, region):
-        assert tier.folder == folder
-        assert put(tier) == [Status.FAILED] * 8
-        settle(tier)
-        assert get(tier, region) == [Status.FAILED] * 8
-        assert tier.forget() is True, "it needs no call"
-        with pytest.raises(OSError, match="not permitted"):
-            tier.sweep()
-        assert "belongs to another user" in caplog.text
-        assert list(tier.folder.iterdir()) == []
-        settle(tier)
-        os.chown(path, 1234, 1234)  # the directory is that user's: let in by who gave the path
-        assert put(tier) == [Status.OK] * 8
 
 
 def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog) -> None:

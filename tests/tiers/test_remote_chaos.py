@@ -37,7 +37,15 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.inside import ask_anew, doubt, is_busy, medium_of, number_of, set_clock
+from tests.tiers.inside import (
+    ask_anew,
+    doubt,
+    medium_of,
+    number_of,
+    path_of,
+    set_clock,
+    settle,
+)
 from tests.tiers.servers import (
     Server,
     free_port,
@@ -104,13 +112,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
     finally:
         made.server.close()
-
-
-def settle(tier: RemoteTier) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while is_busy(tier) and time.monotonic() < until:
-        tier.wait([], 0)
-        time.sleep(0.001)
 
 
 def store(tier: RemoteTier, count: int) -> None:
@@ -791,12 +792,6 @@ def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., Di
         return DirectoryTier(path, capacity_bytes, **{"namespace": NAMESPACE, **options})
 
     return opener
-
-
-def path_of(tier: DirectoryTier, key: bytes) -> Path:
-    """Return where a block lies."""
-    (path,) = tier.folder.glob(f"{number_of(tier):016x}/??/{key.hex()}.kv")
-    return path
 
 
 def _blocks(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from kvoffload.tiers import (
     open_tier,
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
-from kvoffload.tiers.remote.verdicts import HIT_S, MISS_S, Verdicts
+from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
 from tests.tiers.inside import ask_anew, doubt
 
 from .test_tiered_store import KEYS, Engine
@@ -213,18 +213,18 @@ def test_removals_that_wait_are_bounded(
 ) -> None:
     """Whatever a caller drops before there is a region; for what is too much all is forgotten."""
     most = 1000
-    monkeypatch.setattr("kvoffload.tiers.remote.verdicts.MAX_VERDICTS", most)
+    monkeypatch.setattr("kvoffload.tiers.remote.tier.MAX_VERDICTS", most)
     with DirectoryTier(tmp_path, 2**20, namespace=namespace) as tier:
         keys = [b"%d" % number for number in range(3 * most)]
         tier.discard(keys[:most])
-        assert len(tier._catalog._undropped) == most
+        assert len(tier._medium._undropped) == most
         assert tier.generation == ""
         tier.discard(keys)
-        assert not tier._catalog._undropped
+        assert not tier._medium._undropped
         assert len(tier.generation) == 32, "a random one"
         tier.attach(Region.allocate(1, namespace.block_bytes))
         tier.discard(keys)
-        assert len(tier._catalog._dropping) <= most >= len(tier._catalog._undropped)
+        assert len(tier._medium._dropping) <= most >= len(tier._medium._undropped)
     assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text
 
 

@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, S
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
-from tests.tiers.inside import doubt, is_busy, medium_of
+from tests.tiers.inside import doubt, is_busy, medium_of, wait_until
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -40,13 +39,6 @@ def in_slab(path: Path, namespace: Namespace) -> FileTier:
 
 OPENERS = [in_directory, in_slab]
 Opener = Callable[[Path, Namespace], Tier]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def descriptors() -> int:
@@ -194,7 +186,7 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
             raise ZeroDivisionError
 
         for name in ("move", "chore"):
-            monkeypatch.setattr(tier._shared, name, fail)
+            monkeypatch.setattr(tier._medium.store, name, fail)
         before = threading.active_count()
         for _ in range(4):
             tier.health(reset=True)
@@ -286,13 +278,16 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
 def test_folders_that_are_made_are_for_their_user_alone(
     tmp_path: Path, namespace: Namespace, opener: Opener, umask: int
 ) -> None:
-    os.umask(umask)  # the fixture restores it
     place = tmp_path / "one" / "two" / "three"
-    with opener(place, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-        assert not run(tier, tier.query(KEYS, PATIENCE_S)).status.tolist().count(Status.FAILED)
-        made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
-        assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
+    before = os.umask(umask)
+    try:
+        with opener(place, namespace) as tier:
+            tier.attach(Region.allocate(8, BLOCK))
+            assert Status.FAILED not in run(tier, tier.query(KEYS, PATIENCE_S)).status
+    finally:
+        os.umask(before)
+    made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
 
 
 def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A restart on a slab: the blocks that it finds, and those that it must not find."""
 
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from kvoffload.tiers import (
     TierInUseError,
 )
 from kvoffload.tiers.local.slab import find_slabs
-from tests.tiers.inside import files_of, is_busy
+from tests.tiers.inside import files_of, settle
 
 from .attack import (
     NAMESPACE,
@@ -93,11 +92,7 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> 
             tier.discard(universe.keys[:3])
         finally:
             _run("fsfreeze", "--unfreeze", disk)
-        until = time.monotonic() + PATIENCE_S
-        while is_busy(tier):
-            assert time.monotonic() < until
-            tier.wait([], 0)
-            time.sleep(0.005)
+        settle(tier)
         assert tier.close(PATIENCE_S)
         tier, region = open_slab(disk / "kv", 8)
         found = universe.check(tier, region)

@@ -1,7 +1,6 @@
 """The public seam: six methods make a tier, and mistakes in them harm nothing else."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from kvoffload.tiers import (
     TierOptions,
     read_options,
 )
-from tests.tiers.inside import ask_anew, is_busy
+from tests.tiers.inside import ask_anew, is_busy, settle
 
 BLOCK = 4096
 KEYS = [b"key%d" % number for number in range(8)]
@@ -94,8 +93,7 @@ def world() -> Iterator[World]:
     for place, key in enumerate(KEYS):
         region.write(place, block_bytes_of(key, BLOCK))
     assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
-    while is_busy(tier):
-        tier.wait([], 0)
+    settle(tier)
     yield World(store=store, tier=tier, region=region)
     tier.close(PATIENCE_S)
 
@@ -177,8 +175,7 @@ def test_a_wrong_value_is_corrupt_and_dropped(world: World, change: str) -> None
         "of another key": world.store.values[names[KEYS[1]]],
     }[change]
     assert get(world) == [Status.CORRUPT] + [Status.OK] * 7
-    while is_busy(world.tier):
-        world.tier.wait([], 0)
+    settle(world.tier)
     assert names[KEYS[0]] not in world.store.values
 
 
@@ -212,9 +209,7 @@ def test_a_medium_that_touches_is_told_once(world: World) -> None:
     world.store.touch = lambda keys, generation: told.append(list(keys))
     for _ in range(2):
         world.tier.touch(KEYS)
-        until = time.monotonic() + PATIENCE_S
-        while is_busy(world.tier) and time.monotonic() < until:
-            world.tier.wait([], 0)
+        settle(world.tier)
     assert told == [KEYS[::-1]]
 
 

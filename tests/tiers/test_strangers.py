@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
+from kvoffload.testing.tiers import block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.seal import xxh3_64
 from tests.fuzz.scratch import scratch
-from tests.tiers.inside import ask_anew, doubt, is_busy, number_of
+from tests.tiers.inside import ask_anew, doubt, number_of, settle
 from tests.tiers.seals import Seal
 
 BLOCK = 4096
@@ -60,10 +59,7 @@ class Engine:
         doubt(self.tier)
         self.region.array[:] = 0xA5
         done = run(self.tier, self.tier.get(KEYS, range(len(KEYS))))
-        until = time.monotonic() + PATIENCE_S
-        while is_busy(self.tier):  # what is corrupt is dropped behind a job
-            assert time.monotonic() < until
-            self.tier.wait([], 0)
+        settle(self.tier)  # what is corrupt is dropped behind a job
         statuses = [Status(status) for status in done.status.tolist()]
         for place, (key, status) in enumerate(zip(KEYS, statuses, strict=True)):
             if status == Status.OK:

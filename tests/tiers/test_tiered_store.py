@@ -3,6 +3,7 @@
 import importlib
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,27 @@ def train(manager: CPUOffloadingManager) -> None:
             served.complete_store()
 
 
+MADE: list["Engine"] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """Let every engine of a test that passes come to rest, with nothing pinned, and close it."""
+    MADE.clear()
+    yield
+    for engine in MADE:
+        if not engine.store._closed:
+            engine.quiet()
+            engine.store.close()
+
+
 class Engine:
     """Use a store as an engine does: write what was computed, verify what is loaded."""
 
     def __init__(self, store: TieredStore) -> None:
         self.store = store
         self.region = store.region
+        MADE.append(self)
 
     def compute(self, keys: list[bytes], success: bool = True) -> list[bytes]:
         output = self.store.prepare_store(keys)
@@ -62,6 +78,12 @@ class Engine:
             self.region.write(block_id, DATA[key] if success else b"garbage!" * (BLOCK // 8))
         self.store.complete_store(output.block_hashes_to_store, success)
         return output.block_hashes_evicted
+
+    def compute_all(self, *batches: list[bytes]) -> None:
+        """Compute batches, each when nothing is under way any longer."""
+        for keys in batches:
+            self.compute(keys)
+            self.quiet()
 
     def wait(self, job: int) -> Fetched:
         until = time.monotonic() + PATIENCE_S
@@ -121,8 +143,7 @@ class TestThrough:
         engine.compute(KEYS[:8])
         assert engine.store.lookup(KEYS) == (8, 8)
         engine.quiet()
-        engine.compute(KEYS[8:16])
-        engine.quiet()
+        engine.compute_all(KEYS[8:16])
         assert engine.store.lookup(KEYS[:16]) == (0, 16)
         assert engine.store.lookup(KEYS) == (0, 16)
         assert engine.fetch(KEYS[:8]) == 8
@@ -130,8 +151,6 @@ class TestThrough:
         assert engine.store.stats()["fetched_blocks"] == 8
         assert engine.store.stats()["written_blocks"] == 32
         assert all((tier.lookup(KEYS[:16]) == State.HIT).all() for tier in tiers)
-        engine.quiet()
-        engine.store.close()
 
     def test_blocks_are_pinned_until_every_tier_has_them(self) -> None:
         slow = faulty(ack="stored")
@@ -147,8 +166,6 @@ class TestThrough:
         slow.resume()
         engine.quiet()
         assert engine.compute(KEYS[8:10]) == KEYS[:2]
-        engine.quiet()
-        engine.store.close()
 
     def test_a_store_that_failed_goes_nowhere(self) -> None:
         tier = memory()
@@ -157,7 +174,6 @@ class TestThrough:
         assert engine.store.lookup(KEYS[:4]) == (0, 0)
         engine.quiet()
         assert (tier.lookup(KEYS[:4]) == State.MISS).all()
-        engine.store.close()
 
     def test_a_slab_makes_the_next_start_warm(self, tmp_path: Path) -> None:
         def start() -> Engine:
@@ -166,15 +182,12 @@ class TestThrough:
 
         engine = start()
         for first in range(0, 24, 8):
-            engine.compute(KEYS[first : first + 8])
-            engine.quiet()
+            engine.compute_all(KEYS[first : first + 8])
         assert engine.store.close()
         engine = start()
         assert engine.store.lookup(KEYS) == (0, 24)
         assert engine.fetch(KEYS[16:24]) == 8
         assert engine.fetch(KEYS) == 8, "host memory has room for no more"
-        engine.quiet()
-        engine.store.close()
 
 
 class TestDeclining:
@@ -191,19 +204,15 @@ class TestDeclining:
     def test_what_host_memory_would_decline_is_stored_and_comes_back(self) -> None:
         tier = memory()
         engine = self.engine([tier])
-        engine.compute(KEYS[:8])
-        engine.quiet()
+        engine.compute_all(KEYS[:8])
         assert (tier.lookup(KEYS[:8]) == State.HIT).all()
-        engine.compute(KEYS[8:16])
-        engine.quiet()
+        engine.compute_all(KEYS[8:16])
         assert engine.fetch(KEYS[:8]) == 8, "a read takes slots of host memory"
         engine.quiet()
         assert engine.store.forget()
         train(engine.store.manager)
         engine.compute(KEYS[16:24])
         assert engine.store.lookup(KEYS[16:24]) == (8, 8)
-        engine.quiet()
-        engine.store.close()
 
     def test_without_a_tier_and_after_the_end_blocks_are_declined(self) -> None:
         engine = self.engine([])
@@ -253,8 +262,6 @@ class TestDemote:
         assert engine.store.stats()["free_buffers"] == 4
         assert engine.store.lookup(KEYS[:12]) == (0, 12)
         assert engine.fetch(KEYS[:4]) == 4
-        engine.quiet()
-        engine.store.close()
 
     def test_without_a_buffer_it_is_dropped_and_counted(self) -> None:
         slow = faulty(ack="stored")
@@ -269,25 +276,20 @@ class TestDemote:
         assert engine.store.stats()["demoted_blocks"] == 3
         assert engine.store.stats()["free_buffers"] == 3
         assert sum(engine.fetch([key]) for key in KEYS[:5]) == 3
-        engine.quiet()
-        engine.store.close()
 
     def test_a_tier_that_does_not_take_it_leaves_it_to_the_next(self) -> None:
         bad, good = faulty(ack="stored"), memory()
         engine = make([bad, good], "demote", spare=8)
         engine.compute(KEYS[:8])
         bad.fail("put", 2)
-        engine.compute(KEYS[8:12])
-        engine.quiet()
+        engine.compute_all(KEYS[8:12])
         assert (bad.lookup(KEYS[:4]) == State.HIT).sum() == 2
         assert (good.lookup(KEYS[:4]) == State.HIT).sum() == 2
         bad.fail("put", 100)
         limit_queue(good, 0)
-        engine.compute(KEYS[12:16])
-        engine.quiet()
+        engine.compute_all(KEYS[12:16])
         assert engine.store.stats()["demote_dropped_blocks"] == 4
         assert engine.store.stats()["free_buffers"] == 8
-        engine.store.close()
 
     def test_bytes_of_a_failed_store_are_nobodys(self) -> None:
         """A block whose store failed keeps its slot's bytes; they are never saved under its key."""
@@ -296,38 +298,29 @@ class TestDemote:
         engine.compute(KEYS[:2], success=False)
         engine.compute([KEYS[40]])  # takes one of the slots
         engine.compute(KEYS[:2])
-        engine.compute(KEYS[8:14])
-        engine.quiet()
-        engine.compute(KEYS[16:24])
-        engine.quiet()
+        engine.compute_all(KEYS[8:14])
+        engine.compute_all(KEYS[16:24])
         for key in KEYS[:2]:
             assert engine.fetch([key]) == 1
-        engine.quiet()
-        engine.store.close()
 
     def test_what_a_tier_has_is_not_saved_again(self) -> None:
         tier = memory()
         engine = make([tier], "demote", spare=8)
         engine.compute(KEYS[:8])
-        engine.compute(KEYS[8:16])
-        engine.quiet()
+        engine.compute_all(KEYS[8:16])
         assert engine.fetch(KEYS[:8]) == 8
         engine.quiet()
         moved = tier.stats()["put_bytes"]
         engine.compute(KEYS[16:24])  # KEYS[:8] leave once more
         engine.quiet()
         assert tier.stats()["put_bytes"] == moved
-        engine.store.close()
 
 
 class TestFetch:
     def prepared(self, *tiers, **options) -> Engine:
         """Return an engine whose tiers have 16 blocks, of which host memory has the last 8."""
         engine = make([*tiers], **options)
-        engine.compute(KEYS[:8])
-        engine.quiet()
-        engine.compute(KEYS[8:16])
-        engine.quiet()
+        engine.compute_all(KEYS[:8], KEYS[8:16])
         return engine
 
     def test_a_corrupt_block_is_asked_of_the_next_tier(self) -> None:
@@ -343,7 +336,6 @@ class TestFetch:
             "promoted: the first tier has them again"
         )
         assert engine.store.stats()["promoted_blocks"] == 2
-        engine.store.close()
 
     def test_a_hung_tier_leaves_time_for_the_next(self) -> None:
         first, second = faulty(), memory()
@@ -356,8 +348,6 @@ class TestFetch:
         engine.store.complete_load(KEYS[:8])
         assert first.stats()["get_timeout"] == 8
         first.resume()
-        engine.quiet()
-        engine.store.close()
 
     def test_the_worst_is_a_shorter_prefix(self) -> None:
         first, second = faulty(), faulty()
@@ -374,8 +364,6 @@ class TestFetch:
             tier.resume()
         engine.quiet()
         assert engine.fetch(KEYS[8:16]) == 8
-        engine.quiet()
-        engine.store.close()
 
     def test_blocks_stay_pinned_until_they_are_released(self) -> None:
         engine = self.prepared(memory())
@@ -387,8 +375,6 @@ class TestFetch:
         engine.store.complete_load(KEYS[:4] + KEYS[12:14])
         engine.quiet()
         engine.compute(KEYS[20:24])
-        engine.quiet()
-        engine.store.close()
 
     def test_two_fetches_of_one_prefix_share_what_is_on_its_way(self) -> None:
         tier = faulty()
@@ -405,21 +391,16 @@ class TestFetch:
         assert tier.stats()["get_ok"] == 6
         engine.store.complete_load(KEYS[:6])
         engine.store.complete_load(KEYS[:4])
-        engine.quiet()
-        engine.store.close()
 
     def test_a_key_may_occur_twice(self) -> None:
         engine = self.prepared(memory())
         assert engine.fetch([KEYS[0], KEYS[1], KEYS[0], KEYS[15], KEYS[15]]) == 5
-        engine.quiet()
-        engine.store.close()
 
     def test_nothing_to_fetch_ends_at_the_next_step(self) -> None:
         engine = self.prepared(memory())
         assert engine.fetch([]) == 0
         assert engine.fetch(KEYS[8:12]) == 4
         assert engine.fetch([b"unknown", *KEYS]) == 0
-        engine.store.close()
 
     def test_what_the_engine_is_storing_ends_a_prefix(self) -> None:
         engine = self.prepared(memory())
@@ -428,8 +409,6 @@ class TestFetch:
         assert engine.store.lookup([KEYS[20], KEYS[8]]) == (0, 0)
         assert engine.fetch([KEYS[9], KEYS[20], KEYS[10]]) == 1
         engine.store.complete_store([KEYS[20]], success=False)
-        engine.quiet()
-        engine.store.close()
 
     def test_late_blocks_serve_the_next(self) -> None:
         """A fetch whose time is over ends; what its tier gives later is in host memory."""
@@ -442,13 +421,11 @@ class TestFetch:
         tier.resume()
         engine.quiet()
         assert engine.store.lookup(KEYS[:4]) == (4, 4)
-        engine.store.close()
 
     def test_events_of_tiers_are_their_own(self) -> None:
         tier = memory(12)
-        engine = self.prepared(tier)
+        self.prepared(tier)
         assert TierEvent(KEYS[:4], removed=True, reason="evicted") in list(tier.take_events())
-        engine.store.close()
 
     def test_forget(self) -> None:
         tiers = [memory(), faulty()]
@@ -459,8 +436,6 @@ class TestFetch:
         assert engine.store.lookup(KEYS) == (0, 0)
         assert all((tier.lookup(KEYS) == State.MISS).all() for tier in tiers)
         engine.compute(KEYS[:4])
-        engine.quiet()
-        engine.store.close()
 
     def test_a_fetch_that_nobody_has_taken_ends_with_no_block(self) -> None:
         """Its blocks were in host memory, pinned: those pins are gone, and others get the slots."""
@@ -472,24 +447,19 @@ class TestFetch:
             assert engine.store.forget("new")
             (ended,) = engine.store.step()
             assert (ended.job, ended.num_blocks, list(ended.block_ids)) == (job, 0, [])
-            engine.compute(KEYS[8:16])
-            engine.quiet()
+            engine.compute_all(KEYS[8:16])
             engine.wait(request.fetch())
             request.complete_load(0, 8)
-        engine.quiet()
-        engine.store.close()
 
     @pytest.mark.parametrize("kind", TWINS)
     def test_pins_from_before_release_nobodys_after_it(self, kind: str) -> None:
         store = make([memory()], manager=TWINS[kind](16, HOST, "lru")).store
         engine = Engine(store)
-        engine.compute(KEYS[:8])
-        engine.quiet()
+        engine.compute_all(KEYS[:8])
         before, other = store.begin(KEYS[:8]), store.begin(KEYS[:4])
         assert engine.wait(before.fetch(2, 6)).num_blocks == 4
         assert store.forget("new")
-        engine.compute(KEYS[:8])
-        engine.quiet()
+        engine.compute_all(KEYS[:8])
         assert engine.wait(other.fetch()).num_blocks == 4
         before.complete_load(2, 6)
         before.finish()
@@ -527,8 +497,6 @@ class TestFetch:
         engine.quiet()
         engine.compute(KEYS[30:38])
         assert engine.fetch(KEYS[30:38]) == 8
-        engine.quiet()
-        engine.store.close()
 
     def test_bytes_that_were_leaving_are_not_offered_to_the_next_tier(self) -> None:
         full, far = faulty(ack="stored"), memory(name="far")
@@ -544,7 +512,6 @@ class TestFetch:
         assert engine.store.stats()["free_buffers"] == 4
         assert (far.lookup(KEYS[:4]) == State.MISS).all()
         assert far.stats()["blocks"] == 0
-        engine.store.close()
 
 
 class TestRequests:
@@ -572,8 +539,7 @@ class TestRequests:
         assert request.is_finished
         engine.quiet()
         assert engine.store.stats()["written_blocks"] == 7
-        engine.compute(KEYS[8:16])
-        engine.quiet()
+        engine.compute_all(KEYS[8:16])
         with engine.store.begin(KEYS[:8]) as request:
             assert request.lookup() == (0, 7)
             assert request.lookup(2) == (0, 5)
@@ -585,8 +551,6 @@ class TestRequests:
             assert spec.block_ids.tolist() == ended.block_ids[:1].tolist()
         request.complete_load(2, 3)
         request.complete_load(2, 6)
-        engine.quiet()
-        engine.store.close()
 
     def test_its_calls_are_those_of_the_store(self) -> None:
         """To the block, the pins, the counters and the events."""
@@ -637,26 +601,22 @@ class TestRequests:
         with engine.store.begin(KEYS[2:4], hints=hints) as request:
             # Above a tier an end keeps nothing from being stored.
             assert request.prepare_store() is not None
-        engine.compute(KEYS[4:6])
-        engine.quiet()
+        engine.compute_all(KEYS[4:6])
         present = [bool(state == State.HIT) for state in engine.store.tiers[0].lookup(KEYS[:6])]
         assert present == [True, True, False, False, True, True]
         engine.store.release(KEYS[:1])
-        engine.compute(KEYS[6:7])
-        engine.quiet()
+        engine.compute_all(KEYS[6:7])
         assert engine.store.tiers[0].state(KEYS[0]) == State.MISS
         assert engine.store.tiers[0].state(KEYS[1]) == State.HIT
 
     def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
         engine = make([memory()])
-        engine.compute(KEYS[:HOST])
-        engine.quiet()
+        engine.compute_all(KEYS[:HOST])
         with engine.store.begin(KEYS[HOST : HOST + 2], hints=Hints(ends=True)) as request:
             output = request.prepare_store()
             assert output is not None
             assert len(output.block_hashes_to_store) == 2
             engine.store.complete_store(output.block_hashes_to_store, success=False)
-        engine.quiet()
 
     def test_a_finished_request_only_ends_what_it_began(self) -> None:
         engine = make([memory()])
@@ -684,7 +644,6 @@ class TestRequests:
         request.complete_store()
         engine.quiet()
         assert engine.store.lookup(KEYS) == (4, 4)
-        engine.store.close()
 
     def test_a_dropped_request_leaves_its_pins_and_stores_to_the_caller(self) -> None:
         engine = make([memory()])
@@ -700,12 +659,10 @@ class TestRequests:
         engine.store.complete_store(output.block_hashes_to_store)
         engine.quiet()
         assert engine.store.lookup(KEYS) == (3, 3)
-        engine.store.close()
 
     def test_after_a_reset_it_finds_nothing_and_ends_no_store_of_another(self) -> None:
         engine = make([memory()])
-        engine.compute(KEYS[:2])
-        engine.quiet()
+        engine.compute_all(KEYS[:2])
         request = engine.store.begin(KEYS[:4])
         assert request.prepare_store() is not None
         assert engine.store.forget()
@@ -721,7 +678,6 @@ class TestRequests:
         assert request.lookup() == (4, 4)
         engine.quiet()
         assert engine.fetch(KEYS) == 4
-        engine.store.close()
 
     def test_a_store_that_another_call_ended_is_passed_over(self) -> None:
         engine = make([memory()])
@@ -734,8 +690,6 @@ class TestRequests:
         self.write(engine, output)
         second.complete_store()
         assert second.lookup() == (1, 1)
-        engine.quiet()
-        engine.store.close()
 
     def test_stores_are_refused_while_jobs_from_before_a_forget_use_blocks(self) -> None:
         slow = faulty(ack="stored")
@@ -751,12 +705,10 @@ class TestRequests:
         engine.quiet()
         assert request.prepare_store() is not None
         request.complete_store(success=False)
-        engine.store.close()
 
     def test_a_failed_call_leaves_no_trace(self) -> None:
         engine = make([memory()])
-        engine.compute(KEYS[:2])
-        engine.quiet()
+        engine.compute_all(KEYS[:2])
         store = engine.store
         request = store.begin(KEYS[:4])
         before = (store.stats(), store.manager.stats(), store.tiers[0].stats())
@@ -812,7 +764,6 @@ class TestRequests:
             assert request.lookup() == (0, 0)
             assert engine.wait(request.fetch()).num_blocks == 0
             assert request.prepare_store().block_hashes_to_store == []
-        engine.store.close()
 
     def test_a_use_is_counted_once_in_host_memory_and_shown_to_the_tiers_once(self) -> None:
         class Listening(MemoryTier):
@@ -825,7 +776,6 @@ class TestRequests:
         with engine.store.begin(KEYS[:2]) as request:
             request.extend(KEYS[2:3])
         assert touched == [KEYS[:2], KEYS[2:3]]
-        engine.store.close()
 
 
 class TestArguments:
@@ -912,7 +862,6 @@ class TestArguments:
         engine.store.step()
         engine.compute(KEYS[:1])
         assert engine.store.wait(float("inf"))
-        engine.store.close()
 
     def test_hashes_are_checked_whole(self) -> None:
         engine = make([memory()])
@@ -922,7 +871,6 @@ class TestArguments:
         with pytest.raises(ValueError, match="deadline_s must be > 0"):
             engine.store.fetch([b"k"], 0)
         assert not engine.store.busy
-        engine.store.close()
 
     def test_without_tiers_it_is_a_manager(self) -> None:
         engine = make([])
@@ -932,7 +880,6 @@ class TestArguments:
         spec = engine.store.prepare_load(KEYS[:2])
         assert len(spec.block_ids) == 2
         engine.store.complete_load(KEYS[:2])
-        engine.quiet()
 
 
 def make_trouble(
@@ -1018,9 +965,7 @@ class TestHeld:
     def engine(policy: str, tier) -> Engine:
         manager = CPUOffloadingManager(16, HOST, policy)
         engine = Engine(TieredStore(Region.allocate(HOST, BLOCK), manager, [tier]))
-        for first in (0, 8):
-            engine.compute(KEYS[first : first + 8])
-            engine.quiet()
+        engine.compute_all(KEYS[:8], KEYS[8:16])
         return engine
 
     @pytest.mark.parametrize("policy", registry.names())
@@ -1028,8 +973,7 @@ class TestHeld:
     def test_what_host_memory_has_is_not_loaded_again(self, policy: str, part: slice) -> None:
         engine = self.engine(policy, memory())
         assert engine.fetch(KEYS[:6][part]) == len(KEYS[:6][part])
-        engine.compute(KEYS[20:24])
-        engine.quiet()
+        engine.compute_all(KEYS[20:24])
         lacked = sum(key not in engine.store.manager for key in KEYS[:6])
         before = engine.store.stats()["fetched_blocks"]
         assert engine.fetch(KEYS[:6]) == 6
@@ -1043,7 +987,6 @@ class TestHeld:
         pinned = engine.wait(engine.store.fetch(KEYS[8:11]))
         assert engine.fetch(KEYS[:16]) == HOST - 3, "others hold three of its last blocks"
         engine.store.complete_load(KEYS[8 : 8 + pinned.num_blocks])
-        engine.quiet()
 
 
 class TestRaising:
@@ -1059,9 +1002,7 @@ class TestRaising:
 
         for op in ("put", "get"):
             monkeypatch.setattr(tiers[0], op, raising)
-        for first in (0, 8):
-            engine.compute(KEYS[first : first + 8])
-            engine.quiet()
+        engine.compute_all(KEYS[:8], KEYS[8:16])
         monkeypatch.setattr(tiers[0], "state", lambda key: State.UNKNOWN)
         assert engine.fetch(KEYS[:8]) == 8
         engine.quiet()
@@ -1071,14 +1012,11 @@ class TestRaising:
         assert engine.store.stats()["free_buffers"] == 8 * (write == "demote") + 8 * (
             write == "through"
         )
-        engine.store.close()
 
     def test_the_end_of_one_load_that_raises_ends_its_fetch_only(self, monkeypatch) -> None:
         tier = memory()
         engine = make([tier])
-        for first in (0, 8, 16):
-            engine.compute(KEYS[first : first + 8])
-            engine.quiet()
+        engine.compute_all(KEYS[:8], KEYS[8:16], KEYS[16:24])
         loaded, bad = engine.store._loaded, KEYS[0]
 
         def raising(index, job, done):
@@ -1092,5 +1030,3 @@ class TestRaising:
         found = {ended.job: ended.num_blocks for ended in engine.store.step()}
         assert found == {jobs[0]: 0, jobs[1]: 3}
         engine.store.complete_load(KEYS[8:11])
-        engine.quiet()
-        engine.store.close()

@@ -5,8 +5,7 @@ import gc
 import itertools
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +28,7 @@ from kvoffload.tiers import (
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
-from tests.tiers.inside import (
-    is_busy,
-    limit_queue,
-    set_clock,
-)
+from tests.tiers.inside import limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -59,24 +54,10 @@ def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     tier.close(PATIENCE_S)
 
 
-def settle(tier: MemoryTier) -> None:
-    """Wait until no thread works on anything."""
-    while is_busy(tier):
-        tier.wait([], 0)
-        time.sleep(0.001)
-
-
 def store(tier: MemoryTier, keys: list[bytes]) -> None:
     """Put keys from the blocks that hold them, and wait until they can be read."""
     assert not run(tier, tier.put(keys, [KEYS.index(key) for key in keys])).status.any()
     settle(tier)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 class TestHangs:
@@ -400,7 +381,7 @@ class TestRemoval:
         store(tier, KEYS[:8])
         for count, key in enumerate(KEYS[:3], start=1):
             if count == 3:
-                tier._catalog._log_corrupt_at -= 60.0  # a minute later
+                tier._jobs._log_corrupt_at -= 60.0  # a minute later
             tier.flip(key)
             assert run(tier, tier.get([key], [0])).status.tolist() == [Status.CORRUPT]
             assert tier.state(key) == State.MISS
@@ -464,7 +445,7 @@ class TestRemoval:
         assert tier.wait(jobs, PATIENCE_S)
         settle(tier)
         tier.poll()
-        assert not tier._catalog._busy
+        assert not tier._medium._busy
         assert (tier.lookup(KEYS[:24]) == State.MISS).all()
         store(tier, [key for key in KEYS[24:56] if tier.state(key) != State.HIT])
         assert (tier.lookup(KEYS[24:56]) == State.HIT).all()

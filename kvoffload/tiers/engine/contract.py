@@ -1,9 +1,9 @@
 """The contracts of the parts of a tier.
 
-`ComposedTier` joins its `Jobs`, a `Catalog` and a `Medium`. A catalog has the location of every
-key. The index of a local tier decides it; on a shared medium it consists of verdicts, which are
-valid for some time. A medium starts the threads that move blocks, the `Pool`, and forgets its
-blocks. Threads move blocks between a region and a `Store`.
+`ComposedTier` joins its `Jobs` and a `Medium`, which has the location of every key and starts the
+threads that move blocks, the `Pool`. A local medium has an index, which decides the locations; a
+shared one has verdicts, which are valid for some time. Threads move blocks between a region and a
+`Store`.
 
 The pool is compiled (``kvoffload._core.io``). Its threads never take the interpreter's lock where
 blocks are in files or in memory. Shared media are called in Python, by threads of Python that take
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -43,7 +43,7 @@ from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
 
 if TYPE_CHECKING:
-    from .jobs import Record
+    from .jobs import Job, Jobs
 
 __all__ = [
     "CHORE",
@@ -57,7 +57,6 @@ __all__ = [
     "TOUCH",
     "WRITE",
     "Block",
-    "Catalog",
     "Entry",
     "Medium",
     "Pool",
@@ -85,18 +84,26 @@ MOVING = -1
 """Status of an unfinished block; no entry has it."""
 
 
-# -- catalogs and media ----------------------------------------------------------------------------
+# -- media ----------------------------------------------------------------------------------------
 
 
-class Catalog(ABC):
-    """The states and locations of a tier's keys, which are stored keys here.
+class Medium(ABC):
+    """The place of a tier's blocks: what it knows of their keys, and the threads that move them.
+
+    Keys are stored keys here.
 
     Attributes
     ----------
+    jobs : Jobs
+        The tier's.
+    namespace : Namespace
+        The namespace of the bytes.
     asks : bool
-        Whether the medium may have keys that the catalog does not know.
-    forgets : int
-        Number of times that everything has been forgotten.
+        Whether the place may have keys that are not known here.
+    direct : bool
+        Whether blocks move without a copy; set once there are threads.
+    place : str
+        Its name in logs and `repr`; may be empty.
 
     Notes
     -----
@@ -104,7 +111,14 @@ class Catalog(ABC):
     """
 
     asks = False
-    forgets = 0
+    direct = False
+    place = ""
+
+    def __init__(self, jobs: Jobs, namespace: Namespace) -> None:
+        self.jobs = jobs
+        self.namespace = namespace
+
+    # -- keys --------------------------------------------------------------------------------
 
     @abstractmethod
     def known(self, key: bytes) -> int:
@@ -148,14 +162,10 @@ class Catalog(ABC):
         """Pin readable keys until their get settles; return their slots, ``(n,)`` int64."""
 
     @abstractmethod
-    def is_stale(self, record: Record) -> bool:
-        """Return whether everything was forgotten since a job was submitted."""
-
-    @abstractmethod
-    def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+    def settle(self, job: Job, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         """Record the results of a job's blocks.
 
-        `statuses` are those of `record.keys`, and `counts` has the number of each.
+        `statuses` are those of `job.keys`, and `counts` has the number of each.
         """
 
     @abstractmethod
@@ -163,7 +173,7 @@ class Catalog(ABC):
         """Mark blocks as recently used, last key first."""
 
     def release(self, keys: list[bytes]) -> None:  # noqa: B027
-        """Let blocks leave before all others, if this catalog decides which blocks leave.
+        """Let blocks leave before all others, if it is decided here which blocks leave.
 
         Blocks that several sessions share stay.
         """
@@ -176,8 +186,12 @@ class Catalog(ABC):
         """Drop blocks."""
 
     @abstractmethod
-    def forget(self, records: Iterable[Record]) -> None:
-        """Know no block any longer; `records` are the jobs that have not settled."""
+    def forget(self) -> None:
+        """Know no block any longer; the jobs have another generation. No waiting."""
+
+    def confirm(self) -> bool:
+        """Wait a moment until a `forget` holds even if power fails; return whether it does."""
+        return True
 
     def tend(self) -> None:  # noqa: B027
         """Do periodic work; called whenever jobs were collected."""
@@ -186,23 +200,7 @@ class Catalog(ABC):
     def sizes(self) -> dict[str, int]:
         """Return present sizes, ``used_bytes`` and others."""
 
-
-class Medium(ABC):
-    """The place of a tier's blocks, and the threads that move them.
-
-    Attributes
-    ----------
-    namespace : Namespace
-        The namespace of the bytes.
-    direct : bool
-        Whether blocks move without a copy; set once there are threads.
-    place : str
-        Its name in logs and `repr`; may be empty.
-    """
-
-    namespace: Namespace
-    direct = False
-    place = ""
+    # -- threads -----------------------------------------------------------------------------
 
     @abstractmethod
     def open_pool(self, region: Region) -> Pool:
@@ -210,10 +208,6 @@ class Medium(ABC):
 
     def attached(self) -> None:  # noqa: B027
         """Do the work of opening that needs threads."""
-
-    def confirm(self) -> bool:
-        """Wait a moment until a `forget` holds even if power fails; return whether it does."""
-        return True
 
     def before_close(self) -> None:  # noqa: B027
         """Make the last use of the threads."""

@@ -1,33 +1,35 @@
 """The jobs of a tier: numbers, room in the queue, breakers, and ends.
 
 Structure
-    A job that needs I/O is submitted to the `Pool`, with a `Record` until it settles.
-    `Jobs.collect` processes the pool's entries in the caller's thread: it makes a `Done` when a job
-    ends, and notifies the tier's `Catalog` when it settles.
+    A `Job` that needs I/O is submitted to the `Pool`. `Jobs.collect` processes the pool's entries
+    in the caller's thread: it completes a job when it ends, which is then its `Done`, and notifies
+    the tier's `Medium` when it settles.
 Invariants
-    Every job whose number was returned gives exactly one `Done`. A record is kept from before the
-    submission to the settling.
+    Every job whose number was returned is exactly one `Done`. It is kept from before the submission
+    to the settling.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import Done, Operation, Status
 from kvoffload.tiers.generation import Generation
-from kvoffload.tiers.metrics import Events, TierMetrics
+from kvoffload.tiers.metrics import Events, TierMetrics, write_line
 from kvoffload.tiers.native import require_extensions
 from kvoffload.tiers.options import TierOptions
 
 from .breaker import Breaker
-from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Catalog, Pool
+from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium, Pool
 
-__all__ = ["QUERY_DEADLINE_S", "Jobs", "Record"]
+__all__ = ["QUERY_DEADLINE_S", "Job", "Jobs"]
 
 QUERY_DEADLINE_S = 0.1
 MAX_QUEUED_KEYS = 100_000
@@ -35,27 +37,30 @@ MAX_QUEUED_KEYS = 100_000
 LEAST_QUEUED_KEYS = 16
 """Least number of keys that a query is counted as, for its memory besides the keys."""
 
+CORRUPT_LOG_S = 60.0
+"""Minimum seconds between log lines about corrupt blocks."""
+
 _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
 """Statuses that show an answer of the medium."""
 _FAILING = (Status.TIMEOUT, Status.UNAVAILABLE, Status.FAILED)
+NO_STATUS = np.empty(0, np.int8)
 _KINDS = {"get": READ, "put": WRITE, "query": QUERY}
 
 
-@dataclass(slots=True, eq=False)
-class Record:
-    """A job in the pool, with `m` blocks that move, of `n` keys."""
+@dataclass(slots=True, eq=False, repr=False)
+class Job(Done):
+    """A job of `n` keys, and its `Done`; `m` of its blocks move."""
 
-    job: int  # its id
-    op: Operation
     started: float  # when it was submitted, seconds
-    status: npt.NDArray[np.int8]  # (n,); those of blocks that move are filled in at the end
-    positions: npt.NDArray[np.int64] | None  # (m,) in `status`, those that move; None: all
-    keys: list[bytes]  # m stored keys
-    slots: npt.NDArray[np.int64]  # (m,): where they are in the store
-    forgets: int  # those of the catalog when it was submitted
-    generation: int  # the number of that at the submission
+    generation: Generation  # that of its submission; another object, even if equal: forgotten since
+    positions: npt.NDArray[np.int64] | None = None  # (m,) in `status`, those that move; None: all
+    keys: list[bytes] = field(init=False)  # m stored keys
+    slots: npt.NDArray[np.int64] = field(init=False)  # (m,): where they are in the store
     has_ended: bool = False  # its blocks are the caller's again
     has_failed: bool = False  # it was counted as a failure
+
+    def __repr__(self) -> str:
+        return Done.__repr__(self).replace("Job", "Done", 1)
 
 
 class Jobs:
@@ -91,20 +96,28 @@ class Jobs:
         self.writes = Breaker()
         self.metrics = TierMetrics()
         self.events = Events(self.metrics, are_kept=options.enable_events)
-        self.records: dict[int, Record] = {}  # of jobs that have not settled, by id
+        self.unsettled: dict[int, Job] = {}  # those in the pool, by id
         self._is_shared = is_shared
         self._last_id = 0
         self._done: list[Done] = []  # those that `take_done` has not returned
         self._chores: dict[int, Callable[[int], None]] = {}
         self._queued_bytes = 0
+        self._log_corrupt_at = -math.inf
         self._queued_keys = 0
 
     # -- the beginning -----------------------------------------------------------------------
 
-    def new_id(self) -> int:
-        """Return the id of a new job."""
+    def new(self, op: Operation, started: float) -> Job:
+        """Return a new job; its statuses are the caller's to set."""
+        return Job(self._new_id(), op, NO_STATUS, 0, 0.0, started, self.generation)
+
+    def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
+
+    def is_stale(self, job: Job) -> bool:
+        """Return whether everything was forgotten since a job was submitted."""
+        return job.generation is not self.generation
 
     def room(self) -> int:
         """Return how many blocks the queue has room for."""
@@ -118,18 +131,26 @@ class Jobs:
         """Return the breaker of an operation."""
         return self.writes if op == "put" else self.reads
 
-    def submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
+    def submit(
+        self,
+        job: Job,
+        keys: list[bytes],
+        slots: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
         """Pass a job's blocks to the pool; `timeout_s` counts from the beginning of the call."""
-        self.records[record.job] = record
-        self._queue(record, 1)
+        job.keys, job.slots = keys, slots
+        self.unsettled[job.job] = job
+        self._queue(job, 1)
         self._pool().submit(
-            record.job,
-            _KINDS[record.op],
-            record.keys,
-            record.slots,
+            job.job,
+            _KINDS[job.op],
+            keys,
+            slots,
             ids,
-            timeout_s=max(0.0, timeout_s - (time.monotonic() - record.started)),
-            generation=record.generation,
+            timeout_s=max(0.0, timeout_s - (time.monotonic() - job.started)),
+            generation=job.generation.number,
         )
 
     def chore(self, done: Callable[[int], None], kind: int, data: bytes) -> None:
@@ -138,15 +159,13 @@ class Jobs:
         `kind` and `data` are those of `Pool.chore`: for a file, an offset and the bytes to write
         there.
         """
-        chore_id = self.new_id()
+        chore_id = self._new_id()
         self._chores[chore_id] = done
         self._pool().chore(chore_id, kind, data)
 
-    def finish_at_once(
-        self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]
-    ) -> None:
-        """Make the `Done` of a job that needs no I/O."""
-        self._finish(job, op, started, status, 0)
+    def finish_at_once(self, job: Job) -> None:
+        """End a job that needs no I/O."""
+        self._finish(job)
         self._pool().notify()
 
     def _pool(self) -> Pool:
@@ -154,16 +173,16 @@ class Jobs:
             raise RuntimeError(f"tier {self.options.name!r} has no region: call attach() first")
         return self.pool
 
-    def _queue(self, record: Record, sign: int) -> None:
+    def _queue(self, job: Job, sign: int) -> None:
         """Count a job's share of the queue."""
-        if record.op == "query":
-            self._queued_keys += sign * max(LEAST_QUEUED_KEYS, len(record.keys))
+        if job.op == "query":
+            self._queued_keys += sign * max(LEAST_QUEUED_KEYS, len(job.keys))
         else:
-            self._queued_bytes += sign * len(record.keys) * self.block_bytes
+            self._queued_bytes += sign * len(job.keys) * self.block_bytes
 
     # -- the end -----------------------------------------------------------------------------
 
-    def collect(self, catalog: Catalog) -> None:
+    def collect(self, medium: Medium) -> None:
         """Process the entries of the pool."""
         entries = self._pool().poll()
         while entries:
@@ -171,7 +190,7 @@ class Jobs:
             if flags & CHORE:
                 self._chores.pop(job)(int(statuses[0]))
             else:
-                self._take_in(self.records[job], flags, statuses, catalog)
+                self._take_in(self.unsettled[job], flags, statuses, medium)
 
     def take_done(self) -> list[Done]:
         """Return the jobs that ended since the last call, in the order in which they ended."""
@@ -184,83 +203,91 @@ class Jobs:
 
     def have_ended(self, jobs: Collection[int]) -> bool:
         """Return whether jobs have ended; unknown ones count as ended."""
-        records = self.records
-        return all(job not in records or records[job].has_ended for job in jobs)
+        unsettled = self.unsettled
+        return all(job not in unsettled or unsettled[job].has_ended for job in jobs)
 
     def gauges(self) -> dict[str, int]:
         """Return present sizes."""
         return {
             "queued_bytes": self._queued_bytes,
-            "unsettled_jobs": len(self.records) + len(self._chores),
+            "unsettled_jobs": len(self.unsettled) + len(self._chores),
         }
 
+    def log_corrupt(self, place: str) -> None:
+        """Log a line about corrupt blocks that were dropped, unless there was one of late."""
+        if time.monotonic() >= self._log_corrupt_at:
+            self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
+            write_line(
+                logging.WARNING,
+                "tier %r dropped corrupt blocks; %s had %d so far",
+                self.options.name,
+                place or "it",
+                self.metrics.evicted["corrupt"],
+            )
+
     def _take_in(
-        self, record: Record, flags: int, statuses: npt.NDArray[np.int8], catalog: Catalog
+        self, job: Job, flags: int, statuses: npt.NDArray[np.int8], medium: Medium
     ) -> None:
         """Process an entry of the pool."""
         if flags & LATE:
-            self._trip(record)
+            self._trip(job)
             return
         counts: list[int] = np.bincount(statuses, minlength=len(Status)).tolist()
         if flags & ENDED:
-            record.has_ended = True
-            self._queue(record, -1)
-            self._end(record, statuses, counts, catalog)
+            job.has_ended = True
+            self._queue(job, -1)
+            self._end(job, statuses, counts)
         if flags & SETTLED:
-            del self.records[record.job]
-            self._count(record, counts)
-            catalog.settle(record, statuses, counts)
+            del self.unsettled[job.job]
+            self._count(job, counts)
+            medium.settle(job, statuses, counts)
 
-    def _end(
-        self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int], catalog: Catalog
-    ) -> None:
-        """Make the `Done` of a job that moved blocks or asked for them."""
-        self._blame_silence(record, counts)
-        if not record.has_failed and not _any(counts, _ANSWERED) and _any(counts, _FAILING):
-            record.has_failed = True
-            self.breaker(record.op).fail()
-        nbytes = 0 if record.op == "query" else counts[Status.OK] * self.block_bytes
-        if record.op != "put" and catalog.is_stale(record):
+    def _end(self, job: Job, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        """End a job that moved blocks or asked for them."""
+        self._blame_silence(job, counts)
+        if not job.has_failed and not _any(counts, _ANSWERED) and _any(counts, _FAILING):
+            job.has_failed = True
+            self.breaker(job.op).fail()
+        job.nbytes = 0 if job.op == "query" else counts[Status.OK] * self.block_bytes
+        if job.op != "put" and self.is_stale(job):
             # blocks forgotten meanwhile are not served
             statuses = np.where(statuses == Status.OK, np.int8(Status.MISS), statuses)
-        if record.positions is None:
-            record.status = statuses
+        if job.positions is None:
+            job.status = statuses
         else:
-            record.status[record.positions] = statuses
-        self._finish(record.job, record.op, record.started, record.status, nbytes)
+            job.status[job.positions] = statuses
+        self._finish(job)
 
-    def _finish(
-        self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8], nbytes: int
-    ) -> None:
-        """Make the `Done` of a job."""
-        seconds = time.monotonic() - started
-        self._done.append(Done(job, op, status, nbytes, seconds))
-        self.metrics.count(op, np.bincount(status, minlength=len(Status)).tolist())
-        self.metrics.nbytes[op] += nbytes
-        self.metrics.observe(op, seconds)
+    def _finish(self, job: Job) -> None:
+        """Complete a job, which is its `Done` from now on."""
+        job.seconds = time.monotonic() - job.started
+        self._done.append(job)
+        self.metrics.count(job.op, np.bincount(job.status, minlength=len(Status)).tolist())
+        self.metrics.nbytes[job.op] += job.nbytes
+        self.metrics.observe(job.op, job.seconds)
 
-    def _count(self, record: Record, counts: list[int]) -> None:
+    def _count(self, job: Job, counts: list[int]) -> None:
         """Count the results of a job, and report them to its breaker."""
-        self._blame_silence(record, counts)
-        breaker = self.breaker(record.op)
-        if record.op == "put":
+        self._blame_silence(job, counts)
+        breaker = self.breaker(job.op)
+        if job.op == "put":
             self.metrics.count("store", counts)
-        elif record.op == "get":
+        elif job.op == "get":
             breaker.count_corrupt(counts[Status.CORRUPT], counts[Status.OK])
         if _any(counts, _ANSWERED):
             breaker.succeed()
-        elif not record.has_failed:
+        elif not job.has_failed:
             breaker.fail()
 
-    def _blame_silence(self, record: Record, counts: list[int]) -> None:
+    def _blame_silence(self, job: Job, counts: list[int]) -> None:
         """Open the breaker of a shared medium that has not answered by the deadline."""
         is_silent = counts[Status.TIMEOUT] and not _any(counts, _ANSWERED)
-        if is_silent and self._is_shared and not record.has_failed:
-            self._trip(record)
+        if is_silent and self._is_shared and not job.has_failed:
+            self._trip(job)
 
-    def _trip(self, record: Record) -> None:
-        record.has_failed = True
-        self.breaker(record.op).trip()
+    def _trip(self, job: Job) -> None:
+        job.has_failed = True
+        self.breaker(job.op).trip()
 
 
 def _any(counts: list[int], statuses: tuple[Status, ...]) -> bool:

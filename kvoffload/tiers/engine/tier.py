@@ -1,7 +1,7 @@
-"""A tier composed of jobs, a catalog and a medium.
+"""A tier composed of jobs and a medium.
 
 Structure
-    `ComposedTier` checks arguments, looks keys up in the `Catalog`, and passes blocks that need I/O
+    `ComposedTier` checks arguments, looks keys up in the `Medium`, and passes blocks that need I/O
     to the `Jobs`. The classes that users open differ only in these parts.
 Exceptions from outside
     A signal handler may raise between any two instructions of a call. `_is_ready` is False while a
@@ -30,6 +30,7 @@ from kvoffload.tiers.base import (
     BlockIDs,
     Done,
     Health,
+    Operation,
     State,
     Status,
     Tier,
@@ -40,8 +41,8 @@ from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .contract import Catalog, Medium, Pool
-from .jobs import QUERY_DEADLINE_S, Jobs, Record
+from .contract import Medium, Pool
+from .jobs import QUERY_DEADLINE_S, Job
 
 __all__ = [
     "LONGEST_DEADLINE_S",
@@ -66,12 +67,9 @@ HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 class ComposedTier(Tier):
     """A tier composed of its parts; the jobs have its options and the size of a block."""
 
-    def __init__(
-        self, jobs: Jobs, catalog: Catalog, medium: Medium, capacity_bytes: int | None
-    ) -> None:
-        self._jobs = jobs
-        self._catalog = catalog
+    def __init__(self, medium: Medium, capacity_bytes: int | None) -> None:
         self._medium = medium
+        self._jobs = jobs = medium.jobs
         self.name = jobs.options.name
         self.namespace = medium.namespace
         self.capacity_bytes = capacity_bytes
@@ -127,19 +125,21 @@ class ComposedTier(Tier):
         change(*arguments)
         self._is_ready = True
 
-    def _start(self, begin: Callable[..., None], started: float, *arguments: Any) -> int:
+    def _start(
+        self, op: Operation, started: float, begin: Callable[..., None], *arguments: Any
+    ) -> int:
         """Begin a job and return its number; if an exception ends this, take the job back."""
-        job = self._jobs.new_id()
+        job = self._jobs.new(op, started)
         try:
             self._is_ready = False
-            self._starting = job
-            begin(job, started, *arguments)
+            self._starting = job.job
+            begin(job, *arguments)
             self._starting = 0
             self._is_ready = True
-            return job
+            return job.job
         except BaseException:
             self._is_ready = False
-            self._starting = job
+            self._starting = job.job
             self._take_back()
             raise
 
@@ -152,8 +152,8 @@ class ComposedTier(Tier):
     def _collect(self) -> None:
         """Process the results of the threads."""
         self._is_ready = False
-        self._jobs.collect(self._catalog)
-        self._catalog.tend()
+        self._jobs.collect(self._medium)
+        self._medium.tend()
         self._is_ready = True
 
     def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
@@ -189,58 +189,66 @@ class ComposedTier(Tier):
         self._enter()
         seconds, stored = check_deadline(deadline_s), stored_keys(keys)
         self._collect()  # blocks stored meanwhile are known
-        return self._start(self._query, started, stored, seconds or QUERY_DEADLINE_S)
+        return self._start("query", started, self._query, stored, seconds or QUERY_DEADLINE_S)
 
-    def _query(self, job: int, started: float, stored: list[bytes], timeout_s: float) -> None:
+    def _query(self, job: Job, stored: list[bytes], timeout_s: float) -> None:
         """Begin a query for the keys whose state is unknown."""
-        jobs, catalog = self._jobs, self._catalog
-        if not catalog.asks:
-            status = np.where(self._states(stored) == HIT, OK, MISS)
-            jobs.finish_at_once(job, "query", started, status)
-            return
-        states = catalog.states(stored)
-        status = np.where(states == HIT, OK, MISS)
-        positions = np.flatnonzero(states == UNKNOWN)
+        medium = self._medium
+        states = medium.states(stored) if medium.asks else self._states(stored)
+        job.status = np.where(states == HIT, OK, MISS)
+        unknown, room = np.flatnonzero(states == UNKNOWN), self._jobs.room_for_keys()
+        self._read(job, stored, unknown, timeout_s, room=room, beyond=Status.UNAVAILABLE)
+
+    def _read(
+        self,
+        job: Job,
+        stored: list[bytes],
+        positions: npt.NDArray[np.int64],
+        timeout_s: float,
+        *,
+        room: int,
+        beyond: Status,
+        ids: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Submit the keys at positions, those with room; the others get the status `beyond`."""
+        jobs = self._jobs
         if len(positions) and not jobs.reads.allow():
-            status[positions] = Status.UNAVAILABLE
+            job.status[positions] = Status.UNAVAILABLE
             positions = positions[:0]
-        elif len(positions):
-            room = jobs.room_for_keys()
-            status[positions[room:]] = Status.UNAVAILABLE
+        elif len(positions) > room:
+            job.status[positions[room:]] = beyond
             positions = positions[:room]
             if not room:
                 jobs.reads.withdraw()
         if not len(positions):
-            jobs.finish_at_once(job, "query", started, status)
+            jobs.finish_at_once(job)
             return
-        asked = [stored[position] for position in positions.tolist()]
-        record = Record(
-            job, "query", started, status, positions, asked, positions, *self._version()
-        )
-        jobs.submit(record, positions, timeout_s)
+        keys = stored
+        if len(positions) < len(stored):
+            job.positions = positions
+            keys = [stored[position] for position in positions.tolist()]
+        if ids is None:
+            jobs.submit(job, keys, positions, positions, timeout_s)
+        else:
+            jobs.submit(job, keys, self._medium.pin(keys), ids[positions], timeout_s)
 
     def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
-        return self._start(self._put, started, stored, checked, timeout_s)
+        return self._start("put", started, self._put, stored, checked, timeout_s)
 
     def _put(
-        self,
-        job: int,
-        started: float,
-        stored: list[bytes],
-        ids: npt.NDArray[np.int64],
-        timeout_s: float,
+        self, job: Job, stored: list[bytes], ids: npt.NDArray[np.int64], timeout_s: float
     ) -> None:
         """Begin a put."""
-        jobs, catalog = self._jobs, self._catalog
-        status = np.zeros(len(stored), np.int8)
+        jobs, medium = self._jobs, self._medium
+        job.status = status = np.zeros(len(stored), np.int8)
         taken: list[bytes] = []
-        wanted = catalog.wanted(stored)
+        wanted = medium.wanted(stored)
         if wanted:
             refused: dict[bytes, Status] = {}
             if jobs.writes.allow():
-                taken, slots = catalog.take(wanted, jobs.room(), refused)
+                taken, slots = medium.take(wanted, jobs.room(), refused)
                 if not taken:
                     jobs.writes.withdraw()
             else:
@@ -248,60 +256,28 @@ class ComposedTier(Tier):
             if refused:
                 status[:] = [refused.get(key, Status.OK) for key in stored]
         if not taken:
-            jobs.finish_at_once(job, "put", started, status)
+            jobs.finish_at_once(job)
             return
-        positions = None
         if len(taken) != len(stored) or taken != stored:
             first: dict[bytes, int] = {}
             for position, key in enumerate(stored):
                 first.setdefault(key, position)
-            positions = np.array([first[key] for key in taken], np.int64)
-            ids = ids[positions]
-        record = Record(job, "put", started, status, positions, taken, slots, *self._version())
-        jobs.submit(record, ids, timeout_s)
+            job.positions = np.array([first[key] for key in taken], np.int64)
+            ids = ids[job.positions]
+        jobs.submit(job, taken, slots, ids, timeout_s)
 
     def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
-        return self._start(self._get, started, stored, checked, timeout_s)
+        return self._start("get", started, self._get, stored, checked, timeout_s)
 
     def _get(
-        self,
-        job: int,
-        started: float,
-        stored: list[bytes],
-        ids: npt.NDArray[np.int64],
-        timeout_s: float,
+        self, job: Job, stored: list[bytes], ids: npt.NDArray[np.int64], timeout_s: float
     ) -> None:
         """Begin a get."""
-        jobs, catalog = self._jobs, self._catalog
-        status = np.full(len(stored), MISS)
-        there = np.array(catalog.readable(stored), bool)
-        positions = None if there.all() else np.flatnonzero(there)
-        count = len(stored) if positions is None else len(positions)
-        if count and not jobs.reads.allow():
-            status[there] = Status.UNAVAILABLE
-            count = 0
-        elif count > (room := jobs.room()):
-            positions = np.flatnonzero(there)
-            status[positions[room:]] = Status.FULL
-            positions, count = positions[:room], room
-            if not room:
-                jobs.reads.withdraw()
-        if not count:
-            jobs.finish_at_once(job, "get", started, status)
-            return
-        keys = stored
-        if positions is not None:
-            keys, ids = [stored[position] for position in positions.tolist()], ids[positions]
-        record = Record(
-            job, "get", started, status, positions, keys, catalog.pin(keys), *self._version()
-        )
-        jobs.submit(record, ids, timeout_s)
-
-    def _version(self) -> tuple[int, int]:
-        """Return what a record has of the time of its submission."""
-        return self._catalog.forgets, self._jobs.generation.number
+        job.status = np.full(len(stored), MISS)
+        there, room = np.flatnonzero(self._medium.readable(stored)), self._jobs.room()
+        self._read(job, stored, there, timeout_s, room=room, beyond=Status.FULL, ids=ids)
 
     def _transfer(
         self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool
@@ -351,7 +327,7 @@ class ComposedTier(Tier):
             self._refuse()
         jobs = self._jobs
         reads, metrics = jobs.reads, jobs.metrics
-        state = self._catalog.known(key) if reads.closed or reads.would_allow() else ABSENT
+        state = self._medium.known(key) if reads.closed or reads.would_allow() else ABSENT
         if state == HIT:
             metrics.hits += 1
         elif state == ABSENT:
@@ -370,7 +346,7 @@ class ComposedTier(Tier):
         if not self._jobs.reads.would_allow():
             metrics.misses += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
-        states = self._catalog.states(stored)
+        states = self._medium.states(stored)
         counts = np.bincount(states, minlength=max(State) + 1).tolist()
         metrics.hits += counts[HIT]
         metrics.misses += counts[ABSENT]
@@ -379,22 +355,22 @@ class ComposedTier(Tier):
 
     def touch(self, keys: Iterable[bytes]) -> None:
         self._require_ready()
-        self._change(self._catalog.touch, stored_keys(keys))
+        self._change(self._medium.touch, stored_keys(keys))
 
     def release(self, keys: Iterable[bytes]) -> None:
         self._require_ready()
-        self._change(self._catalog.release, stored_keys(keys))
+        self._change(self._medium.release, stored_keys(keys))
 
     def end_request(self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1) -> None:
         self._require_ready()
         num_last = check_int("num_last", num_last, 0)
         self._change(
-            self._catalog.served_at_once, stored_keys(keys), set(stored_keys(own)), num_last
+            self._medium.served_at_once, stored_keys(keys), set(stored_keys(own)), num_last
         )
 
     def discard(self, keys: Iterable[bytes]) -> None:
         self._require_ready()
-        self._change(self._catalog.discard, stored_keys(keys))
+        self._change(self._medium.discard, stored_keys(keys))
 
     @property
     def generation(self) -> str:  # type: ignore[override]
@@ -410,7 +386,7 @@ class ComposedTier(Tier):
 
     def _forget(self, generation: Generation) -> None:
         self._jobs.generation = generation
-        self._catalog.forget(self._jobs.records.values())
+        self._medium.forget()
 
     # -- health and counters -----------------------------------------------------------------
 
@@ -442,7 +418,7 @@ class ComposedTier(Tier):
             if self.namespace.tokens_per_block and len(self.namespace.groups) < 2:
                 blocks = self.capacity_bytes // self.block_bytes
                 found["capacity_tokens"] = blocks * self.namespace.tokens_per_block
-        return {**found, **self._threads(), **self._catalog.sizes()}
+        return {**found, **self._threads(), **self._medium.sizes()}
 
     def _threads(self) -> dict[str, int]:
         """Return the numbers of the threads, if there are any."""
@@ -478,7 +454,7 @@ class ComposedTier(Tier):
         self._take_back()
         self._has_ended = pool.close(timeout_s)
         if self._is_ready:
-            self._change(self._jobs.collect, self._catalog)
+            self._change(self._jobs.collect, self._medium)
         if not self._has_ended:
             _KEPT.append(self)
 

@@ -1,10 +1,12 @@
-"""The catalog of local tiers, an index whose policy decides which blocks they keep.
+"""The medium of local tiers, with an index whose policy decides which blocks they keep.
 
 Structure
     The index is a `CPUOffloadingManager` with one block per slot of the medium, so that any policy
     decides which blocks stay and, with admission, which are stored. ``_slot_of[id]`` is the slot of
     the index's block id, so that a restart can restore the blocks of a medium in any order.
-    `_hidden` has the keys that the index holds and no caller may read.
+    No caller may read the keys in `_storing`, whose store is under way, and in `_dropped`. A
+    dropped key that is in no store is *dead*: the index keeps its slot until the policy evicts it,
+    or until it is stored *again* there.
 Invariants
     A slot that a thread may write belongs to a key that is pending in the index or pinned while it
     is stored again, or is counted in `_busy`: nothing else is written there meanwhile. A slot that
@@ -15,12 +17,8 @@ Cost
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections import Counter
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -32,31 +30,14 @@ from kvoffload.errors import describe
 from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import Catalog, Medium
-from kvoffload.tiers.engine.jobs import Jobs, Record
-from kvoffload.tiers.metrics import write_line
+from kvoffload.tiers.engine.contract import Medium
+from kvoffload.tiers.engine.jobs import Job, Jobs
+from kvoffload.tiers.namespace import Namespace
 
-__all__ = ["Index", "LocalMedium", "check_num_slots", "make_manager"]
-
-CORRUPT_LOG_S = 60.0
-"""Minimum seconds between log lines about corrupt blocks."""
+__all__ = ["Index", "check_num_slots", "make_manager"]
 
 OK = np.int8(Status.OK)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
-
-
-class _Hidden(Enum):
-    """Why a key that the index holds may not be read."""
-
-    STORING = "its first store is under way"
-    DOOMED = "its first store is under way; it was dropped meanwhile"
-    DEAD = "it was dropped; the index keeps its slot until the policy evicts it"
-    RESTORING = "it was dropped, and is stored again in its slot"
-    UNWANTED = "it was dropped, is stored again, and was dropped meanwhile"
-
-
-_DROPPED = frozenset({_Hidden.DEAD, _Hidden.DOOMED, _Hidden.UNWANTED})
-_RESTORED = frozenset({_Hidden.RESTORING, _Hidden.UNWANTED})
 
 
 def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
@@ -66,10 +47,22 @@ def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
     )
 
 
-class LocalMedium(Medium):
-    """A medium with one slot per block of an index."""
+class Index(Medium):
+    """The slots of a medium, assigned to blocks by a manager, the index, and its policy."""
 
     notes_uses = False  # whether `used` does anything
+
+    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
+        super().__init__(jobs, namespace)
+        self._index = manager
+        self._num_slots = num_slots
+        self._slot_of = np.arange(num_slots, dtype=np.int64)
+        self._storing: set[bytes] = set()  # keys whose store is under way
+        self._again: set[bytes] = set()  # those of them that are ready in the index, and pinned
+        self._dropped: set[bytes] = set()  # keys that the index holds although they were dropped
+        self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
+
+    # -- the slots of a medium ---------------------------------------------------------------
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
         """Record that blocks were used; the last of `slots` is the most recent."""
@@ -79,32 +72,6 @@ class LocalMedium(Medium):
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
         """Forget the contents of slots that went to blocks that were then not stored."""
-
-    def forget(self) -> None:
-        """Begin to keep blocks of the present generation only; no waiting."""
-
-    def tend(self) -> None:
-        """Do periodic work; called whenever jobs were collected."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return present sizes besides those of the index."""
-        return {}
-
-
-class Index(Catalog):
-    """The slots of a medium, assigned to blocks by a manager, the index, and its policy."""
-
-    def __init__(self, jobs: Jobs, medium: LocalMedium, manager: Any, num_slots: int) -> None:
-        self._jobs = jobs
-        self._medium = medium
-        self._index = manager
-        self._num_slots = num_slots
-        self._slot_of = np.arange(num_slots, dtype=np.int64)
-        self._hidden: dict[bytes, _Hidden] = {}
-        self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
-        self._num_restored = 0  # keys in `_hidden` that are being stored again
-        self._log_corrupt_at = -math.inf
-        self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
 
     def restore(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> int:
         """Restore the blocks of slots, the last as the most recent; return how many stay."""
@@ -127,13 +94,14 @@ class Index(Catalog):
     # -- states ------------------------------------------------------------------------------
 
     def known(self, key: bytes) -> int:
-        return HIT if key in self._index and key not in self._hidden else ABSENT
+        is_readable = key in self._index and key not in self._storing and key not in self._dropped
+        return HIT if is_readable else ABSENT
 
     def readable(self, keys: list[bytes]) -> list[bool]:
-        index, hidden = self._index, self._hidden
-        if not hidden:
+        index, storing, dropped = self._index, self._storing, self._dropped
+        if not storing and not dropped:
             return [key in index for key in keys]
-        return [key in index and key not in hidden for key in keys]
+        return [key in index and key not in storing and key not in dropped for key in keys]
 
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Return the known states of keys, a `State` each."""
@@ -145,46 +113,28 @@ class Index(Catalog):
         """Return the keys that are absent, then those that were dropped and keep a slot."""
         index = self._index
         absent = list(dict.fromkeys([key for key in keys if key not in index]))
-        return absent + self._dropped(keys) if self._num_dropped else absent
+        if not self._dropped:
+            return absent
+        again = [key for key in dict.fromkeys(keys) if key in self._dropped]
+        self._dropped -= self._storing.intersection(again)  # they are wanted again
+        return absent + [key for key in again if key in self._dropped]
 
     def take(
         self, keys: list[bytes], room: int, refused: dict[bytes, Status]
     ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
         """Begin to store keys; dropped ones reuse their slots."""
-        if not self._num_dropped:
+        if not self._dropped:
             return self._take_slots(keys, room, refused)
-        dead = [key for key in keys if key in self._hidden]
-        absent = [key for key in keys if key not in self._hidden]
+        dead = [key for key in keys if key in self._dropped]
+        absent = [key for key in keys if key not in self._dropped]
         refused.update(dict.fromkeys(dead[room:], Status.FULL))
         dead = dead[:room]
-        slots = self._pin_dead(dead)  # first, so that they are not evicted for the others
+        for keys_under_way in (self._storing, self._again):
+            keys_under_way.update(dead)
+        self._dropped.difference_update(dead)
+        slots = self.pin(dead)  # first, so that they are not evicted for the others
         taken, more = self._take_slots(absent, room - len(dead), refused)
         return [*taken, *dead], np.concatenate([more, slots])
-
-    def _dropped(self, stored: list[bytes]) -> list[bytes]:
-        """Return the keys that are dead; doomed ones are wanted again."""
-        hidden = self._hidden
-        dead = []
-        for key in dict.fromkeys(stored):
-            why = hidden.get(key)
-            if why is _Hidden.DEAD:
-                dead.append(key)
-            elif why is _Hidden.DOOMED:
-                hidden[key] = _Hidden.STORING
-                self._num_dropped -= 1
-            elif why is _Hidden.UNWANTED:
-                hidden[key] = _Hidden.RESTORING
-                self._num_dropped -= 1
-        return dead
-
-    def _pin_dead(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Pin dropped keys, to store them again in their slots; return the slots."""
-        if not keys:
-            return np.empty(0, np.int64)
-        self._hidden.update(dict.fromkeys(keys, _Hidden.RESTORING))
-        self._num_dropped -= len(keys)
-        self._num_restored += len(keys)
-        return self.pin(keys)
 
     def _take_slots(
         self, absent: list[bytes], room: int, refused: dict[bytes, Status]
@@ -208,9 +158,9 @@ class Index(Catalog):
         slots: npt.NDArray[np.int64] = self._slot_of[output.store_spec.block_ids]
         if self._busy and taken:
             taken, slots = self._without_busy(taken, slots, refused)
-        self._hidden.update(dict.fromkeys(taken, _Hidden.STORING))
+        self._storing.update(taken)
         if taken:
-            self._medium.used(slots)
+            self.used(slots)
         return taken, slots
 
     def _without_busy(
@@ -224,14 +174,11 @@ class Index(Catalog):
         return [key for key, is_free in zip(taken, free, strict=True) if is_free], slots[free]
 
     def _evicted(self, keys: list[bytes]) -> None:
-        if self._num_dropped:
-            gone = [key for key in keys if self._hidden.pop(key, None) is _Hidden.DEAD]
-            self._num_dropped -= len(gone)
-            if gone:
-                dropped = set(gone)
-                keys = [key for key in keys if key not in dropped]
+        gone = self._dropped.intersection(keys)
+        self._dropped -= gone
+        keys = [key for key in keys if key not in gone]
         if keys:
-            self._jobs.events.removed(keys, "evicted")
+            self.jobs.events.removed(keys, "evicted")
 
     # -- get ---------------------------------------------------------------------------------
 
@@ -241,93 +188,60 @@ class Index(Catalog):
 
     # -- settling ----------------------------------------------------------------------------
 
-    def is_stale(self, record: Record) -> bool:
-        return record.forgets != self.forgets
-
-    def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        if self.is_stale(record):
-            self._busy.subtract(record.slots.tolist())
+    def settle(self, job: Job, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        if self.jobs.is_stale(job):
+            self._busy.subtract(job.slots.tolist())
             self._busy = +self._busy
             return
-        if record.op == "put":
-            self._put_ended(record, (statuses == OK).tolist())
+        if job.op == "put":
+            self._put_ended(job, (statuses == OK).tolist())
             if counts[Status.OK] < len(statuses):
-                self._medium.not_stored(record.slots[statuses != OK])
+                self.not_stored(job.slots[statuses != OK])
             return
-        self._index.complete_load(record.keys)
+        self._index.complete_load(job.keys)
         for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
             if counts[status]:
                 positions = np.flatnonzero(statuses == status).tolist()
-                self._kill([record.keys[position] for position in positions], reason)
+                self._kill([job.keys[position] for position in positions], reason)
 
-    def _put_ended(self, record: Record, are_ok: list[bool]) -> None:
+    def _put_ended(self, job: Job, are_ok: list[bool]) -> None:
         """Make stored blocks readable; hide or drop the others."""
-        keys, hidden, index = record.keys, self._hidden, self._index
-        if all(are_ok) and not self._num_dropped and not self._num_restored:
+        keys, index = job.keys, self._index
+        self._storing.difference_update(keys)
+        if all(are_ok) and not self._dropped and not self._again:
             index.complete_store(keys)
-            self._jobs.events.stored(keys)
-            for key in keys:
-                del hidden[key]
+            self.jobs.events.stored(keys)
             return
+        again = self._again.intersection(keys)
         stored: list[bytes] = []
         failed: list[bytes] = []
-        restored: list[bytes] = []
         dead: dict[bytes, int] = {}
-        for key, slot, is_ok in zip(keys, record.slots.tolist(), are_ok, strict=True):
-            why = hidden[key]
-            if why in _RESTORED:
-                restored.append(key)
-            elif not is_ok:
+        for key, slot, is_ok in zip(keys, job.slots.tolist(), are_ok, strict=True):
+            if not is_ok and key not in again:
                 failed.append(key)
-                continue
-            if is_ok and why not in _DROPPED:
+            elif is_ok and key not in self._dropped:
                 stored.append(key)
             else:
                 dead[key] = slot
-        index.complete_load(restored)
+        index.complete_load(list(again))
         index.complete_store(failed, success=False)
         index.complete_store([*stored, *dead])
-        self._jobs.events.stored(stored)
+        self.jobs.events.stored(stored)
         if dead:
-            self._medium.clear(list(dead.values()))
-        for key in dead:
-            self._hide(key, _Hidden.DEAD)
-        for key in [*stored, *failed]:
-            self._hide(key, None)
+            self.clear(list(dead.values()))
+        self._again -= again
+        self._dropped.difference_update(failed)
+        self._dropped.update(dead)
 
-    def _hide(self, key: bytes, why: _Hidden | None) -> None:
-        """Set why a key may not be read; None makes it readable."""
-        hidden = self._hidden
-        before = hidden.get(key)
-        if why is None:
-            hidden.pop(key, None)
-        else:
-            hidden[key] = why
-        self._num_dropped += (why in _DROPPED) - (before in _DROPPED)
-        self._num_restored += (why in _RESTORED) - (before in _RESTORED)
-
-    def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
-        """Drop blocks that are ready in the index, which keeps their slots until it evicts them.
-
-        Without a reason there is no event, as there was none when they were stored.
-        """
-        index, hidden = self._index, self._hidden
-        there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]
+    def _kill(self, keys: Iterable[bytes], reason: str) -> None:
+        """Drop blocks that are ready in the index, which keeps their slots until it evicts them."""
+        there = [key for key in dict.fromkeys(keys) if self.known(key) == HIT]
         if there:
-            self._medium.clear(self.slots_of(there))
-            hidden.update(dict.fromkeys(there, _Hidden.DEAD))
-            self._num_dropped += len(there)
-            if reason is not None:
-                self._jobs.events.removed(there, reason)
-        if there and reason == "corrupt" and time.monotonic() >= self._log_corrupt_at:
-            self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
-            write_line(
-                logging.WARNING,
-                "tier %r dropped corrupt blocks; %s had %d so far",
-                self._jobs.options.name,
-                self._medium.place or "it",
-                self._jobs.metrics.evicted["corrupt"],
-            )
+            self.clear(self.slots_of(there))
+            self._dropped.update(there)
+            self.jobs.events.removed(there, reason)
+            if reason == "corrupt":
+                self.jobs.log_corrupt(self.place)
 
     def slots_of(self, keys: list[bytes]) -> list[int]:
         """Return the slots of keys that are ready in the index."""
@@ -339,11 +253,11 @@ class Index(Catalog):
 
     def touch(self, keys: list[bytes]) -> None:
         self._index.touch(keys)
-        if not self._medium.notes_uses:
+        if not self.notes_uses:
             return
         there = [key for key, is_there in zip(keys, self.readable(keys), strict=True) if is_there]
         if there:
-            self._medium.used(np.array(self.slots_of(there[::-1]), np.int64))
+            self.used(np.array(self.slots_of(there[::-1]), np.int64))
 
     def release(self, keys: list[bytes]) -> None:
         self._index.release(keys)
@@ -352,32 +266,22 @@ class Index(Catalog):
         calls.end(self._index, keys, own, num_last)
 
     def discard(self, keys: list[bytes]) -> None:
-        hidden = self._hidden
-        for key in keys if hidden else ():
-            why = hidden.get(key)
-            if why is _Hidden.STORING:
-                self._hide(key, _Hidden.DOOMED)
-            elif why is _Hidden.RESTORING:
-                self._hide(key, _Hidden.UNWANTED)
+        self._dropped |= self._storing.intersection(keys)
         self._kill(keys, "discarded")
 
-    def forget(self, records: Iterable[Record]) -> None:
-        self.forgets += 1
+    def forget(self) -> None:
         self._index.reset_cache()
-        self._hidden.clear()
-        self._num_dropped = self._num_restored = 0
-        self._busy = Counter(slot for record in records for slot in record.slots.tolist())
-        self._jobs.events.removed([], "forgotten")
-        self._medium.forget()
-
-    def tend(self) -> None:
-        self._medium.tend()
+        for keys in (self._storing, self._again, self._dropped):
+            keys.clear()
+        under_way = self.jobs.unsettled.values()
+        self._busy = Counter(slot for job in under_way for slot in job.slots.tolist())
+        self.jobs.events.removed([], "forgotten")
 
     def sizes(self) -> dict[str, int]:
-        kept = len(self._index) - len(self._hidden)
-        used_bytes = kept * self._jobs.block_bytes
-        sizes = {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
-        return {**sizes, **self._medium.sizes()}
+        hidden = len(self._storing) + len(self._dropped) - len(self._storing & self._dropped)
+        kept = len(self._index) - hidden
+        used_bytes = kept * self.jobs.block_bytes
+        return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
 
 
 def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int) -> Any:

@@ -18,12 +18,12 @@ from kvoffload.tiers.native import io
 from kvoffload.tiers.options import LOCAL, Readers, TierKeywords, TierOptions, read_options
 from kvoffload.tiers.region import Region
 
-from .index import Index, LocalMedium, check_num_slots, make_manager
+from .index import Index, check_num_slots, make_manager
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["MemoryTier", "SecondRegion"]
+__all__ = ["MemoryTier"]
 
 
 class MemoryTier(ComposedTier):
@@ -73,29 +73,24 @@ class MemoryTier(ComposedTier):
             num_slots = min(num_slots, memory.num_blocks)
         manager = make_manager(policy, num_slots)
         memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
-        jobs = Jobs(options, block_bytes)
-        medium = SecondRegion(memory, namespace, jobs)
         self.num_slots = num_slots
-        index = Index(jobs, medium, manager, num_slots)
-        super().__init__(jobs, index, medium, num_slots * block_bytes)
+        medium = _SecondRegion(Jobs(options, block_bytes), namespace, manager, num_slots)
+        medium.memory = memory
+        super().__init__(medium, num_slots * block_bytes)
 
 
-class SecondRegion(LocalMedium):
-    """A second region of memory."""
+class _SecondRegion(Index):
+    """The slots of a second region of memory."""
 
     direct = True
-
-    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs) -> None:
-        self.namespace = namespace
-        self.memory = memory
-        self._jobs = jobs
-        # Bytes of another object do not match: this one's salt seeds the sums.
-        fingerprint = namespace.fingerprint + os.urandom(8)
-        sums = np.zeros(memory.num_blocks, np.uint64)
-        self._store = io.MemoryStore(memory, fingerprint, sums)
+    memory: Region
 
     def open_pool(self, region: Region) -> Pool:
-        pool: Pool = io.Pool(region, self._store, self._jobs.options.threads)
+        # Bytes of another object do not match: this one's salt seeds the sums.
+        fingerprint = self.namespace.fingerprint + os.urandom(8)
+        sums = np.zeros(self.memory.num_blocks, np.uint64)
+        store = io.MemoryStore(self.memory, fingerprint, sums)
+        pool: Pool = io.Pool(region, store, self.jobs.options.threads)
         return pool
 
 

@@ -23,7 +23,7 @@ Invariants
     put there are opened without waiting, and never read beyond the length of a block.
 Cost
     A put checks whether the block exists, and makes five further system calls if it does not; a get
-    is two opens, a stat, a read and two closes, of up to 16 blocks without the interpreter's lock.
+    is an open, a stat, a read and a close, of up to 16 blocks without the interpreter's lock.
     A sweep examines every file, and takes 8 bytes of memory per block.
 """
 
@@ -35,6 +35,7 @@ import logging
 import os
 import stat
 import time
+from binascii import hexlify
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -44,8 +45,14 @@ from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
-from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
+from kvoffload.tiers.folder import (
+    Folder,
+    check_path,
+    make_folders,
+    status_of,
+    temporary_name,
+    transfer,
+)
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespace, fields_of
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
@@ -76,6 +83,7 @@ VISIT_S = 1.0
 """Seconds after which the folder is opened and compared again."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
+OK = int(Status.OK)
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 
 
@@ -96,7 +104,6 @@ class DirectoryStore(RemoteStore):
         self.sweeper: Sweeper | None = None
         self._opened: Folder | None = None  # the namespace's, since its last comparison
         self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, generation, folder)
-        self._squashed: int | None = None  # owner of files that are made here
         self._is_open_to_all = False
 
     def start(self) -> None:
@@ -128,7 +135,7 @@ class DirectoryStore(RemoteStore):
         ForeignNamespaceError
             If the JSON is that of another namespace.
         OSError
-            If the folder belongs to another user, is not a folder, or cannot be opened.
+            If the folder is not a folder, or cannot be opened.
         """
         name = self.fingerprint.hex()
         try:
@@ -141,7 +148,9 @@ class DirectoryStore(RemoteStore):
         except NotADirectoryError:
             self.say("is refused: a link or a file is in the place of its folder", logging.ERROR)
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-        self._check_owner(directory, folder)
+        if os.fstat(folder.fd).st_mode & stat.S_IWOTH and not self._is_open_to_all:
+            self._is_open_to_all = True
+            self.say("has a folder that everyone can write to, and could put wrong blocks in")
         if not self.is_ours(folder.read(NAMESPACE, self.json_bytes - 1)):
             if not make:
                 return None
@@ -157,18 +166,6 @@ class DirectoryStore(RemoteStore):
             make_folders(self.directory)
             return Folder.at(self.directory)
 
-    def _check_owner(self, directory: Folder, folder: Folder) -> None:
-        found = os.fstat(folder.fd)
-        owner = found.st_uid
-        if owner not in (os.geteuid(), 0, os.fstat(directory.fd).st_uid, self._squashed):
-            self._squashed = _owner_of_new(folder)
-            if owner != self._squashed:
-                self.say("is refused: its folder belongs to another user", logging.ERROR)
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        if found.st_mode & stat.S_IWOTH and not self._is_open_to_all:
-            self._is_open_to_all = True
-            self.say("has a folder that everyone can write to, and could put wrong blocks in")
-
     def visit(self) -> None:
         self._opened = cast("Folder", self.open_namespace(make=True))
 
@@ -176,7 +173,7 @@ class DirectoryStore(RemoteStore):
 
     def _folder_of(self, key: bytes, generation: int, *, make: bool = False) -> Folder:
         """Return the folder of a block."""
-        name = _folder_name(key)
+        name = f"{_bucket_of(key):02x}"
         blocks = self._open_blocks(generation, make=make)
         if not make:
             return blocks.below(name)
@@ -216,12 +213,13 @@ class DirectoryStore(RemoteStore):
             for block in run:
                 block.status = _status(error)
             return
-        places = [(_folder_name(block.key).encode(), _name(block.key).encode()) for block in run]
+        paths = [b"%02x/%b.kv" % (_bucket_of(block.key), hexlify(block.key)) for block in run]
         views = [block.views[0] for block in run]
-        found = io.read_files(folder.fd, places, views, self.content_bytes + PAGE_BYTES)
+        found = io.read_files(folder.fd, paths, views, self.content_bytes + PAGE_BYTES)
+        old = time.time() - RENEW_S
         for block, (status, changed) in zip(run, found, strict=True):
             block.status = _status(OSError(-status, "")) if status < 0 else status
-            if status == Status.OK and time.time() - changed > RENEW_S:
+            if status == OK and changed < old:
                 self.touch([block.key], generation)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
@@ -363,29 +361,19 @@ class DirectoryTier(RemoteTier):
             return None
 
 
-def _folder_name(key: bytes) -> str:
-    return f"{xxh3_64(key) & 0xFF:02x}"
+def _bucket_of(key: bytes) -> int:
+    """Return the number of the folder that a block is in."""
+    return xxh3_64(key) & 0xFF
 
 
 def _name(key: bytes) -> str:
     return f"{key.hex()}.kv"
 
 
-def _owner_of_new(folder: Folder) -> int:
-    """Return the owner of files that this process makes, which a server may set."""
-    name = temporary_name("")
-    fd = folder.create(name)
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        folder.unlink(name)
-
-
 def _status(error: OSError) -> Status:
     if error.errno in _GONE:
         return Status.MISS
-    return Status.FULL if error.errno in NO_SPACE else Status.FAILED
+    return status_of(error)
 
 
 _READERS: Readers = {

@@ -37,7 +37,6 @@ from kvoffload.errors import describe
 from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
-from kvoffload.tiers.engine.transfer import num_buffers
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     STAGED,
@@ -47,7 +46,7 @@ from kvoffload.tiers.options import (
     flag,
     read_options,
 )
-from kvoffload.tiers.region import Region
+from kvoffload.tiers.region import Region, num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from . import _objects_worker as worker

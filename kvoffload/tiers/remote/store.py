@@ -1,22 +1,29 @@
 """The interface of shared media: the six methods that a medium implements.
 
 A `RemoteStore` is a dictionary of bytes on a medium that other processes share and that may not
-answer. `RemoteTier` makes a tier of one. The common parts are implemented once around it: threads
-and buffers (``engine``), seals and errors (``shared``), and verdicts (``verdicts``).
+answer. `RemoteTier` makes a tier of one. The common parts are implemented once around the six
+methods: threads, buffers and seals (``engine``), visits, deadlines and errors (here), and verdicts
+(``tier``).
+
+Invariants
+    No call exceeds its deadline if the medium's client supports deadlines. No text of a client or a
+    server is logged: errors may have credentials.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import Block
+from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block, Store
+from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
 from kvoffload.tiers.region import Region
@@ -25,10 +32,14 @@ from kvoffload.tiers.seal import SEAL_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ForeignNamespaceError", "RemoteStore"]
+__all__ = ["VISIT_S", "ForeignNamespaceError", "RemoteStore", "pack_keys"]
 
 LEAST_S = 0.005
 """Minimum seconds for a call."""
+CHORE_S = 1.0
+"""Time limit of a chore, seconds."""
+VISIT_S = 2.0
+"""Time limit of a visit, seconds; a job may end meanwhile, and the next one benefits."""
 LOG_S = 60.0
 """Minimum seconds between equal log lines."""
 
@@ -43,7 +54,7 @@ class _Call(threading.local):
     deadline = 0.0
 
 
-class RemoteStore(ABC):
+class RemoteStore(Store):
     """A medium that other processes share.
 
     Six methods implement it: `visit`, `find`, `fetch`, `store`, `drop` and `status_of`. Threads of
@@ -93,6 +104,8 @@ class RemoteStore(ABC):
         self.block_bytes = namespace.block_bytes + SEAL_BYTES
         self._call = _Call()
         self._logged: dict[str, float] = {}
+        self._visit_lock = threading.Lock()  # held during a visit
+        self._visited_at = -math.inf
 
     # -- the six methods ---------------------------------------------------------------------
 
@@ -131,26 +144,26 @@ class RemoteStore(ABC):
 
     # -- optional methods --------------------------------------------------------------------
 
-    def touch(self, keys: Sequence[bytes], generation: int) -> None:  # noqa: B027
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:
         """Mark blocks as used, if the medium does not do so itself; see `touch_s`."""
 
-    def start(self) -> None:  # noqa: B027
+    def start(self) -> None:
         """Begin background work, when there are threads."""
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """End background work, before the tier is closed."""
 
     def take_evicted(self) -> list[tuple[int, bytes]]:
         """Return generation and key of blocks that this process evicted since the last call."""
         return []
 
-    def abandon(self) -> None:  # noqa: B027
+    def abandon(self) -> None:
         """Release the parent's resources in a forked child."""
 
-    def use(self, memory: Region) -> None:  # noqa: B027
+    def use(self, memory: Region) -> None:
         """Register the buffers of values, if the client needs that."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Close connections."""
 
     def __enter__(self) -> Self:
@@ -164,6 +177,56 @@ class RemoteStore(ABC):
     def name_of(self, error: Exception) -> str:
         """Return an error's name for the log; its text may have credentials and is never logged."""
         return type(error).__name__
+
+    # -- calls of threads --------------------------------------------------------------------
+
+    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:
+        """Set the statuses of all blocks; no error is raised."""
+        self.deadline = deadline
+        if op == WRITE and time.monotonic() > deadline:
+            _set_rest(run, Status.TIMEOUT)  # a hanging server must not hold the buffers
+            return
+        act = {READ: self.fetch, WRITE: self.store}.get(op, self.find)
+        try:
+            self._visit_if_due()
+            act(run, generation)
+        except Exception as error:  # noqa: BLE001 # every error is a status
+            _set_rest(run, self.meaning(error))
+
+    def chore(self, kind: int, data: bytes) -> Status:
+        """Remove or touch the keys in `data`."""
+        self.deadline = time.monotonic() + CHORE_S
+        try:
+            self._visit_if_due()
+            generation, keys = _unpack_keys(data)
+            if kind == DROP:
+                self.drop(keys, generation)
+            elif kind == TOUCH:
+                self.touch(keys, generation)
+        except Exception as error:  # noqa: BLE001 # it is logged
+            self.meaning(error)
+            return Status.FAILED
+        return Status.OK
+
+    def _visit_if_due(self) -> None:
+        """Visit the medium if the last visit is too long ago; one thread at a time."""
+        if self._is_fresh():
+            return
+        deadline = self.deadline
+        if not self._visit_lock.acquire(timeout=max(LEAST_S, deadline - time.monotonic())):
+            raise TimeoutError
+        try:
+            if not self._is_fresh():
+                now = time.monotonic()
+                self.deadline = max(deadline, now + VISIT_S)
+                self.visit()
+                self._visited_at = now
+        finally:
+            self.deadline = deadline
+            self._visit_lock.release()
+
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._visited_at <= self.visit_s
 
     # -- helpers -----------------------------------------------------------------------------
 
@@ -239,3 +302,25 @@ class RemoteStore(ABC):
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now
             write_line(level, "tier %r %s", self.name, what)
+
+
+def _set_rest(run: Sequence[Block], status: Status) -> None:
+    for block in run:
+        if block.status == MOVING:
+            block.status = status
+
+
+def pack_keys(generation: int, keys: Iterable[bytes]) -> bytes:
+    """Return a generation and stored keys, at most 41 bytes each, as one bytes object."""
+    first = generation.to_bytes(NUMBER_BYTES, "little")
+    return first + b"".join(bytes([len(key)]) + key for key in keys)
+
+
+def _unpack_keys(data: bytes) -> tuple[int, list[bytes]]:
+    generation = int.from_bytes(data[:NUMBER_BYTES], "little")
+    keys, start = [], NUMBER_BYTES
+    while start < len(data):
+        stop = start + 1 + data[start]
+        keys.append(data[start + 1 : stop])
+        start = stop
+    return generation, keys

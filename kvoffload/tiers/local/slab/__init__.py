@@ -1,6 +1,15 @@
 """Blocks in the slots of one large file on a local disk."""
 
-from .inspect import SlabFolder, Verdict, find_slabs, remove_slab, verify_slab
-from .tier import FileTier
+from .inspect import SlabFolder, Verdict, delete_blocks, find_slabs, remove_slab, verify_slab
+from .tier import FileTier, open_slab
 
-__all__ = ["FileTier", "SlabFolder", "Verdict", "find_slabs", "remove_slab", "verify_slab"]
+__all__ = [
+    "FileTier",
+    "SlabFolder",
+    "Verdict",
+    "delete_blocks",
+    "find_slabs",
+    "open_slab",
+    "remove_slab",
+    "verify_slab",
+]

@@ -212,7 +212,7 @@ class SlabFiles:
             make_folders(self.folder, self._made_folders)
             if not (self.folder / LOCK).exists():
                 self._made_files.append(LOCK)
-            self._locked = LockedFolder(self.folder, private=True)
+            self._locked = LockedFolder(self.folder)
             self._open(self._locked, namespace, num_slots, generation)
         except BaseException as error:
             self._undo()

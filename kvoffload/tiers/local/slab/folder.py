@@ -1,9 +1,8 @@
 """The folder of a slab: its lock and its open files.
 
-Anyone who may write to the folder could replace a file with a link, a pipe or a device, or with a
-file that they can change later. So anything but an ordinary file is refused, and the tier itself
-also refuses files that others may have written or may still write. The path *to* the folder is the
-user's own choice, including links in it.
+Anyone who may write to the folder could replace a file with a link, a pipe or a device. So anything
+but an ordinary file is refused, and one that is written must have this name only. The path *to* the
+folder is the user's own choice, including links in it.
 
 Only one tier in all processes has a slab open. Its lock is that of ``flock``, which belongs to the
 open file description, not to a process: a forked child has it too. Closing a folder unlocks it for
@@ -39,8 +38,6 @@ __all__ = ["LockedFolder", "OpenFolder", "holder_of", "lock_shared"]
 READERS_S = 2.0
 """Seconds that `LockedFolder` waits for readers."""
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 
 class OpenFolder(Folder):
     """An open folder and its open files.
@@ -49,25 +46,16 @@ class OpenFolder(Folder):
     ----------
     path : Path
         The folder; a link with its name is not followed.
-    private : bool
-        Whether it and its files must belong to the user of this process, be writable by no other
-        user and have one name each; TierError if not.
     """
 
-    def __init__(self, path: Path, *, private: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.private = private
         self.files: dict[str, int] = {}  # open descriptors, by name
         super().__init__(-1)  # the descriptor while it is closed
         if path.is_symlink():
             raise TierError(f"{path}: is a link, which is not followed")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         self.fd = os.open(path, flags)
-        try:
-            self._check(path, os.fstat(self.fd))
-        except BaseException:
-            self.close()
-            raise
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Return a descriptor of an ordinary file; TierError if it is refused."""
@@ -80,7 +68,8 @@ class OpenFolder(Folder):
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise TierError(f"{path}: is no ordinary file")
-            self._check(path, found)
+            if flags & os.O_RDWR and found.st_nlink > 1:
+                raise TierError(f"{path}: has {found.st_nlink} names, must have this one only")
             os.set_blocking(fd, True)
         except BaseException:
             os.close(fd)
@@ -91,20 +80,6 @@ class OpenFolder(Folder):
         """Open a file until `close`, as `open` does; return its descriptor."""
         fd = self.files[name] = self.open(name, flags)
         return fd
-
-    def _check(self, path: Path, found: os.stat_result) -> None:
-        if not self.private:
-            return
-        if found.st_uid != os.geteuid():
-            raise TierError(
-                f"{path}: belongs to user {found.st_uid}, must belong to that of this process, "
-                f"{os.geteuid()}"
-            )
-        if found.st_mode & _OTHERS_WRITE:
-            mode = stat.S_IMODE(found.st_mode)
-            raise TierError(f"{path}: others may write to it (mode {mode:04o}), must be their own")
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-            raise TierError(f"{path}: has {found.st_nlink} names, must have this one only")
 
     def has(self, name: str) -> bool:
         """Return whether anything has a name, a link included."""
@@ -137,13 +112,13 @@ class OpenFolder(Folder):
 class LockedFolder(OpenFolder):
     """A folder that only this object has open, made if needed; TierInUseError if another has it."""
 
-    def __init__(self, path: Path, *, private: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._pid = os.getpid()
         until = time.monotonic() + READERS_S
         while True:
             fork = _last_fork
             try:
-                super().__init__(path, private=private)
+                super().__init__(path)
                 _HELD.add(self)
                 if self._lock(until, fork):
                     return

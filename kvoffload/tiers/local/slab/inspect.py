@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvoffload.tiers.base import TierError
 from kvoffload.tiers.deletion import Deleted
-from kvoffload.tiers.engine.transfer import transfer
+from kvoffload.tiers.folder import transfer
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
@@ -112,7 +112,7 @@ def _may_be_slab(entry: os.DirEntry[str]) -> bool:
 
 def _look(path: Path) -> SlabFolder:
     num_blocks = num_stale = 0
-    with OpenFolder(path, private=False) as folder:
+    with OpenFolder(path) as folder:
         header = _header_of(folder)
         if header is not None:
             for seals, others in _valid_seals(folder.files[TABLE], header):
@@ -167,7 +167,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
         If a file cannot be opened.
     """
     path = Path(folder)
-    with OpenFolder(path, private=False) as opened:
+    with OpenFolder(path) as opened:
         lock_shared(opened)
         data_fd = opened.keep(BLOCKS)
         header = read_header(opened.keep(TABLE))
@@ -261,7 +261,7 @@ def remove_slab(folder: str | Path) -> int:
     OSError
         If a file cannot be deleted.
     """
-    with LockedFolder(Path(folder), private=False) as opened:
+    with LockedFolder(Path(folder)) as opened:
         freed = _disk_bytes(opened, FILES)
         for name in FILES:
             opened.unlink(name)

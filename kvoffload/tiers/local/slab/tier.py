@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,8 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
-from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.folder import check_path
-from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
+from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
@@ -48,7 +47,7 @@ from kvoffload.tiers.options import (
     flag,
     read_options,
 )
-from kvoffload.tiers.region import Region, round_up
+from kvoffload.tiers.region import Region, round_up, staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES
 
 from .files import SlabFiles, check_space
@@ -137,41 +136,41 @@ class FileTier(ComposedTier):
         options = TierOptions.of(keywords, name="disk", threads=8)
         check_space(path, namespace, num_slots)
         manager = make_manager(policy, num_slots)
+        staged = check_bool("staged", staged)
         jobs = Jobs(options, namespace.block_bytes)
-        medium = _Slab(path, num_slots, namespace, jobs, staged=check_bool("staged", staged))
-        index = Index(jobs, medium, manager, num_slots)
+        medium = _Slab(jobs, namespace, manager, num_slots, path, staged=staged)
         try:
-            self.num_restored = medium.restore(index)
+            medium.restore_blocks()
         except BaseException:
             medium.leave()
             raise
+        self.num_restored = medium.num_restored
         self.folder = medium.folder
         self.num_slots = num_slots
-        super().__init__(jobs, index, medium, num_slots * namespace.block_bytes)
+        super().__init__(medium, num_slots * namespace.block_bytes)
 
 
-class _Slab(LocalMedium):
+class _Slab(Index):
     """The files of a slab, their stamps of use, and the generation in their header."""
 
     notes_uses = True
 
     def __init__(
         self,
-        path: Path,
-        num_slots: int,
-        namespace: Namespace,
         jobs: Jobs,
+        namespace: Namespace,
+        manager: Any,
+        num_slots: int,
+        path: Path,
         *,
         staged: bool,
     ) -> None:
-        self.namespace = namespace
-        self._jobs = jobs
+        super().__init__(jobs, namespace, manager, num_slots)
         self._staged = staged
         self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
         self.folder = self._files.folder
         self.place = str(self.folder)
-        self._num_slots = num_slots
-        self._num_restored = 0
+        self.num_restored = 0
         self._sums = np.zeros(num_slots, np.uint64)
         self._written = np.zeros(num_slots, np.uint8)
         self._stamps = self._files.stamps
@@ -187,10 +186,10 @@ class _Slab(LocalMedium):
 
     # -- opening -----------------------------------------------------------------------------
 
-    def restore(self, index: Index) -> int:
-        """Fill an index with the blocks on the disk, in order of use; return their number."""
+    def restore_blocks(self) -> None:
+        """Fill the index with the blocks on the disk, in order of use."""
         slots, keys, sums, _ = io.valid_records(
-            self._files.records, self.namespace.block_bytes, self._jobs.generation.number
+            self._files.records, self.namespace.block_bytes, self.jobs.generation.number
         )
         self._files.records = memoryview(b"")
         self._written[slots] = 1
@@ -205,11 +204,10 @@ class _Slab(LocalMedium):
         for position in order.tolist():
             latest.pop(keys[position], None)
             latest[keys[position]] = int(slots[position])
-        self._num_restored = index.restore(list(latest), np.array([*latest.values()], np.int64))
-        return self._num_restored
+        self.num_restored = self.restore(list(latest), np.array([*latest.values()], np.int64))
 
     def open_pool(self, region: Region) -> Pool:
-        files, options = self._files, self._jobs.options
+        files, options = self._files, self.jobs.options
         reason = None
         if self._staged:
             reason = "as it was asked for"
@@ -274,7 +272,7 @@ class _Slab(LocalMedium):
             offset = self._files.header.stamps_offset + first * STAMP_BYTES
             self._stamp_writes += 1
             data = self._stamps[first:last].astype("<i8").tobytes()
-            self._jobs.chore(self._stamps_done, offset, data)
+            self.jobs.chore(self._stamps_done, offset, data)
         self._stamps_written = time.monotonic()
 
     def _stamps_done(self, status: int) -> None:  # noqa: ARG002
@@ -295,7 +293,7 @@ class _Slab(LocalMedium):
             self._to_clear += slots
             return
         for slot in slots:
-            self._jobs.chore(self._seal_done, record_offset(slot), bytes(SEAL_BYTES))
+            self.jobs.chore(self._seal_done, record_offset(slot), bytes(SEAL_BYTES))
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
         """Clear the seals of blocks that were evicted for blocks that were then not written."""
@@ -306,14 +304,15 @@ class _Slab(LocalMedium):
             write_line(
                 logging.WARNING,
                 "tier %r could not clear the seal of a block that was dropped",
-                self._jobs.options.name,
+                self.jobs.options.name,
             )
 
     # -- forgetting --------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Change the generation, which makes every seal invalid; a thread writes the header."""
-        self._files.change_generation(self._jobs.generation)
+        super().forget()
+        self._files.change_generation(self.jobs.generation)
         self._write_header_in_a_thread()
 
     def confirm(self) -> bool:
@@ -326,7 +325,7 @@ class _Slab(LocalMedium):
         write_line(
             logging.ERROR,
             "tier %r may remember after a restart: its disk did not confirm",
-            self._jobs.options.name,
+            self.jobs.options.name,
         )
         return False
 
@@ -384,7 +383,7 @@ class _Slab(LocalMedium):
         self._files.close()
 
     def sizes(self) -> dict[str, int]:
-        return {"restored": self._num_restored}
+        return {**super().sizes(), "restored": self.num_restored}
 
 
 def _ends(call: Callable[[], None], until: float) -> bool:
