@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import LookupResult
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import PACKAGE, create
+from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
 from tests.vllm.requests import CHUNK_TOKENS, context, key
@@ -218,47 +218,6 @@ def test_what_is_declined_is_known_when_it_comes_again():
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_keys_without_positions_and_calls_out_of_order_keep_every_invariant(seed):
-    rng = random.Random(SEED + seed)
-    manager = KVOffloadManager(20, "hit-density", enable_events=True, store_threshold=seed % 3)
-    contexts = []
-    pending = []
-    for _ in range(400):
-        if rng.random() < 0.2 or not contexts:
-            ids = [rng.randrange(60) for _ in range(rng.randint(1, 12))]
-            keys = list(dict.fromkeys(key(one, rng.randrange(2)) for one in ids))
-            made = context(keys[:: rng.choice((1, 2))])
-            contexts.append((made, keys))
-            manager.on_new_request(made)
-        made, keys = rng.choice(contexts)
-        some = rng.sample(keys, rng.randint(1, len(keys)))
-        kind = rng.random()
-        if kind < 0.5:
-            output = manager.prepare_store(some, made)
-            if output is not None:
-                pending.append((made, output.keys_to_store))
-        elif kind < 0.7:
-            ready = [one for one in some if manager.lookup(one, made) is LookupResult.HIT]
-            manager.prepare_load(ready, made)
-            manager.complete_load(ready, made)
-        elif pending and kind < 0.9:
-            one, stored = pending.pop(rng.randrange(len(pending)))
-            manager.complete_store(stored, one, rng.random() < 0.8)
-        elif kind < 0.97:
-            manager.on_request_finished(made)
-            contexts.remove((made, keys))
-        else:
-            manager.reset_cache()
-            pending.clear()
-            contexts.clear()
-        check_invariants(manager)
-    for made, stored in pending:
-        manager.complete_store(stored, made)
-    assert manager._usage() == (0, 0)
-    check_invariants(manager)
-
-
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("policy", DECLINES)
 def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, policy, num_groups):
@@ -319,13 +278,3 @@ def test_without_a_tier_a_primary_tier_declines():
     output = manager.primary_tier.prepare_store(fresh, context(fresh))
     assert len(output.keys_to_store) < len(fresh)
     manager.shutdown()
-
-
-def test_the_spec_reads_the_options():
-    names = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
-    spec = create(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
-    policy = spec.get_manager()._rules.policy
-    assert (policy.ghosts, policy.guard) == (2.0, 0)
-    spec = create(8, **names, eviction_policy="hit-density?ghosts=-1")
-    with pytest.raises(ValueError, match="ghosts must be"):
-        spec.get_manager()

@@ -377,14 +377,6 @@ def test_every_policy_as_our_spec(tmp_path, policy, step_tokens, on_device):
             ), name
 
 
-@pytest.mark.parametrize("name", [name for name in POLICY_LAYOUTS if takes(name, 128)])
-def test_vllms_own_arc(tmp_path, name):
-    for sequence in range(SEQUENCES):
-        assert not compare(
-            tmp_path, name, 128, 1, seed=SEED + sequence, num_requests=60, policy="arc"
-        )
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize(("step_tokens", "num_chunks"), [(128, 70), (100, 25), (64, 3)])
 @pytest.mark.parametrize("policy", [OWN_POLICY] if IS_OLDER else ["lru", "arc"])

@@ -25,7 +25,7 @@ from tests.allocations import fail_after
 from tests.observation import observe
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair, statuses
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence, Shape
 from tests.vllm.watched import watch_all
 
 CALLS = {
@@ -212,10 +212,8 @@ def run_sequence(
 
     With two `watches`, or hints, both managers are ours.
     """
-    rng = random.Random(seed)
-    shape = shape or Shape.draw(rng)
-    chains = shape.chains(rng)
-    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    drawn = Drawn(seed, shape)
+    rng, keys = drawn.rng, drawn.keys
     if cache_policy == "hit-density" and max(map(len, keys)) > INLINE_KEY_BYTES:
         cache_policy += "?guard=0"  # its miniatures leave out a long key without memory for it
     arguments = {
@@ -233,7 +231,7 @@ def run_sequence(
         ours = KVOffloadManager(**arguments)
     tested = Failing(ours, keys, fail)
     try:
-        Sequence(pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
+        Sequence(pair(reference, tested, keys), drawn).run(60)
     except BaseException as cause:
         raise AssertionError(f"sequence {seed}, {arguments}: {cause}") from cause
     return tested.failures

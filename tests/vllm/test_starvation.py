@@ -91,46 +91,6 @@ def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_poli
         engine.manager.shutdown()
 
 
-def test_in_the_real_scheduler_a_chunk_gets_its_place_while_another_may_leave(tmp_path):
-    """A policy that declines would leave the tier without chunks, and those there unread."""
-    num_chunks = 12
-    engine = TieredEngine(tmp_path, num_chunks, eviction_policy="hit-density?guard=0")
-    primary = engine.primary
-    offered = 0
-
-    def watched(call):
-        def called(keys, req_context):
-            nonlocal offered
-            keys = list(keys)
-            absent = {one for one in keys if primary._chunk(one) is None}
-            output = call(keys, req_context)
-            stored = 0 if output is None else len(output.keys_to_store)
-            if stored < len(absent):
-                assert output is not None or call.__name__ == "prepare_write"
-                assert primary._usage()[0] + len(keys) - len(absent) >= num_chunks
-            offered += len(absent)
-            return output
-
-        return called
-
-    primary.prepare_store = watched(primary.prepare_store)
-    primary.prepare_write = watched(primary.prepare_write)
-    rng = random.Random(SEED)
-    waiting = prompts(rng, 12) * 3
-    rng.shuffle(waiting)
-    try:
-        for number, prompt in enumerate(waiting):
-            engine.add(f"r{number}", prompt, 2)
-            for _ in range(6):
-                engine.step(0)
-        while not engine.is_idle():
-            engine.step(0)
-            assert engine.steps < MOST_STEPS
-        assert offered > 5 * num_chunks
-    finally:
-        engine.manager.shutdown()
-
-
 def tier(num_chunks: int, cache_policy: str = "lru") -> KVOffloadPrimaryTier:
     return KVOffloadPrimaryTier(num_chunks, Region(), cache_policy)
 
