@@ -14,8 +14,7 @@ from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
 from tests.vllm.requests import CHUNK_TOKENS, context, key
-from tests.vllm.test_tiers import OURS, assert_nothing_is_left
-from tests.vllm.test_tiers import Engine as TieredEngine
+from tests.vllm.tiered import OURS, assert_nothing_is_left, files
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
 # Without the guard, which may follow a policy that stores everything.
@@ -249,22 +248,19 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
     check_invariants(manager)
 
 
-def test_above_a_tier_nothing_is_declined(tmp_path):
+def test_above_a_tier_nothing_is_declined(tmp_path, engines):
     """Through the file tier: every chunk is written, and comes back byte for byte."""
-    engine = TieredEngine(tmp_path, 30, OURS, eviction_policy="hit-density?guard=0")
-    try:
-        hits = 0
-        requests = popular_and_unique(random.Random(4), 60)
-        for ids in requests:
-            hits += engine.request([key(one) for one in ids])
-            check_invariants(engine.primary)
-        assert hits > 0
-        assert any(job[0] == "submit_load" for job in engine.jobs)
-        written = len(list(tmp_path.rglob("*.bin")))
-        assert written == len({one for ids in requests for one in ids})
-        assert_nothing_is_left(engine)
-    finally:
-        engine.close()
+    engine = engines(files(tmp_path), 30, eviction_policy="hit-density?guard=0")
+    hits = 0
+    requests = popular_and_unique(random.Random(4), 60)
+    for ids in requests:
+        hits += engine.request([key(one) for one in ids])
+        check_invariants(engine.primary)
+    assert hits > 0
+    assert any(job[0] == "submit_load" for job in engine.jobs)
+    written = len(list(tmp_path.rglob("*.bin")))
+    assert written == len({one for ids in requests for one in ids})
+    assert_nothing_is_left(engine)
 
 
 def test_without_a_tier_a_primary_tier_declines():

@@ -38,7 +38,7 @@ from tests.vllm.test_groups import (
     layout,
     takes,
 )
-from tests.vllm.test_tiers import OURS
+from tests.vllm.tiered import OURS, wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("host_platform"),
@@ -97,12 +97,8 @@ class TieredEngine(Engine):
 
     def _update(self, *arguments):
         super()._update(*arguments)
-        self.wait()
+        wait_for(self.tier)
         self.manager._process_finished_jobs()
-
-    def wait(self):
-        """Wait until no job of the disk is under way."""
-        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
 
     def on_disk(self, keys):
         return {key for key in keys if self.tier.tier.state(key) == 0}

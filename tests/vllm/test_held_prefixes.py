@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections import defaultdict
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
-from tests.vllm.engine import Engine as SchedulerEngine
 from tests.vllm.requests import context as context_of
-from tests.vllm.test_secondary_tiers import TierEngine, slab
+from tests.vllm.requests import key
 from tests.vllm.test_starvation import TieredEngine, prompts, run_to_the_end, tier
-from tests.vllm.test_tiers import OURS, Engine, key
+from tests.vllm.tiered import files, slab
 
 POLICIES = pytest.mark.parametrize("policy", registry.names())
 CHUNKS = 12  # of memory
@@ -28,21 +26,10 @@ LENGTH = 10  # of a prefix
 PENDING = (LookupResult.RETRY, LookupResult.HIT_PENDING)
 
 
-@pytest.fixture(params=["vllm's file tier", "own file tier"])
-def engines(request, tmp_path):
-    made = []
-
-    def make(num_chunks, policy):
-        if request.param == "own file tier":
-            engine = TierEngine(slab(tmp_path), num_chunks, eviction_policy=policy)
-        else:
-            engine = Engine(tmp_path, num_chunks, OURS, eviction_policy=policy)
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        engine.close()
+@pytest.fixture(params=[files, slab], ids=["vllm's file tier", "own file tier"])
+def engines(request, tmp_path, engines):
+    tier = request.param(tmp_path)
+    return lambda num_chunks, policy: engines(tier, num_chunks, eviction_policy=policy)
 
 
 class Waiting:
@@ -67,8 +54,6 @@ class Waiting:
         if self.hits or LookupResult.RETRY not in answers:  # nothing is promoted before
             self.hits.append(next(found, len(answers)))
         self.is_ready = not any(answer in PENDING for answer in answers)
-        if LookupResult.RETRY in answers:
-            time.sleep(0.01)  # vLLM's tier looks for files in a thread of its own
 
     def finish(self):
         """Load what was hit, store the rest, and finish."""
@@ -170,33 +155,16 @@ def test_requests_that_compete_all_end_their_walks(engines, policy):
     assert_nothing_is_held(engine)
 
 
-class SlabEngine(TieredEngine):
-    """The same with the project's own file tier."""
-
-    def __init__(self, folder, num_chunks, num_groups=1, **extra):
-        tier = {**slab(folder / "slab", 64), "capacity_bytes": 2**24}
-        SchedulerEngine.__init__(
-            self, folder, {**OURS, "secondary_tiers": [tier], **extra}, num_groups, num_chunks
-        )
-        self.manager = self.connector.manager
-        self.primary = self.manager.primary_tier
-        (self.tier,) = self.manager.secondary_tiers
-
-    def step(self, delay):
-        orders = SchedulerEngine.step(self, delay)
-        assert self.tier.tier.wait([*self.tier._transfers], 60)
-        return orders
-
-
 @pytest.mark.usefixtures("host_platform")
 @POLICIES
-@pytest.mark.parametrize("kind", [TieredEngine, SlabEngine])
+@pytest.mark.parametrize("kind", [files, slab])
 @pytest.mark.parametrize("num_chunks", [12, 20])
 def test_in_the_real_scheduler_no_walk_loses_what_an_earlier_one_found(
     tmp_path, policy, kind, num_chunks
 ):
     rng = random.Random(SEED + num_chunks)
-    engine = kind(tmp_path, num_chunks, eviction_policy=policy)
+    options = {"capacity_bytes": 2**24} if kind is slab else {}
+    engine = TieredEngine(tmp_path, kind(tmp_path / "tier") | options, num_chunks, policy)
     primary, manager = engine.primary, engine.manager
     walks = defaultdict(list)  # by request and step: what its lookups found
     promoting = {}  # by request: the step of its first promotion
@@ -263,8 +231,10 @@ def waiting(primary, keys, name="r"):
 def test_a_hold_ends_with_the_wait(end):
     primary, keys = tier(6), [key(number) for number in range(3)]
     context = waiting(primary, keys)
+    primary.prepare_write([key(7), key(8)], context)
+    primary.complete_write([key(7)], context, False)  # which holds nothing
     primary.on_schedule_end(ScheduleEndContext((), ()))
-    assert primary._usage() == (3, 0)  # other requests' steps change nothing
+    assert primary._usage() == (4, 1)  # other requests' steps change nothing
     if end == "load":
         primary.prepare_load(keys[:1], context)
         primary.complete_load(keys[:1], context)
@@ -283,20 +253,18 @@ def test_a_hold_ends_with_the_wait(end):
     else:
         primary.reset_cache()
         primary.on_request_finished(context)
+    primary.complete_write([key(8)], ReqContext("r"))  # under way when the request went on
     assert primary._usage() == (0, 0)
+    assert (primary.lookup(key(8), None) is LookupResult.HIT) == (end != "reset")
     assert not primary._held
     check_invariants(primary)
 
 
-def test_vllm_s_manager_tells_of_the_end_of_a_step(tmp_path):
-    engine = TierEngine(slab(tmp_path), 6)
-    try:
-        keys = [key(number) for number in range(3)]
-        context = waiting(engine.primary, keys)
-        engine.manager.on_schedule_end(ScheduleEndContext((context.req_id,), ()))
-        assert engine.primary._usage() == (0, 0)
-    finally:
-        engine.close()
+def test_vllm_s_manager_tells_of_the_end_of_a_step(engines):
+    engine = engines(6, "lru")
+    context = waiting(engine.primary, [key(number) for number in range(3)])
+    engine.manager.on_schedule_end(ScheduleEndContext((context.req_id,), ()))
+    assert engine.primary._usage() == (0, 0)
 
 
 def test_a_refused_first_promotion_holds_nothing():

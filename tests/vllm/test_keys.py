@@ -22,7 +22,7 @@ from kvoffload.integrations.vllm import (
 )
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, create
-from tests.vllm.test_tiers import OURS
+from tests.vllm.tiered import OURS
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}

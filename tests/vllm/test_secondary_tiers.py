@@ -32,95 +32,18 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
-from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration, create
-from tests.vllm.requests import context
-from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.requests import context, key
+from tests.vllm.tiered import OURS, THEIRS, Engine, assert_nothing_is_left, content, slab
 
 IN_VLLM = f"vllm:{TIER_PREFIX}"
 SPECS = pytest.mark.parametrize("names", [OURS, THEIRS], ids=["ours", "theirs"])
 
 
-def slab(folder, chunks=64, **options):
-    return {
-        "type": "KVOffloadFileTier",
-        "module_path": PACKAGE,
-        "path": str(folder),
-        "capacity_bytes": chunks * CHUNK_BYTES,
-        "ack": "stored",  # where chunks are copied, a chunk whose job has ended is there
-        **options,
-    }
-
-
-class TierEngine(Engine):
-    """Drive a tiering manager over any secondary tier."""
-
-    def __init__(self, tier, num_chunks=4, names=OURS, **extra):
-        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
-        self.manager = self.spec.get_manager()
-        self.primary = self.manager.primary_tier
-        (self.tier,) = self.manager.secondary_tiers
-        self.jobs = []
-        self.count = 0
-        self.is_open = True
-        for direction in ("submit_store", "submit_load"):
-            self.record(direction)
-
-    def end_step(self):
-        """End a scheduler step and wait until the tier has nothing left to do."""
-        self.manager.on_schedule_end(ScheduleEndContext((), ()))
-        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
-
-    def look_up(self, keys, context):
-        """Look all keys up, step by step, until each answer is final."""
-        for _ in range(50):
-            answers = [self.manager.lookup(one, context) for one in keys]
-            if not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(answers):
-                return answers
-            self.end_step()
-        raise AssertionError(answers)
-
-    def reset(self):
-        self.manager.reset_cache()
-        if hasattr(self.manager, "on_reset_flushed"):  # from vLLM 0.33 on
-            self.manager.on_reset_flushed()
-
-    def close(self):
-        if self.is_open:
-            self.is_open = False
-            self.manager.shutdown()
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*arguments, **extra):
-        made.append(TierEngine(*arguments, **extra))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
 def chain(start, length=4):
     return [key(number) for number in range(start, start + length)]
-
-
-def assert_nothing_is_left(engine):
-    """No pinned, no pending and no lost chunk; no job and no request."""
-    engine.settle()
-    assert not engine.manager._jobs
-    assert not engine.tier._transfers
-    assert not engine.tier._requests
-    for one in engine.tier.get_finished_jobs():
-        raise AssertionError(one)
-    if hasattr(engine.primary, "_check"):
-        assert engine.primary._usage() == (0, 0)
-        check_invariants(engine.primary)
 
 
 # -- bytes ---------------------------------------------------------------------------------------
@@ -150,8 +73,9 @@ def test_chunks_come_back_byte_for_byte_also_after_a_restart(tmp_path, engines, 
 
 CHILD = """
 import os, signal, sys
-from tests.vllm.test_secondary_tiers import TierEngine, chain, slab
-engine = TierEngine(slab(sys.argv[1], 2000))
+from tests.vllm.test_secondary_tiers import chain
+from tests.vllm.tiered import Engine, slab
+engine = Engine(slab(sys.argv[1], 2000))
 for start in range(0, 400, 4):
     engine.request(chain(start))
     print(start, flush=True)
@@ -214,9 +138,9 @@ def test_damaged_chunks_are_computed_again_and_never_served(tmp_path, engines):
 def test_a_slab_that_is_in_use_or_too_large_stops_the_start(tmp_path, engines):
     engines(slab(tmp_path))
     with pytest.raises(TierError, match=str(os.getpid())):
-        TierEngine(slab(tmp_path))
+        Engine(slab(tmp_path))
     with pytest.raises(TierError, match="space"):
-        TierEngine(slab(tmp_path / "more", 2**30))
+        Engine(slab(tmp_path / "more", 2**30))
 
 
 # -- trouble -------------------------------------------------------------------------------------
@@ -661,7 +585,7 @@ def test_any_tier_by_a_line_of_text(tmp_path, engines):
 def test_a_scheme_that_is_not_the_tier_s_is_refused():
     entry = {"type": "KVOffloadRedisTier", "module_path": PACKAGE, "url": "s3://bucket"}
     with pytest.raises(ValueError, match="url of KVOffloadRedisTier must start with one of redis:"):
-        TierEngine(entry)
+        Engine(entry)
 
 
 def test_a_size_may_be_text_and_options_reach_the_tier(tmp_path, engines):

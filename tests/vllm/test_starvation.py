@@ -6,10 +6,9 @@ vLLM's real scheduler, connector, tiering manager and file tier; the worker is a
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult, ReqContext
+from vllm.v1.kv_offload.base import ReqContext
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.policies import registry
@@ -19,7 +18,7 @@ from tests.vllm.engine import BLOCK_TOKENS, Engine
 from tests.vllm.requests import context, key
 from tests.vllm.test_admission import Drive, popular_and_unique
 from tests.vllm.test_construction import Region
-from tests.vllm.test_tiers import OURS
+from tests.vllm.tiered import OURS, files, wait_for
 
 pytestmark = pytest.mark.usefixtures("host_platform")
 
@@ -29,14 +28,11 @@ SIZES = (1, 2, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
 
 
 class TieredEngine(Engine):
-    """An engine that waits after each step until the file tier has nothing left to do."""
+    """An engine that waits after each step until its tier has nothing left to do."""
 
-    def __init__(self, folder, num_chunks, num_groups=1, **extra):
-        tier = {"type": "fs", "root_dir": str(folder / "tier")}
-        tier |= {"n_read_threads": 1, "n_write_threads": 1}
-        super().__init__(
-            folder, {**OURS, "secondary_tiers": [tier], **extra}, num_groups, num_chunks
-        )
+    def __init__(self, folder, tier, num_chunks, cache_policy):
+        extra = {**OURS, "secondary_tiers": [tier], "eviction_policy": cache_policy}
+        super().__init__(folder, extra, 1, num_chunks)
         self.manager = self.connector.manager
         self.primary = self.manager.primary_tier
         (self.tier,) = self.manager.secondary_tiers
@@ -44,8 +40,7 @@ class TieredEngine(Engine):
 
     def step(self, delay):
         orders = super().step(delay)
-        self.tier.drain_jobs()
-        time.sleep(0.001)  # it looks for files in a thread of its own
+        wait_for(self.tier)
         return orders
 
 
@@ -84,7 +79,7 @@ def run_to_the_end(engine, rng, waiting, steps, resets) -> None:
 @pytest.mark.parametrize("num_chunks", SIZES)
 def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_policy, num_chunks):
     rng = random.Random(SEED + num_chunks)
-    engine = TieredEngine(tmp_path, num_chunks, eviction_policy=cache_policy)
+    engine = TieredEngine(tmp_path, files(tmp_path / "tier"), num_chunks, cache_policy)
     try:
         run_to_the_end(engine, rng, prompts(rng, 6) * 3, STEPS, resets=0.3)
     finally:
@@ -129,38 +124,6 @@ def test_promotions_for_two_requests_do_not_evict_each_other():
     primary.on_request_finished(first)  # aborted while it waited
     assert primary._usage() == (2, 0)
     assert promote(primary, 12, second)
-
-
-@pytest.mark.parametrize("end", ["prepare_load", "prepare_store", "finish"])
-def test_a_request_that_waits_no_longer_holds_nothing(end):
-    primary, request = tier(4), ReqContext("r")
-    primary.on_new_request(request)
-    promote(primary, 1, request)
-    primary.prepare_write([key(2)], request)  # under way when the request goes on
-    if end == "prepare_load":
-        primary.prepare_load([key(1)], request)
-        primary.complete_load([key(1)], request)
-    elif end == "prepare_store":
-        primary.prepare_store([key(1)], request)
-    else:
-        primary.on_request_finished(request)
-    primary.complete_write([key(2)], request)
-    assert primary._usage() == (0, 0)
-    assert primary.lookup(key(2), request) is LookupResult.HIT
-    assert not primary._held
-    check_invariants(primary)
-
-
-def test_a_promotion_that_fails_and_a_reset_hold_nothing():
-    primary, request = tier(4), ReqContext("r")
-    primary.prepare_write([key(1), key(2)], request)
-    primary.complete_write([key(1)], request, False)
-    primary.complete_write([key(2)], request, True)
-    assert primary._usage() == (1, 0)
-    primary.reset_cache()
-    primary.on_request_finished(request)
-    assert primary._usage() == (0, 0)
-    check_invariants(primary)
 
 
 def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
