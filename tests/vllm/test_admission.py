@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
@@ -13,7 +12,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
-from tests.vllm.requests import CHUNK_TOKENS, context, key
+from tests.vllm.requests import CHUNK_TOKENS, Drive, context, key
 from tests.vllm.tiered import OURS, assert_nothing_is_left, files
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
@@ -32,58 +31,6 @@ def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:
         else:
             requests.append([next(fresh) for _ in range(rng.randint(5, 25))])
     return requests
-
-
-class Drive:
-    """Requests through a manager of vLLM's interface, offered in parts of `part` chunks.
-
-    Up to `in_flight` requests overlap.
-    """
-
-    def __init__(self, manager, part: int, in_flight: int = 1):
-        self.manager = manager
-        self.part = part
-        self.in_flight = in_flight
-        self.running: list = []
-        self.hits = self.offered = self.stored = self.refused = 0
-
-    def run(self, keys) -> None:
-        manager, made = self.manager, context(keys)
-        manager.on_new_request(made)
-        hits = 0
-        while hits < len(keys) and manager.lookup(keys[hits], made) is LookupResult.HIT:
-            hits += 1
-        self.hits += hits
-        if hits:
-            manager.prepare_load(keys[:hits], made)
-        stored = []
-        for start in range(hits, len(keys), self.part):
-            offer = keys[start : start + self.part]
-            absent = [one for one in offer if manager.lookup(one, made) is LookupResult.MISS]
-            output = manager.prepare_store(offer, made)
-            if output is None:
-                self.refused += 1
-                continue
-            # A leading part of what is absent, and a place for each key of it.
-            assert output.keys_to_store == absent[: len(output.keys_to_store)]
-            assert len(output.store_spec.block_ids) == len(output.keys_to_store)
-            self.offered += len(absent)
-            stored += output.keys_to_store
-        self.stored += len(stored)
-        self.running.append((made, keys[:hits], stored))
-        if len(self.running) >= self.in_flight:
-            self.finish()
-
-    def finish(self) -> None:
-        made, loaded, stored = self.running.pop(0)
-        if loaded:
-            self.manager.complete_load(loaded, made)
-        self.manager.complete_store(stored, made)
-        self.manager.on_request_finished(made)
-
-    def end(self) -> None:
-        while self.running:
-            self.finish()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

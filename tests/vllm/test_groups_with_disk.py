@@ -19,7 +19,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.policies import registry
-from kvoffload.replay import GroupChunks
 from kvoffload.replay.tiers import TieredServer
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import PACKAGE
@@ -35,7 +34,8 @@ from tests.vllm.test_groups import (
     SEQUENCES,
     Engine,
     Prompts,
-    layout,
+    chunks_of,
+    serve_both,
     takes,
 )
 from tests.vllm.tiered import OURS, wait_for
@@ -119,10 +119,7 @@ def compare(
     step_tokens: int | None = None,
 ) -> tuple[list[tuple[int, list[str]]], int, int]:
     """Serve random prompts with both; return what differs, and the tokens of both tiers."""
-    smallest = min(group.block_tokens for group in layout(name).groups)
-    bound = GroupChunks.of(
-        layout(name), blocks_per_chunk * smallest, retention, step_tokens=step_tokens
-    )
+    bound = chunks_of(name, blocks_per_chunk, retention, step_tokens)
     host, disk = host * len(LAYOUTS[name]), disk * len(LAYOUTS[name])
     engine = TieredEngine(
         folder,
@@ -145,12 +142,7 @@ def compare(
             prompt = prompts.next()
             if len(prompt) % BLOCK == BLOCK - 1:  # the disk would learn of a block of the answer
                 prompt.append(1)
-            decided = engine.serve(prompt)
-            stride = bound.block_tokens // engine.hash_tokens
-            served = server.serve(
-                decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
-            )
-            served.complete()
+            decided, served = serve_both(engine, server, prompt)
             keys.update(*decided.offered, *served.offered)
             of_host = engine.by_source.get(CacheHitSource.HOST, 0)
             of_host += engine.by_source.get(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)

@@ -74,6 +74,22 @@ def run(manager, numbers):
     return request
 
 
+def recorder_of(path, *groups, **options):
+    """Return a recorder of a model with such groups, or with one."""
+    config = configuration(8, **options)
+    if groups:
+        config = dataclasses.replace(config, groups=groups)
+    return RequestRecorder(Recording(path, 2**20), config)
+
+
+def recorded_by(recorder, path, made):
+    """Record a request; return the number of its chunks, and its tokens."""
+    recorder.record(made)
+    recorder.log.close()
+    (request,) = Trace(str(path))
+    return len(request.hash_ids), request.input_length
+
+
 def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
     rng = random.Random(SEED)
     path = tmp_path / "trace.jsonl.zst"
@@ -185,26 +201,15 @@ def test_hints_that_cannot_be_read_do_not_stop_the_recording(tmp_path):
 
 def test_one_of_several_groups_stands_for_all(tmp_path):
     path = tmp_path / "trace.jsonl.zst"
-    config = dataclasses.replace(
-        configuration(8),
-        groups=(
-            OffloadingGroupConfig(32, ("wide",), 0),
-            OffloadingGroupConfig(16, ("narrow",), 1),
-            OffloadingGroupConfig(16, ("another",), 2),
-        ),
-    )
-    recorder = RequestRecorder(Recording(path, 2**20), config)
+    groups = ((32, ("wide",), 0), (16, ("narrow",), 1), (16, ("another",), 2))
+    recorder = recorder_of(path, *(OffloadingGroupConfig(*group) for group in groups))
     made = ReqContext("r")
     for group, tokens in ((0, 32), (1, 16), (2, 16)):
         for place in range(64 // tokens):
             made.set_offload_key_position(key(place + 100 * tokens, group), (place + 1) * tokens)
     made.set_offload_key_position(key(999, 1), 40)  # inside a chunk
     recorder.reach([key(3201, 0)], made)
-    recorder.record(made)
-    recorder.log.close()
-    (request,) = Trace(str(path))
-    assert len(request.hash_ids) == 4
-    assert request.input_length == 64
+    assert recorded_by(recorder, path, made) == (4, 64)
 
 
 @pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
@@ -226,14 +231,8 @@ def test_the_length_tells_where_windows_are_of_use(
     tmp_path, options, full_until, window_until, chunks, more
 ):
     path = tmp_path / "trace.jsonl.gz"
-    config = dataclasses.replace(
-        configuration(8, **options),
-        groups=(
-            OffloadingGroupConfig(8, ("window",), 0, 4),
-            OffloadingGroupConfig(16, ("full",), 1),
-        ),
-    )
-    recorder = RequestRecorder(Recording(path, 2**20), config)
+    groups = OffloadingGroupConfig(8, ("window",), 0, 4), OffloadingGroupConfig(16, ("full",), 1)
+    recorder = recorder_of(path, *groups, **options)
     made = ReqContext("r")
     keys = {}
     for group, tokens in ((0, 8), (1, 16)):
@@ -243,24 +242,16 @@ def test_the_length_tells_where_windows_are_of_use(
     for group, until in ((1, full_until), (0, window_until)):
         if until:
             recorder.reach([keys[group, until]], made)
-    recorder.record(made)
-    recorder.log.close()
-    (request,) = Trace(str(path))
-    assert (len(request.hash_ids), request.input_length) == (chunks, 16 * chunks + more)
+    assert recorded_by(recorder, path, made) == (chunks, 16 * chunks + more)
 
 
 @pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
 def test_a_model_of_windows_alone_is_recorded_by_one_of_them(tmp_path):
     path = tmp_path / "trace.jsonl.gz"
-    window = OffloadingGroupConfig(16, ("window",), 0, 2)
-    config = dataclasses.replace(configuration(8), groups=(window,))
-    recorder = RequestRecorder(Recording(path, 2**20), config)
+    recorder = recorder_of(path, OffloadingGroupConfig(16, ("window",), 0, 2))
     made = context(range(6))
     recorder.reach([key(2), key(3)], made)
-    recorder.record(made)
-    recorder.log.close()
-    (request,) = Trace(str(path))
-    assert (len(request.hash_ids), request.input_length) == (4, 4 * 16 + 1)
+    assert recorded_by(recorder, path, made) == (4, 4 * 16 + 1)
 
 
 def test_what_counts_is_what_was_loaded_or_offered(tmp_path):
@@ -324,8 +315,7 @@ def test_decisions_stay_what_they_are(tmp_path):
 
     def build(kind, cache_policy, **arguments):
         manager = KVOffloadManager(cache_policy=cache_policy, **arguments)
-        path = tmp_path / f"{next(numbers)}.gz"
-        recorder = RequestRecorder(Recording(path, 2**20), configuration(8))
+        recorder = recorder_of(tmp_path / f"{next(numbers)}.gz")
         recorder.attach(manager)
         managers.append(recorder)
         return manager
@@ -363,7 +353,7 @@ def test_trouble_with_the_recording_stays_out_of_the_engine(tmp_path, caplog, mo
 def test_a_manager_that_is_dropped_leaves_no_thread(tmp_path):
     path = tmp_path / "trace.gz"
     manager = KVOffloadManager(8, "lru")
-    recorder = RequestRecorder(Recording(path, 2**20), configuration(8))
+    recorder = recorder_of(path)
     recorder.attach(manager)
     thread = recorder.log._thread
     recorder.log.add([key(1)])

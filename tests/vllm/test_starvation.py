@@ -15,8 +15,8 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import BLOCK_TOKENS, Engine
-from tests.vllm.requests import context, key
-from tests.vllm.test_admission import Drive, popular_and_unique
+from tests.vllm.requests import Drive, context, key
+from tests.vllm.test_admission import popular_and_unique
 from tests.vllm.test_construction import Region
 from tests.vllm.tiered import OURS, files, wait_for
 
