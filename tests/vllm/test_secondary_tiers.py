@@ -378,7 +378,7 @@ def test_the_end_unmaps_the_primary_s_memory(tmp_path, engines, names):
 
 def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
     engine = engines(faulty())
-    monkeypatch.setattr(secondary_tiers, "CLOSE_S", 0.1)
+    monkeypatch.setattr("kvoffload.integrations.tiers.CLOSE_S", 0.1)
     engine.request(chain(0))
     engine.request(chain(10))
     tier = engine.tier.tier
