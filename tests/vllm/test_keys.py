@@ -209,5 +209,6 @@ def test_secondary_tiers_behind_the_spec_that_has_none_are_named(value):
 
 def test_numbers_that_vllm_takes_stay_right():
     extra = {"store_threshold": "3", "max_tracker_size": 7.0, "offload_prompt_only": 0}
+    extra |= {"self_describing_kv_events": True}
     manager = create(4, **SPEC, **extra).get_manager()
     assert (manager.store_threshold, manager.max_tracker_size) == (3, 7)

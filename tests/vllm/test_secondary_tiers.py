@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -264,7 +265,8 @@ def test_a_tier_in_all_kinds_of_trouble_never_serves_a_wrong_byte(engines, seed)
     assert_nothing_is_left(engine)
 
 
-def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
+def test_what_a_tier_raises_does_not_reach_the_scheduler(engines, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     engine = engines(faulty())
 
     def broken(*_):
@@ -273,6 +275,7 @@ def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
     for name in ("put", "touch", "release"):
         setattr(engine.tier.tier, name, broken)
     assert engine.request(chain(0), params={"kvoffload": {"ends": True}}) == 0
+    assert "store failed" in caplog.text
     for name in ("put", "touch", "release"):
         delattr(engine.tier.tier, name)
     engine.request(chain(10))
@@ -395,12 +398,14 @@ def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
 # -- recency -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(tmp_path, engines, ends):
+@pytest.mark.parametrize("hints", [None, {"expect_s": 3}, {"ends": True}])
+def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(
+    tmp_path, engines, hints
+):
     engine = engines(slab(tmp_path, 10), num_chunks=8)
     engine.request(chain(0))
-    engine.request(chain(10), params={"kvoffload": {"ends": True}} if ends else None)
-    if not ends:
+    engine.request(chain(10), params={"kvoffload": hints})
+    if hints != {"ends": True}:
         engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
     engine.request(chain(20))  # evicts two: the tail of the oldest, or of what has ended
     every = [*chain(0), *chain(10), *chain(20)]
@@ -683,7 +688,10 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     assert engine.tier.get_stats().data["types"].get(f"{IN_VLLM}hits") is None  # told already
 
 
-def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(tmp_path, engines, monkeypatch):
+def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(
+    tmp_path, engines, monkeypatch, caplog
+):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     engine = engines(slab(tmp_path), 12)
     for start in (0, 10, 20, 30):
         engine.request(chain(start))
@@ -702,6 +710,8 @@ def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(tmp_path, en
         for one in keys:
             engine.manager.lookup(one, contexts[start])
     engine.end_step()  # the ends of both come in one poll
+    engine.manager.lookup(chain(0)[0], contexts[0])
+    assert "end of a job failed" in caplog.text
     for start in (0, 10):
         answers = {engine.manager.lookup(one, contexts[start]) for one in chain(start)}
         assert answers == {LookupResult.MISS if start == 0 else LookupResult.HIT}

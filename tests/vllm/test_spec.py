@@ -19,9 +19,12 @@ from tests.vllm.configuration import PACKAGE, create
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
 
 
-def test_the_spec_gives_our_manager():
+def test_the_spec_gives_our_manager(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     spec = create(**SPEC)
-    manager = spec.get_manager()
+    with caplog.at_level(logging.INFO, logger="vllm.kvoffload"):
+        manager = spec.get_manager()
+    assert "kvoffload: compiled manager active, policy lru, 8 chunks" in caplog.text
     assert type(spec) is KVOffloadSpec
     assert isinstance(spec, CPUOffloadingSpec)
     assert type(manager) is KVOffloadManager
