@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.integrations.structure import describe, differences
 from kvoffload.integrations.vllm import _upstream
 from tests.isolated.scripts import run_python
 
@@ -137,7 +138,7 @@ def test_a_newer_release_with_a_difference_names_it(newer: Path) -> None:
 def test_the_interfaces_of_the_releases_differ(name: str) -> None:
     """The control: what is installed has one of them."""
     plain = _upstream.Release.read(name).plain
-    found = _upstream.differences(plain, _upstream.describe(plain))
+    found = differences(plain, describe(plain))
     assert (not found) == (name == RELEASE.name)
 
 
@@ -162,7 +163,7 @@ def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: P
 def test_a_difference_is_said_in_one_line(
     expected: dict[str, list[str]], found: dict[str, list[str]], text: str
 ) -> None:
-    said = _upstream.differences({"vllm.v1": {"N": expected}}, {"vllm.v1": {"N": found}})
+    said = differences({"vllm.v1": {"N": expected}}, {"vllm.v1": {"N": found}})
     assert said == [f"vllm.v1.N: {text}"]
 
 

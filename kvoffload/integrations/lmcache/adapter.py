@@ -434,28 +434,13 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_store_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
         """Begin to store objects; return the task, which succeeds or fails as a whole."""
         sizes = _sizes_of(keys, objects)
-        is_varying = any(
-            size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)
-        )
-        stored = [_stored_key(key) for key in keys]
-        with self._lock:
-            task = self._task("store", keys, stored)
-            if is_varying:
-                self._log_once(
-                    "serde must not be set: it varies the sizes of objects, and a tier has blocks "
-                    "of one size; such objects are not stored"
-                )
-                sizes = []
-            for size, positions in _by_size(sizes):
-                sized = self._opened(size)
-                chosen = [objects[position] for position in positions]
-                if sized is not None:
-                    self._try(self._move, sized, task, positions, chosen)
-                elif size in self._opening:
-                    task.waiting += 1
-                    self._pending.append((time.monotonic(), size, task, positions, chosen))
-            self._settle(task)
-            return task.id
+        if any(size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)):
+            self._log_once(
+                "serde must not be set: it varies the sizes of objects, and a tier has blocks of "
+                "one size; such objects are not stored"
+            )
+            sizes = []
+        return self._transfer("store", keys, sizes, objects)
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Return the stores that ended since the last call, with the bytes that were written."""
@@ -523,17 +508,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_load_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
         """Begin to load objects into LMCache's memory; return the task."""
-        sizes = _sizes_of(keys, objects)
-        stored = [_stored_key(key) for key in keys]
-        with self._lock:
-            task = self._task("load", keys, stored)
-            for size, positions in _by_size(sizes):
-                sized = self._opened(size)
-                if sized is not None:
-                    chosen = [objects[position] for position in positions]
-                    self._try(self._move, sized, task, positions, chosen)
-            self._settle(task)
-            return task.id
+        return self._transfer("load", keys, _sizes_of(keys, objects), objects)
 
     def _end_loading(self, stored: list[bytes]) -> None:
         for key in stored:
@@ -562,6 +537,22 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         except Exception:  # of a tier, a plug-in's policy or LMCache
             log.exception("%s failed", getattr(call, "__name__", call))
             return None
+
+    def _transfer(self, kind: str, keys: Keys, sizes: list[int], objects: list[MemoryObj]) -> int:
+        """Begin to store or load objects; return the task. A store waits for its tier."""
+        stored = [_stored_key(key) for key in keys]
+        with self._lock:
+            task = self._task(kind, keys, stored)
+            for size, positions in _by_size(sizes):
+                sized = self._opened(size)
+                chosen = [objects[position] for position in positions]
+                if sized is not None:
+                    self._try(self._move, sized, task, positions, chosen)
+                elif kind == "store" and size in self._opening:
+                    task.waiting += 1
+                    self._pending.append((time.monotonic(), size, task, positions, chosen))
+            self._settle(task)
+            return task.id
 
     def _move(
         self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
