@@ -61,6 +61,7 @@ class Copies:
         nbytes = page.numel() * page.element_size()
         count = max(1, COPY_BYTES // nbytes)
         self.region = Region.allocate(2 * count, nbytes)
+        self.parts = self.region.parts
         self.ids = [np.arange(start, start + count) for start in (0, count)]
         self.locks = [threading.Lock(), threading.Lock()]
 

@@ -145,7 +145,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             )
         super().register_mem_pool_host(mem_pool_host)
         memory = Copies(mem_pool_host) if self._is_copying else pages_of(mem_pool_host)
-        namespace = namespace_of(self._config, mem_pool_host, _page(memory), self._options)
+        page = [nbytes for _, _, nbytes in memory.parts]
+        namespace = namespace_of(self._config, mem_pool_host, page, self._options)
         self.tier = self._open_pool(_KV, mem_pool_host, memory, namespace)
         self.namespace = namespace
 
@@ -183,7 +184,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 memory = Copies(host_pool)
             except ValueError as refusal:
                 raise ValueError(f"pool {name!r}: {refusal}") from error
-        page = _page(memory)
+        page = [nbytes for _, _, nbytes in memory.parts]
         namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
         try:
             self._open_pool(name, host_pool, memory, namespace)
@@ -465,12 +466,6 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             if found != nbytes:
                 raise ValueError(f"{name}[{index}] must have {nbytes} bytes, got {found}")
         return pool, pages
-
-
-def _page(memory: Region | Copies) -> list[int]:
-    """Return the bytes of each part of a page."""
-    region = memory.region if isinstance(memory, Copies) else memory
-    return [nbytes for _, _, nbytes in region.parts]
 
 
 def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[bytes]:
