@@ -93,7 +93,7 @@ def test_a_wrong_option_is_refused_by_name(params, message):
         KVOffloadL2AdapterConfig.from_dict(params)
 
 
-def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, arena, make):
+def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, make):
     config = KVOffloadL2AdapterConfig(slab(tmp_path), "w", object_bytes=(SMALL,))
     with pytest.raises(ValueError, match="l1_memory_desc must describe host memory"):
         KVOffloadL2Adapter(config)
@@ -236,7 +236,7 @@ def test_objects_outside_of_the_arena_are_copied(tmp_path, arena, make):
     assert lookup(adapter, keys_of(10, 4)) == [True, True, False, False]
 
 
-def test_odd_sizes_and_steps(tmp_path, make, close_all):
+def test_odd_sizes_and_steps(tmp_path, make):
     arena = Arena()
     arena.desc = type(arena.desc)(arena.desc.ptr + 3, 8 * MIB - 3, 1)
     adapter = make(slab(tmp_path), 1001, memory=arena)

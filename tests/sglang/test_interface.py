@@ -76,7 +76,7 @@ def test_a_damaged_file_says_what_to_do(tmp_path, text) -> None:
         read_interface(path)
 
 
-def test_a_difference_ends_the_import(tmp_path) -> None:
+def test_a_difference_ends_the_import() -> None:
     program = (
         "import runpy; kept = runpy.run_path('tests/sglang/conftest.py')\n"
         "from sglang.srt.mem_cache import hicache_storage\n"

@@ -314,7 +314,7 @@ def test_a_store_that_ends_when_copied_is_found_a_little_later(side, make, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["dir", "memory"])
-def test_other_tiers(kind, make, tmp_path, close_all):
+def test_other_tiers(kind, make, tmp_path):
     pools = own_pools()
     place = tmp_path / "shared" if kind == "dir" else ""
     ack = "&ack=stored" if kind == "dir" else ""

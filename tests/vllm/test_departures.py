@@ -90,9 +90,8 @@ def test_errors_come_before_any_change(policy, method, keys, error, text):
 
 
 @pytest.mark.parametrize("method", ["prepare_load", "prepare_store"])
-@pytest.mark.parametrize("threshold", [1, 2])
-def test_new_keys_after_finish_are_an_error_before_any_change(policy, method, threshold):
-    manager, request = filled(policy, [key(1), key(2)], store_threshold=1)
+def test_new_keys_after_finish_are_an_error_before_any_change(policy, method):
+    manager, request = filled(policy, [key(1), key(2)])
     other = context([key(3)], "other")
     manager.prepare_store([key(3)], other)
     manager.complete_store([key(3)], other)

@@ -78,7 +78,7 @@ def test_the_build_for_cpus_counts_as_vllm(tmp_path: Path, version: str, text: s
     assert text in done.stderr
 
 
-def test_no_vllm_at_all_is_said(tmp_path: Path) -> None:
+def test_no_vllm_at_all_is_said() -> None:
     done = run(WITHOUT_VLLM)
     assert "ImportError: kvoffload.integrations.vllm needs vLLM, and found none" in done.stderr
 

@@ -220,7 +220,7 @@ def test_a_tier_that_cannot_write_costs_nothing_but_hits(engines):
     assert failures
 
 
-def test_a_hung_tier_lets_go_of_the_primary_by_the_deadline(engines, monkeypatch):
+def test_a_hung_tier_lets_go_of_the_primary_by_the_deadline(engines):
     engine = engines(faulty())
     engine.request(chain(0))
     engine.request(chain(10))
@@ -496,7 +496,7 @@ def test_an_answer_after_the_request_has_ended_is_nothing(engines):
 # -- what the bytes mean -------------------------------------------------------------------------
 
 
-def test_every_part_of_the_configuration_is_in_the_namespace(tmp_path, monkeypatch):
+def test_every_part_of_the_configuration_is_in_the_namespace(monkeypatch):
     config = replace(
         configuration(4), parallel=replace(configuration(4).parallel, is_parallelism_agnostic=False)
     )
@@ -542,7 +542,7 @@ def test_the_same_configuration_gives_the_same_namespace():
     assert namespace_of(portable, CHUNK_BYTES) == first
 
 
-def test_replaced_weights_are_another_namespace(tmp_path, engines):
+def test_replaced_weights_are_another_namespace(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -125,7 +125,7 @@ def test_a_threshold_is_refused_as_in_vllm(tmp_path):
     assert tiering_spec.CPUPrimaryTierOffloadingManager is CPUPrimaryTierOffloadingManager
 
 
-def test_the_exchange_is_guarded(tmp_path, monkeypatch):
+def test_the_exchange_is_guarded(monkeypatch):
     spec = create(4, **OURS, secondary_tiers=[])
     monkeypatch.setattr(tiering_spec, "CPUPrimaryTierOffloadingManager", object)
     with pytest.raises(RuntimeError, match="is not vLLM's own class"):
