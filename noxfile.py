@@ -637,10 +637,6 @@ def vllm_release(
     run_tests(session, *tests, *options, name=f"vllm-{version}", seed=seed, env=env)
 
 
-NO_RENAMES = ("-k", "not each_name and not no_name")
-"""Renamed names are tested with the newest release only."""
-
-
 @check("vllm", "beside")
 def vllm(session: nox.Session) -> None:
     """The newest vLLM: the integration, and vLLM's own tests on our managers."""
@@ -652,7 +648,7 @@ def vllm_releases(session: nox.Session) -> None:
     """The two previous releases of vLLM: decisions, hints, transfers, interface."""
     names = ("differential", "session_ends", "interface", "construction", "scheduler")
     files = [f"tests/vllm/test_{name}.py" for name in names]
-    options = [*NO_RENAMES, "-m", "not nightly", *files]
+    options = ["-m", "not nightly", *files]
     for version in VLLM[1:]:
         vllm_release(session, version, *options, sequences=60, hash_seeds=())
 
@@ -928,8 +924,7 @@ def vllm_everything(session: nox.Session) -> None:
     """All tests against each supported release of vLLM, in longer random sequences."""
     more: dict[str, Any] = {"sequences": 750, "seed": NEW_SEED, "hash_seeds": ("1", "2")}
     for version in VLLM:
-        options = () if version == VLLM[0] else NO_RENAMES
-        vllm_release(session, version, *options, "tests/vllm", **more)
+        vllm_release(session, version, "tests/vllm", **more)
     pythons = [output(session, ".ci/vllm-env", version).strip() for version in VLLM]
     env = variant(session, "vllm-debug", python=pythons[0], KVOFFLOAD_DEBUG="1")
     env |= {"KVOFFLOAD_VLLM_SEQUENCES": "750", "KVOFFLOAD_VLLM_SEED": NEW_SEED}

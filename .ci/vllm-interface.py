@@ -14,6 +14,8 @@ from typing import Any
 
 from interface import text_of
 
+from kvoffload.integrations.structure import describe, differences
+
 FOLDER = Path(__file__).parents[1] / "kvoffload" / "integrations" / "vllm"
 
 # Without its package, which cannot be imported with an unsupported release.
@@ -23,7 +25,7 @@ upstream = SimpleNamespace(**runpy.run_path(str(FOLDER / "_upstream.py")))
 def interface(kind: str) -> dict[str, Any]:
     """Describe the used parts of the installed vLLM, without those that it lacks."""
     found = {}
-    for module, names in upstream.describe(upstream.USED[kind]).items():
+    for module, names in describe(upstream.USED[kind]).items():
         if not isinstance(names, Exception):
             found[module] = names
         elif not isinstance(names, ModuleNotFoundError) or not module.startswith(names.name):
@@ -43,9 +45,7 @@ def main() -> None:
             lines = [
                 f"  {kind}: {line}"
                 for kind in upstream.KINDS
-                for line in upstream.differences(
-                    getattr(release, kind), upstream.describe(getattr(release, kind))
-                )
+                for line in differences(getattr(release, kind), describe(getattr(release, kind)))
             ]
             print(f"{len(lines)} differences from {name}", *lines, sep="\n")
     file = Path(sys.argv[1]) if sys.argv[1:] else FOLDER / "interfaces" / f"{installed}.json"

@@ -37,6 +37,7 @@ from typing import Any
 
 __all__ = [
     "Interface",
+    "check_declared",
     "check_interface",
     "describe",
     "differences",
@@ -211,6 +212,14 @@ def read_interface(path: Path) -> tuple[str, Interface]:
     return release, interface
 
 
+def check_declared(heading: str, release: str, declared: Interface, footer: str) -> None:
+    """Raise ImportError, with each difference, unless the installed modules are as declared."""
+    found = differences(declared, describe(declared))
+    if found:
+        lines = "".join(f"\n  {line}" for line in found)
+        raise ImportError(f"{heading} is not that of {release}:{lines}\n{footer}")
+
+
 def check_interface(package: str, project: str, version: str, path: Path) -> None:
     """Compare the installed release with the tested interface.
 
@@ -231,13 +240,8 @@ def check_interface(package: str, project: str, version: str, path: Path) -> Non
         If the interfaces differ; the message names each difference.
     """
     release, interface = read_interface(path)
-    found = differences(interface, describe(interface))
-    if found:
-        lines = "".join(f"\n  {line}" for line in found)
-        raise ImportError(
-            f"{package} found {project} {version}, whose interface is not that of "
-            f"{release}:{lines}\nsupported version: {release}"
-        )
+    heading = f"{package} found {project} {version}, whose interface"
+    check_declared(heading, release, interface, f"supported version: {release}")
     if version != release:
         logging.getLogger(f"kvoffload.{project.lower()}").warning(
             "kvoffload: %s %s is not the release that was tested; its interface is that of %s",

@@ -13,6 +13,7 @@ from lmcache.v1.distributed.internal_api import L2AdapterListener
 from lmcache.v1.memory_management import TensorMemoryObj
 
 from kvoffload.integrations.lmcache import KVOffloadL2Adapter, KVOffloadL2AdapterConfig
+from kvoffload.integrations.lmcache import adapter as module
 from kvoffload.tiers import TierInUseError, TierSpaceError
 
 from .memory import (
@@ -93,7 +94,7 @@ def test_a_wrong_option_is_refused_by_name(params, message):
         KVOffloadL2AdapterConfig.from_dict(params)
 
 
-def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, arena, make):
+def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, make):
     config = KVOffloadL2AdapterConfig(slab(tmp_path), "w", object_bytes=(SMALL,))
     with pytest.raises(ValueError, match="l1_memory_desc must describe host memory"):
         KVOffloadL2Adapter(config)
@@ -236,7 +237,7 @@ def test_objects_outside_of_the_arena_are_copied(tmp_path, arena, make):
     assert lookup(adapter, keys_of(10, 4)) == [True, True, False, False]
 
 
-def test_odd_sizes_and_steps(tmp_path, make, close_all):
+def test_odd_sizes_and_steps(tmp_path, make):
     arena = Arena()
     arena.desc = type(arena.desc)(arena.desc.ptr + 3, 8 * MIB - 3, 1)
     adapter = make(slab(tmp_path), 1001, memory=arena)
@@ -284,6 +285,27 @@ def test_a_tier_that_cannot_be_opened_is_a_miss(tmp_path, arena, make, caplog):
     assert store(adapter, keys, arena.objects(1, LARGE)).is_successful()
 
 
+def test_a_tier_for_which_there_is_no_thread_is_opened_later(
+    tmp_path, arena, make, monkeypatch, caplog
+):
+    adapter, keys = make(slab(tmp_path)), keys_of(0, 1)
+
+    def refusing(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR, "kvoffload.lmcache"):
+        patched.setattr(threading.Thread, "start", refusing)
+        assert not store(adapter, keys, arena.objects(1)).is_successful()
+    assert "cannot be opened now: can't start new thread" in caplog.text
+    assert store(adapter, keys, arena.objects(1)).is_successful()
+
+
+def test_the_ends_of_jobs_wake_the_adapter(tmp_path, arena, make, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 600.0)
+    adapter = make(slab(tmp_path), SMALL)
+    assert store(adapter, keys_of(0, 1), arena.objects(1), timeout_s=60).is_successful()
+
+
 # -- bounds, accounting, metrics -------------------------------------------------------------
 
 
@@ -304,6 +326,15 @@ def test_a_slab_never_has_more_than_its_capacity(tmp_path, arena, make):
     assert eventually(lambda: set(listener.sizes) == last)  # LMCache is told soon after
     assert set(listener.sizes.values()) == {SMALL}
     assert adapter.get_usage().bytes_by_cache_salt == {"0": 4 * SMALL, "4": 4 * SMALL}
+
+
+def test_an_object_that_is_loaded_stays(tmp_path, arena, make):
+    adapter = make(slab(tmp_path, 4 * SMALL), SMALL)
+    keys, objects = keys_of(0, 6), arena.objects(6)
+    assert store(adapter, keys[:4], objects[:4]).is_successful()
+    assert load(adapter, keys[:1], objects[:1]) == [True]
+    assert store(adapter, keys[4:], objects[4:]).is_successful()
+    assert lookup(adapter, keys) == [True, False, False, True, True, True]
 
 
 def test_deletion(tmp_path, arena, make):

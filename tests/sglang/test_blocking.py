@@ -41,7 +41,9 @@ def in_threads(work) -> list:
         return [one.result(PATIENCE_S) for one in [threads.submit(work, n) for n in range(THREADS)]]
 
 
-def test_each_thread_has_the_end_of_its_own_jobs(tier):
+def test_each_thread_has_the_end_of_its_own_jobs(tier, monkeypatch):
+    """And none waits for the next poll without a signal."""
+    monkeypatch.setattr(blocking, "POLL_S", 2 * PATIENCE_S)
     calls = BlockingTier(tier)
     region = tier._region
 
@@ -167,30 +169,3 @@ def test_a_lookup_finds_what_was_stored_since():
         give_up = time.monotonic() + PATIENCE_S
         while calls.lookup([b"key"]).tolist() != [State.HIT]:
             assert time.monotonic() < give_up
-
-
-@pytest.mark.parametrize("threads", [2, 4])
-def test_no_call_waits_for_the_next_poll(tier, monkeypatch, threads):
-    monkeypatch.setattr(blocking, "POLL_S", 10 * PATIENCE_S)
-    calls = BlockingTier(tier)
-    turns = 200 // threads
-
-    def work(number: int) -> int:
-        rng = random.Random(number)
-        right = 0
-        for turn in range(turns):
-            time.sleep(rng.random() / 2000)
-            key = b"%d" % (turn % 8)
-            if turn % 2:
-                status = calls.get([key], ids(number))
-            else:
-                status = calls.put([key], ids(number)).status
-            right += len(status)
-        return right
-
-    with ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(work, number) for number in range(threads)]
-        try:
-            assert [one.result(PATIENCE_S) for one in waiting] == [turns] * threads
-        finally:
-            tier.put([b"more"], ids(0))  # wakes a sleeper that has not heard

@@ -17,6 +17,7 @@ from tests.sglang.engine import (
     page_keys,
     slab,
     storage,
+    tokens_of,
 )
 
 NUM_CALLS = 3000
@@ -70,29 +71,23 @@ def stores(tmp_path, close_all):
         device = device_pool()
         theirs, own = host_pool(device), host_pool(device)
         theirs.kv_buffer.copy_(own.kv_buffer)
-        page = len(page_bytes(own, 0))
         ours = storage(slab(tmp_path / "slab", max_pages * 4096), own)
         assert ours.tier.num_slots == max_pages
         close_all.append(ours)
-        return FileStore(tmp_path / "files", theirs, max_pages), ours, page
+        return FileStore(tmp_path / "files", theirs, max_pages), ours
 
     return make
 
 
-def tokens_of(pages: list[int]) -> torch.Tensor:
-    """Return the tokens of pages of the host memory."""
-    return torch.cat([torch.arange(PAGE_TOKENS) + page * PAGE_TOKENS for page in pages])
-
-
 def test_single_pages_hit_and_leave_as_in_the_file_store(stores, seed):
-    theirs, ours, _ = stores(NUM_SLOTS)
+    theirs, ours = stores(NUM_SLOTS)
     rng = random.Random(seed)
     keys = [page_keys([number] * PAGE_TOKENS)[0] for number in range(NUM_KEYS)]
     weights = [1 / (number + 1) ** 0.6 for number in range(NUM_KEYS)]
     hits = 0
     for _ in range(NUM_CALLS):
         number = rng.choices(range(NUM_KEYS), weights)[0]
-        one, indices = [keys[number]], tokens_of([number])
+        one, indices = [keys[number]], tokens_of(theirs.host, [number])
         what = rng.random()
         if what < 0.3:  # also of a page that is there
             assert theirs.set(one, indices) == all(ours.batch_set_v1(one, indices))
@@ -126,18 +121,18 @@ def serve(store, get, put, asked: list[list[int]]) -> list[int]:
     """Ask for prompts as SGLang does: what is there is loaded, the rest stored; return the hits."""
     hits = []
     for prompt in asked:
-        keys = page_keys(prompt)
+        keys, places = page_keys(prompt), torch.arange(len(prompt))
         count = store.batch_exists(keys)
         hits.append(count)
         if count:
-            assert all(get(keys[:count], tokens_of(list(range(count)))))
+            assert all(get(keys[:count], places[: count * PAGE_TOKENS]))
         if count < len(keys):
-            put(keys[count:], tokens_of(list(range(count, len(keys)))))
+            put(keys[count:], places[count * PAGE_TOKENS :])
     return hits
 
 
 def test_prompts_hit_as_in_the_file_store_while_all_fit(stores):
-    theirs, ours, _ = stores(1000)
+    theirs, ours = stores(1000)
     asked = prompts(random.Random(0), 150)
     expected = serve(theirs, theirs.get, theirs.set, asked)
     assert serve(ours, ours.batch_get_v1, ours.batch_set_v1, asked) == expected
@@ -146,23 +141,9 @@ def test_prompts_hit_as_in_the_file_store_while_all_fit(stores):
 
 def test_prompts_hit_at_least_as_often_when_some_have_to_leave(stores):
     """A prompt's last pages leave first here, its first ones there: without these none is used."""
-    theirs, ours, _ = stores(40)
+    theirs, ours = stores(40)
     asked = prompts(random.Random(1), 400)
     expected = sum(serve(theirs, theirs.get, theirs.set, asked))
     found = sum(serve(ours, ours.batch_get_v1, ours.batch_set_v1, asked))
     print(f"pages hit: {found}, SGLang's file store {expected}")
     assert found >= expected > 0
-
-
-def test_the_file_store_loads_a_flipped_byte_as_if_it_were_right(stores, tmp_path):
-    """The store of the guide; `test_storage` has the same with a tier."""
-    theirs, _, _ = stores(NUM_SLOTS)
-    keys, indices = page_keys(list(range(PAGE_TOKENS))), tokens_of([0])
-    before = page_bytes(theirs.host, 0)
-    assert theirs.set(keys, indices)
-    (path,) = (tmp_path / "files").glob("*.bin")
-    data = bytearray(path.read_bytes())
-    data[5] ^= 0x10
-    path.write_bytes(data)
-    assert theirs.get(keys, indices) == [True]
-    assert page_bytes(theirs.host, 0) == bytes(data) != before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -118,7 +116,11 @@ def page_bytes_of(page: torch.Tensor) -> bytes:
     return page.view(torch.uint8).numpy().tobytes()
 
 
-def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(tmp_path, host, make):
+def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(
+    tmp_path, host, make, monkeypatch
+):
+    """In turns, where they are more than a buffer has."""
+    monkeypatch.setattr("kvoffload.integrations.sglang.pool.COPY_BYTES", 3 * 512)
     made = make(slab(tmp_path, CAPACITY), host, copied=True)
     keys, _ = prompt()
     pages = [host.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
@@ -132,16 +134,6 @@ def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(tmp_path,
     assert made.get("nothing", targets[0]) is None
     assert made.exists(keys[0])
     assert not made.exists("nothing")
-
-
-def test_more_pages_than_a_buffer_has_are_copied_in_turns(tmp_path, host, make, monkeypatch):
-    monkeypatch.setattr("kvoffload.integrations.sglang.pool.COPY_BYTES", 3 * 512)
-    made = make(slab(tmp_path, CAPACITY), host, copied=True)
-    keys, _ = prompt()
-    pages = [host.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
-    assert made.batch_set(keys, pages)
-    found = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
-    assert [page_bytes_of(page) for page in found] == bytes_of(host)
 
 
 @pytest.mark.parametrize(
@@ -188,32 +180,6 @@ def test_keys_and_values_of_different_sizes(tmp_path, make):
 def test_pages_of_whole_kernel_pages_need_no_copy(head_size, is_aligned):
     region = pages_of(host_pool(device_pool(head_size=head_size)))
     assert region.aligned == is_aligned
-
-
-def test_threads_store_and_load_at_once(tmp_path, host, make):
-    made = make(slab(tmp_path, CAPACITY), host)
-    num_threads, rounds = 4, 40
-    pages = host.page_num // num_threads
-    failures = []
-    barrier = threading.Barrier(num_threads)
-
-    def work(number: int) -> None:
-        barrier.wait()
-        indices = torch.arange(PAGE_TOKENS) + number * pages * PAGE_TOKENS
-        first = int(indices[0])
-        for turn in range(rounds):
-            key = page_keys([number, turn, *range(PAGE_TOKENS - 2)])
-            host.kv_buffer.view(torch.uint8)[:, first : first + PAGE_TOKENS].fill_(turn)
-            before = page_bytes(host, first)
-            stored = made.batch_set_v1(key, indices)
-            host.kv_buffer[:, first : first + PAGE_TOKENS].zero_()
-            loaded = made.batch_get_v1(key, indices)
-            if not (stored == loaded == [True] and page_bytes(host, first) == before):
-                failures.append((number, turn))
-
-    with ThreadPoolExecutor(num_threads) as threads:
-        list(threads.map(work, range(num_threads)))
-    assert failures == []
 
 
 def test_a_long_prompt_keeps_its_first_pages_where_sglang_tells_them(tmp_path, host, make):
@@ -410,7 +376,7 @@ def test_wrong_arguments_change_nothing(tmp_path, host, make):
         made.batch_set(keys, [])
     with pytest.raises(ValueError, match="mem_pool_host must be registered once"):
         made.register_mem_pool_host(host)
-    assert made.stats()["put_ok"] == 0
+    assert made.stats()["put_ok"] == made.batch_exists([]) == 0
     copying = make(slab(tmp_path, CAPACITY), host, copied=True)
     with pytest.raises(TierError, match="interface_v1 must be 1 for pages of HiCache's memory"):
         copying.batch_get_v1(keys, indices)

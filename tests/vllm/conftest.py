@@ -7,7 +7,10 @@ sequences of each differential test.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., Any]]:
+    """Make drivers of tiering managers, which are shut down at the end."""
+    from tests.vllm.tiered import Engine
+
+    with ExitStack() as opened:
+        yield lambda *arguments, **extra: opened.enter_context(closing(Engine(*arguments, **extra)))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.base import PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kvoffload.testing.policies import check_invariants
+from tests.observation import observe
 
 
 class DifferenceError(Exception):
@@ -48,6 +49,30 @@ def statuses(manager: Any, keys: list[bytes]) -> dict[bytes, tuple[int, int]]:
         if chunk is not None:
             found[key] = (chunk.ref_cnt, chunk.chunk_id)
     return found
+
+
+def seen(manager: Any, keys: list[bytes]) -> Any:
+    """Return everything that can be seen of our manager."""
+    return (
+        statuses(manager, keys),
+        [(list(event.keys), event.removed) for event in manager.events or ()],
+        None if manager.counts is None else list(manager.counts.items()),
+        list(manager.allocation_sizes_in_current_batch),
+        manager.stores_skipped_in_current_batch,
+        manager._usage(),
+    )
+
+
+def learned(manager: Any, context: ReqContext | None) -> Any:
+    """Return the order of a manager's chunks, its ghosts, and what hangs on a context."""
+    policy = manager._rules.policy
+    return (
+        observe(policy),
+        policy.num_released,
+        manager.hints_ignored_in_current_batch,
+        list(manager._policy.chunks) if hasattr(policy, "_keys") else None,
+        None if context is None else dict(context._state),
+    )
 
 
 def arc_state(policy: Any) -> dict[str, Any]:

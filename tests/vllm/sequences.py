@@ -94,26 +94,26 @@ class Request:
     finished: bool = False
 
 
+class Drawn:
+    """The keys of random chains, and the source of every later choice."""
+
+    def __init__(self, seed: int, shape: Shape | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.shape = shape or Shape.draw(self.rng)
+        self.chains = self.shape.chains(self.rng)
+        self.keys = list(
+            dict.fromkeys(key for chain in self.chains for groups in chain for key in groups)
+        )
+
+
 class Sequence:
-    """Drive a pair with random calls.
+    """Drive a pair with random calls for the keys of a draw."""
 
-    Parameters
-    ----------
-    pair : Pair
-        The managers.
-    chains : list
-        From `Shape.chains`.
-    rng : random.Random
-        The source of every choice.
-    unpositioned : float
-        Share of requests that lack some positions.
-    """
-
-    def __init__(self, pair: Pair, chains: Any, rng: random.Random, unpositioned: float) -> None:
+    def __init__(self, pair: Pair, drawn: Drawn) -> None:
         self.pair = pair
-        self.chains = chains
-        self.rng = rng
-        self.unpositioned = unpositioned
+        self.chains = drawn.chains
+        self.rng = drawn.rng
+        self.unpositioned = drawn.shape.unpositioned
         self.requests: list[Request] = []
         self.count = 0
 

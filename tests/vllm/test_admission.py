@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.configuration import PACKAGE, create
+from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
-from tests.vllm.requests import CHUNK_TOKENS, context, key
-from tests.vllm.test_tiers import OURS, assert_nothing_is_left
-from tests.vllm.test_tiers import Engine as TieredEngine
+from tests.vllm.requests import CHUNK_TOKENS, Drive, context, key
+from tests.vllm.tiered import OURS, assert_nothing_is_left, files
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
 # Without the guard, which may follow a policy that stores everything.
@@ -33,58 +31,6 @@ def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:
         else:
             requests.append([next(fresh) for _ in range(rng.randint(5, 25))])
     return requests
-
-
-class Drive:
-    """Requests through a manager of vLLM's interface, offered in parts of `part` chunks.
-
-    Up to `in_flight` requests overlap.
-    """
-
-    def __init__(self, manager, part: int, in_flight: int = 1):
-        self.manager = manager
-        self.part = part
-        self.in_flight = in_flight
-        self.running: list = []
-        self.hits = self.offered = self.stored = self.refused = 0
-
-    def run(self, keys) -> None:
-        manager, made = self.manager, context(keys)
-        manager.on_new_request(made)
-        hits = 0
-        while hits < len(keys) and manager.lookup(keys[hits], made) is LookupResult.HIT:
-            hits += 1
-        self.hits += hits
-        if hits:
-            manager.prepare_load(keys[:hits], made)
-        stored = []
-        for start in range(hits, len(keys), self.part):
-            offer = keys[start : start + self.part]
-            absent = [one for one in offer if manager.lookup(one, made) is LookupResult.MISS]
-            output = manager.prepare_store(offer, made)
-            if output is None:
-                self.refused += 1
-                continue
-            # A leading part of what is absent, and a place for each key of it.
-            assert output.keys_to_store == absent[: len(output.keys_to_store)]
-            assert len(output.store_spec.block_ids) == len(output.keys_to_store)
-            self.offered += len(absent)
-            stored += output.keys_to_store
-        self.stored += len(stored)
-        self.running.append((made, keys[:hits], stored))
-        if len(self.running) >= self.in_flight:
-            self.finish()
-
-    def finish(self) -> None:
-        made, loaded, stored = self.running.pop(0)
-        if loaded:
-            self.manager.complete_load(loaded, made)
-        self.manager.complete_store(stored, made)
-        self.manager.on_request_finished(made)
-
-    def end(self) -> None:
-        while self.running:
-            self.finish()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -218,47 +164,6 @@ def test_what_is_declined_is_known_when_it_comes_again():
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_keys_without_positions_and_calls_out_of_order_keep_every_invariant(seed):
-    rng = random.Random(SEED + seed)
-    manager = KVOffloadManager(20, "hit-density", enable_events=True, store_threshold=seed % 3)
-    contexts = []
-    pending = []
-    for _ in range(400):
-        if rng.random() < 0.2 or not contexts:
-            ids = [rng.randrange(60) for _ in range(rng.randint(1, 12))]
-            keys = list(dict.fromkeys(key(one, rng.randrange(2)) for one in ids))
-            made = context(keys[:: rng.choice((1, 2))])
-            contexts.append((made, keys))
-            manager.on_new_request(made)
-        made, keys = rng.choice(contexts)
-        some = rng.sample(keys, rng.randint(1, len(keys)))
-        kind = rng.random()
-        if kind < 0.5:
-            output = manager.prepare_store(some, made)
-            if output is not None:
-                pending.append((made, output.keys_to_store))
-        elif kind < 0.7:
-            ready = [one for one in some if manager.lookup(one, made) is LookupResult.HIT]
-            manager.prepare_load(ready, made)
-            manager.complete_load(ready, made)
-        elif pending and kind < 0.9:
-            one, stored = pending.pop(rng.randrange(len(pending)))
-            manager.complete_store(stored, one, rng.random() < 0.8)
-        elif kind < 0.97:
-            manager.on_request_finished(made)
-            contexts.remove((made, keys))
-        else:
-            manager.reset_cache()
-            pending.clear()
-            contexts.clear()
-        check_invariants(manager)
-    for made, stored in pending:
-        manager.complete_store(stored, made)
-    assert manager._usage() == (0, 0)
-    check_invariants(manager)
-
-
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("policy", DECLINES)
 def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, policy, num_groups):
@@ -290,22 +195,19 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
     check_invariants(manager)
 
 
-def test_above_a_tier_nothing_is_declined(tmp_path):
+def test_above_a_tier_nothing_is_declined(tmp_path, engines):
     """Through the file tier: every chunk is written, and comes back byte for byte."""
-    engine = TieredEngine(tmp_path, 30, OURS, eviction_policy="hit-density?guard=0")
-    try:
-        hits = 0
-        requests = popular_and_unique(random.Random(4), 60)
-        for ids in requests:
-            hits += engine.request([key(one) for one in ids])
-            check_invariants(engine.primary)
-        assert hits > 0
-        assert any(job[0] == "submit_load" for job in engine.jobs)
-        written = len(list(tmp_path.rglob("*.bin")))
-        assert written == len({one for ids in requests for one in ids})
-        assert_nothing_is_left(engine)
-    finally:
-        engine.close()
+    engine = engines(files(tmp_path), 30, eviction_policy="hit-density?guard=0")
+    hits = 0
+    requests = popular_and_unique(random.Random(4), 60)
+    for ids in requests:
+        hits += engine.request([key(one) for one in ids])
+        check_invariants(engine.primary)
+    assert hits > 0
+    assert any(job[0] == "submit_load" for job in engine.jobs)
+    written = len(list(tmp_path.rglob("*.bin")))
+    assert written == len({one for ids in requests for one in ids})
+    assert_nothing_is_left(engine)
 
 
 def test_without_a_tier_a_primary_tier_declines():
@@ -319,13 +221,3 @@ def test_without_a_tier_a_primary_tier_declines():
     output = manager.primary_tier.prepare_store(fresh, context(fresh))
     assert len(output.keys_to_store) < len(fresh)
     manager.shutdown()
-
-
-def test_the_spec_reads_the_options():
-    names = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
-    spec = create(8, **names, eviction_policy="hit-density?ghosts=2&guard=0")
-    policy = spec.get_manager()._rules.policy
-    assert (policy.ghosts, policy.guard) == (2.0, 0)
-    spec = create(8, **names, eviction_policy="hit-density?ghosts=-1")
-    with pytest.raises(ValueError, match="ghosts must be"):
-        spec.get_manager()

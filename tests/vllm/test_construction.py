@@ -97,7 +97,7 @@ def test_rules_need_a_policy_that_was_constructed(rules):
 
 
 @pytest.mark.refused_allocations
-def test_a_failed_pool_leaves_no_manager(monkeypatch):
+def test_a_failed_pool_leaves_no_manager():
     """The policy is there, the pool is not: nothing may be looked up in the first."""
 
     class Stubborn(KVOffloadManager):

@@ -10,7 +10,7 @@ from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyErro
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.pair import statuses
+from tests.vllm.pair import learned, seen
 from tests.vllm.requests import context, key
 
 
@@ -28,19 +28,9 @@ def filled(policy, keys, num_chunks=8, **arguments):
     return manager, request
 
 
-def observe(manager, keys):
-    """Everything of a manager that an error must leave alone."""
-    is_arc = hasattr(manager._rules.policy, "target_t1_size")
-    lists = ("t1", "t2", "b1", "b2") if is_arc else ("chunks",)
-    return (
-        statuses(manager, keys),
-        [list(getattr(manager._policy, name)) for name in lists],
-        manager.get_stats().data if not manager.allocation_sizes_in_current_batch else None,
-        list(manager.events),
-        None if manager.counts is None else list(manager.counts.items()),
-        list(manager.allocation_sizes_in_current_batch),
-        manager.stores_skipped_in_current_batch,
-    )
+def everything(manager, keys):
+    """Return all that an error must leave alone."""
+    return seen(manager, keys), learned(manager, None)
 
 
 def test_repeats_of_a_store_are_dropped(policy):
@@ -92,26 +82,25 @@ def test_errors_come_before_any_change(policy, method, keys, error, text):
     manager.prepare_store([key(7)], context([key(7)], "other"))
     manager.prepare_load([key(1)], request)
     universe = [key(n) for n in range(10)]
-    before = observe(manager, universe)
+    before = everything(manager, universe)
     with pytest.raises(error, match=text):
         getattr(manager, method)([key(n) for n in keys], context([key(n) for n in keys], "third"))
-    assert observe(manager, universe) == before
+    assert everything(manager, universe) == before
     check_invariants(manager)
 
 
 @pytest.mark.parametrize("method", ["prepare_load", "prepare_store"])
-@pytest.mark.parametrize("threshold", [1, 2])
-def test_new_keys_after_finish_are_an_error_before_any_change(policy, method, threshold):
-    manager, request = filled(policy, [key(1), key(2)], store_threshold=1)
+def test_new_keys_after_finish_are_an_error_before_any_change(policy, method):
+    manager, request = filled(policy, [key(1), key(2)])
     other = context([key(3)], "other")
     manager.prepare_store([key(3)], other)
     manager.complete_store([key(3)], other)
     manager.on_request_finished(request)
     universe = [key(n) for n in range(10)]
-    before = observe(manager, universe)
+    before = everything(manager, universe)
     with pytest.raises(OffloadError, match="new to the request, which has finished"):
         getattr(manager, method)([key(1), key(3)], request)
-    assert observe(manager, universe) == before
+    assert everything(manager, universe) == before
     # What the request has shown before is welcome.
     manager.prepare_load([key(1)], request)
     manager.complete_load([key(1)], request)
@@ -122,14 +111,14 @@ def test_new_keys_after_finish_are_an_error_before_any_change(policy, method, th
 def test_a_key_must_be_bytes(policy, bad):
     manager, request = filled(policy, [key(1), key(2)])
     universe = [key(1), key(2)]
-    before = observe(manager, universe)
+    before = everything(manager, universe)
     error = ValueError if bad == b"" else TypeError
     for method in ("prepare_load", "complete_load", "prepare_store", "complete_store", "touch"):
         with pytest.raises(error, match=r"keys\[1\] must"):
             getattr(manager, method)([key(1), bad], request)
     with pytest.raises(error, match=r"keys\[0\] must"):
         manager.lookup(bad, request)
-    assert observe(manager, universe) == before
+    assert everything(manager, universe) == before
 
 
 def test_a_position_must_fit(policy):

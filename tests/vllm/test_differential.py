@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import DifferenceError, Pair
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence
 
 STEPS = 150
 
@@ -24,12 +24,10 @@ def build(kind: str, cache_policy: str, **arguments):
 
 
 def run_sequence(seed: int, kind: str, cache_policy: str, tested=None) -> Pair:
-    rng = random.Random(seed)
-    shape = Shape.draw(rng)
-    chains = shape.chains(rng)
-    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    drawn = Drawn(seed)
+    rng = drawn.rng
     arguments = {
-        "num_chunks": shape.num_chunks,
+        "num_chunks": drawn.shape.num_chunks,
         "enable_events": rng.random() < 0.7,
         "store_threshold": rng.choice((0, 1, 1, 1, 2, 3)),
         "max_tracker_size": rng.choice((0, 2, 10, 64_000)),
@@ -37,12 +35,12 @@ def run_sequence(seed: int, kind: str, cache_policy: str, tested=None) -> Pair:
     # One context may serve two managers, of different kinds.
     shared = rng.random() < 0.2 and kind == "manager"
     reference = CPUOffloadingManager(cache_policy=cache_policy, **arguments)
-    pair = Pair(reference, (tested or build)(kind, cache_policy, **arguments), keys, shared)
+    pair = Pair(reference, (tested or build)(kind, cache_policy, **arguments), drawn.keys, shared)
     try:
-        Sequence(pair, chains, rng, shape.unpositioned).run(STEPS)
+        Sequence(pair, drawn).run(STEPS)
     except BaseException as cause:
         raise DifferenceError(
-            f"sequence {seed} ({kind}, {cache_policy}, {shape}, {arguments}), call "
+            f"sequence {seed} ({kind}, {cache_policy}, {drawn.shape}, {arguments}), call "
             f"{len(pair.history)}: {cause}"
         ) from cause
     return pair

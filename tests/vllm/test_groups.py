@@ -63,6 +63,14 @@ def layout(name: str) -> GroupLayout:
     return GroupLayout(tuple(Group(kind, 1, size, w) for kind, size, w in LAYOUTS[name]), 4096)
 
 
+def chunks_of(
+    name: str, blocks_per_chunk: int, retention: int | None, step_tokens: int | None
+) -> GroupChunks:
+    smallest = min(group.block_tokens for group in layout(name).groups)
+    tokens = blocks_per_chunk * smallest
+    return GroupChunks.of(layout(name), tokens, retention, step_tokens=step_tokens)
+
+
 def spec(group: Group) -> Any:
     shape = {
         "block_size": group.block_tokens,
@@ -245,15 +253,20 @@ class Prompts:
         return prompt
 
 
-def differences(engine: Engine, server: GroupServer, prompt: list[int]) -> list[str]:
-    """Serve a prompt with both and name what differs."""
-    chunks = server.groups
+def serve_both(engine: Engine, server: Any, prompt: list[int]) -> tuple[Decisions, Any]:
+    """Serve a prompt with both; return what the engine decided, and the request of the server."""
     decided = engine.serve(prompt)
-    stride = chunks.block_tokens // engine.hash_tokens
+    stride = server.groups.block_tokens // engine.hash_tokens
     served = server.serve(
         decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
     )
     served.complete()
+    return decided, served
+
+
+def differences(engine: Engine, server: GroupServer, prompt: list[int]) -> list[str]:
+    """Serve a prompt with both and name what differs."""
+    decided, served = serve_both(engine, server, prompt)
 
     def once(calls):
         return [call for call, _ in itertools.groupby(calls)]  # what was refused comes again
@@ -287,12 +300,7 @@ def compare(
     must_hit: bool = True,
 ) -> list[tuple[int, list[str]]]:
     """Serve random prompts with both; return which requests differ, and in what."""
-    bound = GroupChunks.of(
-        layout(name),
-        blocks_per_chunk * min(group.block_tokens for group in layout(name).groups),
-        retention,
-        step_tokens=step_tokens,
-    )
+    bound = chunks_of(name, blocks_per_chunk, retention, step_tokens)
     assert bound.is_exact
     assert bound.blocks_per_chunk == blocks_per_chunk
     extra = {"eviction_policy": policy, **SPECS[spec_name]}
@@ -375,14 +383,6 @@ def test_every_policy_as_our_spec(tmp_path, policy, step_tokens, on_device):
                 spec_name="kvoffload",
                 step_tokens=step_tokens,
             ), name
-
-
-@pytest.mark.parametrize("name", [name for name in POLICY_LAYOUTS if takes(name, 128)])
-def test_vllms_own_arc(tmp_path, name):
-    for sequence in range(SEQUENCES):
-        assert not compare(
-            tmp_path, name, 128, 1, seed=SEED + sequence, num_requests=60, policy="arc"
-        )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -19,7 +19,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.policies import registry
-from kvoffload.replay import GroupChunks
 from kvoffload.replay.tiers import TieredServer
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import PACKAGE
@@ -35,10 +34,11 @@ from tests.vllm.test_groups import (
     SEQUENCES,
     Engine,
     Prompts,
-    layout,
+    chunks_of,
+    serve_both,
     takes,
 )
-from tests.vllm.test_tiers import OURS
+from tests.vllm.tiered import OURS, wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("host_platform"),
@@ -97,12 +97,8 @@ class TieredEngine(Engine):
 
     def _update(self, *arguments):
         super()._update(*arguments)
-        self.wait()
+        wait_for(self.tier)
         self.manager._process_finished_jobs()
-
-    def wait(self):
-        """Wait until no job of the disk is under way."""
-        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
 
     def on_disk(self, keys):
         return {key for key in keys if self.tier.tier.state(key) == 0}
@@ -123,10 +119,7 @@ def compare(
     step_tokens: int | None = None,
 ) -> tuple[list[tuple[int, list[str]]], int, int]:
     """Serve random prompts with both; return what differs, and the tokens of both tiers."""
-    smallest = min(group.block_tokens for group in layout(name).groups)
-    bound = GroupChunks.of(
-        layout(name), blocks_per_chunk * smallest, retention, step_tokens=step_tokens
-    )
+    bound = chunks_of(name, blocks_per_chunk, retention, step_tokens)
     host, disk = host * len(LAYOUTS[name]), disk * len(LAYOUTS[name])
     engine = TieredEngine(
         folder,
@@ -149,12 +142,7 @@ def compare(
             prompt = prompts.next()
             if len(prompt) % BLOCK == BLOCK - 1:  # the disk would learn of a block of the answer
                 prompt.append(1)
-            decided = engine.serve(prompt)
-            stride = bound.block_tokens // engine.hash_tokens
-            served = server.serve(
-                decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
-            )
-            served.complete()
+            decided, served = serve_both(engine, server, prompt)
             keys.update(*decided.offered, *served.offered)
             of_host = engine.by_source.get(CacheHitSource.HOST, 0)
             of_host += engine.by_source.get(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)

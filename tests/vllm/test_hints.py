@@ -40,7 +40,6 @@ def test_without_a_word_there_are_no_hints():
     [
         ({"ends": True}, Hints(ends=True)),
         ({"expect_s": 2.5}, Hints(expect_s=2.5)),
-        ({"expect_s": 3}, Hints(expect_s=3.0)),
         ({"expect_s": LONGEST_S}, Hints(expect_s=LONGEST_S)),
         ({"ends": None, "expect_s": 5e-324, "source": None}, Hints(expect_s=5e-324)),
         (
@@ -62,9 +61,7 @@ def test_what_is_well_formed_is_read_from_parameters_and_from_an_action(fields, 
         ({"expect_s": True}, None, 1),
         ({"expect_s": "2.5"}, None, 1),
         ({"expect_s": math.nan}, None, 1),
-        ({"expect_s": math.inf}, None, 1),
         ({"expect_s": 0}, None, 1),
-        ({"expect_s": -1.0}, None, 1),
         ({"expect_s": math.nextafter(LONGEST_S, math.inf)}, None, 1),
         ({"expect_s": 10**400}, None, 1),
         ({"ends": 1}, None, 1),
@@ -88,7 +85,6 @@ def test_what_is_malformed_is_ignored_and_counted_and_the_rest_holds(fields, exp
     ("params", "expected", "ignored"),
     [
         ({"lmcache_retention_ttl_sec": 3600}, Hints(expect_s=3600.0, source="ttl"), 0),
-        ({"lmcache_retention_ttl_sec": 0.5}, Hints(expect_s=0.5, source="ttl"), 0),
         ({"lmcache_retention_ttl_sec": 0}, None, 1),
         ({"lmcache_retention_ttl_sec": "60"}, None, 1),
         (
@@ -98,11 +94,8 @@ def test_what_is_malformed_is_ignored_and_counted_and_the_rest_holds(fields, exp
         ),
         ({"agent_hint": {"lease_until": int(NOW) + 1}}, Hints(expect_s=1.0, source="lease"), 0),
         ({"agent_hint": {"lease_until": NOW}}, None, 1),
-        ({"agent_hint": {"lease_until": NOW - 7}}, None, 1),
         ({"agent_hint": {"lease_until": 1000 * NOW}}, None, 1),  # milliseconds
         ({"agent_hint": {"lease_until": 10**400}}, None, 1),
-        ({"agent_hint": {"lease_until": math.nan}}, None, 1),
-        ({"agent_hint": {"lease_until": True}}, None, 1),
         ({"agent_hint": {"trajectory_id": "t"}}, None, 0),
         ({"agent_hint": "lease"}, None, 1),
     ],

@@ -1,4 +1,4 @@
-"""The declared interface of vLLM, against a vLLM in which one name at a time is renamed.
+"""The declared interface of vLLM, against the installed one and against one that lacks a name.
 
 ``_upstream`` finds every difference from what a release declares, and says which; a difference in
 what only tiers use leaves the plain spec alone; a newer release without any difference works.
@@ -7,118 +7,75 @@ what only tiers use leaves the plain spec alone; a newer release without any dif
 from __future__ import annotations
 
 import ast
-import json
+import operator
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from kvoffload.integrations.structure import describe, differences
 from kvoffload.integrations.vllm import _upstream
 from tests.isolated.scripts import run_python
-from tests.vllm.renamed import PARTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "kvoffload" / "integrations" / "vllm"
 RELEASE = _upstream.installed_release()
 
 
-#: Declared, and no names in what is copied: what vLLM's statistics inherit.
-INHERITED = {"data"}
-
-
-def copied(module: str) -> bool:
-    """Return whether a module is among what is renamed."""
-    path = "/".join(module.split(".")[1:])
-    return any(path.startswith(part.removesuffix(".py")) for part in PARTS)
-
-
-def declared(kind: str) -> tuple[set[str], set[str]]:
-    """Return every name of vLLM that a release declares: modules, what they hold; what that holds.
-
-    Modules have their dotted names; the third kind are methods, fields, members and parameters.
-    """
-    outer, inner = set(), set()
-    for module, things in getattr(RELEASE, kind).items():
-        if not copied(module):
-            continue
-        outer.add(module)
-        for thing, rules in things.items():
-            first, *methods = thing.split(".")
-            outer.add(first)
-            inner |= {
-                *methods,
-                *(text.partition("=")[0] for found in rules.values() for text in found),
-            }
-    return outer, inner - outer - {"self"} - INHERITED
-
-
-PLAIN = declared("plain")
-TIERING = tuple(only - plain for only, plain in zip(declared("tiering"), PLAIN, strict=True))
-AT_ONCE = 8
-"""Inner names that are renamed in one case: none hides another's difference."""
-
-
-def cases_of(outer: set[str], inner: set[str]) -> list[list[str]]:
-    names = sorted(inner - PLAIN[0])
-    batches = [names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)]
-    return [*([name] for name in sorted(outer)), *batches]
-
-
-def run(arguments: list[str], text: str = "", *paths: Path) -> subprocess.CompletedProcess[str]:
+def run(arguments: list[str], *paths: Path) -> subprocess.CompletedProcess[str]:
     env = {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))), "PYTHONDONTWRITEBYTECODE": "1"}
-    return run_python(*arguments, input=text, env=os.environ | env, timeout=900)
+    return run_python(*arguments, env=os.environ | env, timeout=900)
 
 
-def outcomes(folder: Path, cases: list[list[str]]) -> list[tuple[list[str], str, str]]:
-    """Return the cases, each with what the plain spec and the tiers say under these names."""
-    done = run(["-m", "tests.vllm.renamed", str(folder)], json.dumps(cases))
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
-    assert [names for names, *_ in found] == cases, done.stderr
-    return found
+@pytest.mark.parametrize("kind", _upstream.KINDS)
+def test_each_name_and_module_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of vLLM's own modules and classes, one after the other."""
+    _upstream.check_tiering()  # all of them are imported, and nothing is missing
+    for module, names in getattr(RELEASE, kind).items():
+        for dotted in names:
+            owner, _, name = f"module.{dotted}".rpartition(".")
+            holder = operator.attrgetter(owner)(type("", (), {"module": sys.modules[module]}))
+            if name not in vars(holder):
+                continue  # of a class above, where another case removes it
+            with monkeypatch.context() as patched:
+                patched.delattr(holder, name)
+                if hasattr(holder, name):
+                    continue  # of a class above, again
+                with pytest.raises(ImportError, match=rf"\b{re.escape(dotted)}\b"):
+                    _upstream._check(RELEASE, kind)
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, module, None)
+            with pytest.raises(ImportError, match=f"{re.escape(module)} cannot be imported"):
+                _upstream._check(RELEASE, kind)
 
 
-def silent(folder: Path, cases: list[list[str]], kind: int) -> list[str]:
-    """Return the names that no error gives; 1: of the plain spec, 2: of the tiers.
-
-    Where a name keeps a module from being imported, it hides others of its case, which are then
-    renamed alone.
-    """
-    found = [
-        name
-        for case in outcomes(folder / str(len(cases)), cases)
-        for name in case[0]
-        if not re.search(rf"\b{re.escape(name)}\b", case[kind])
-    ]
-    if not found or all(len(names) == 1 for names in cases):
-        return found
-    return silent(folder, [[name] for name in found], kind)
-
-
-def test_where_nothing_is_renamed_nothing_is_said(tmp_path: Path) -> None:
-    """The control, with a name that vLLM does not have."""
-    cases = [["nonesuch"], ["OffloadingWorker_"]]
-    assert outcomes(tmp_path, cases) == [[names, "", ""] for names in cases]
-
-
-def test_each_name_that_the_plain_spec_uses_is_missed_by_name(tmp_path: Path) -> None:
-    cases = cases_of(*PLAIN)
-    assert len(cases) > 40
-    assert silent(tmp_path, cases, 1) == []
-
-
-@pytest.mark.nightly
-def test_each_name_that_only_tiers_use_is_missed_by_name(tmp_path: Path) -> None:
-    cases = cases_of(*TIERING)
-    assert len(cases) > 15
-    assert silent(tmp_path, cases, 2) == []
-
-
-@pytest.mark.nightly
-def test_no_name_that_only_tiers_use_keeps_the_plain_spec_from_working(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, cases_of(*TIERING))
-    assert [(names, plain) for names, plain, _ in found if plain] == []
+def test_no_name_that_only_tiers_use_keeps_the_plain_spec_from_working() -> None:
+    """They are missing once vLLM's own modules have been imported."""
+    outer = {
+        module: {name.partition(".")[0] for name in names}
+        - {name.partition(".")[0] for name in RELEASE.plain.get(module, ())}
+        for module, names in RELEASE.tiering.items()
+    }
+    program = f"""
+import importlib, sys
+modules = {{name: importlib.import_module(name) for name in {[*RELEASE.plain, *outer]!r}}}
+for module, names in {outer!r}.items():
+    for name in names:
+        delattr(modules[module], name)
+    if module not in {[*RELEASE.plain]!r}:
+        sys.modules[module] = None
+from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
+print("plain")
+from kvoffload.integrations.vllm import KVOffloadTieringSpec
+"""
+    done = run(["-c", program])
+    assert done.stdout.splitlines()[-1:] == ["plain"], done.stderr
+    assert "tiering interface is not that of" in done.stderr
 
 
 NEWER = """
@@ -157,7 +114,7 @@ newest = pytest.mark.skipif(
 
 @newest
 def test_a_newer_release_without_a_difference_works_and_is_warned_of_once(newer: Path) -> None:
-    done = run(["-c", NEWER], "", newer)
+    done = run(["-c", NEWER], newer)
     assert done.returncode == 0, done.stderr
     warnings = ast.literal_eval(done.stdout.splitlines()[-1])
     assert warnings == [
@@ -171,7 +128,7 @@ def test_a_newer_release_without_a_difference_works_and_is_warned_of_once(newer:
 @newest
 def test_a_newer_release_with_a_difference_names_it(newer: Path) -> None:
     broken = "import vllm.v1.kv_offload.base as base\ndel base.OffloadingEvent\n"
-    done = run(["-c", broken + "import kvoffload.integrations.vllm"], "", newer)
+    done = run(["-c", broken + "import kvoffload.integrations.vllm"], newer)
     assert done.returncode == 1
     assert "found vLLM 0.34.0, whose offloading interface is not that of" in done.stderr
     assert "vllm.v1.kv_offload.base has no OffloadingEvent" in done.stderr
@@ -181,7 +138,7 @@ def test_a_newer_release_with_a_difference_names_it(newer: Path) -> None:
 def test_the_interfaces_of_the_releases_differ(name: str) -> None:
     """The control: what is installed has one of them."""
     plain = _upstream.Release.read(name).plain
-    found = _upstream.differences(plain, _upstream.describe(plain))
+    found = differences(plain, describe(plain))
     assert (not found) == (name == RELEASE.name)
 
 
@@ -206,7 +163,7 @@ def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: P
 def test_a_difference_is_said_in_one_line(
     expected: dict[str, list[str]], found: dict[str, list[str]], text: str
 ) -> None:
-    said = _upstream.differences({"vllm.v1": {"N": expected}}, {"vllm.v1": {"N": found}})
+    said = differences({"vllm.v1": {"N": expected}}, {"vllm.v1": {"N": found}})
     assert said == [f"vllm.v1.N: {text}"]
 
 

@@ -22,7 +22,7 @@ from kvoffload.integrations.vllm import (
 )
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, create
-from tests.vllm.test_tiers import OURS
+from tests.vllm.tiered import OURS
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
@@ -209,5 +209,6 @@ def test_secondary_tiers_behind_the_spec_that_has_none_are_named(value):
 
 def test_numbers_that_vllm_takes_stay_right():
     extra = {"store_threshold": "3", "max_tracker_size": 7.0, "offload_prompt_only": 0}
+    extra |= {"self_describing_kv_events": True}
     manager = create(4, **SPEC, **extra).get_manager()
     assert (manager.store_threshold, manager.max_tracker_size) == (3, 7)

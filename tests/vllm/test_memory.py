@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from vllm.v1.kv_offload.base import ReqContext
@@ -22,10 +21,9 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.allocations import fail_after
-from tests.observation import observe
 from tests.vllm.conftest import SEED, SEQUENCES
-from tests.vllm.pair import Pair, statuses
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.pair import Pair, learned, seen
+from tests.vllm.sequences import Drawn, Sequence, Shape
 from tests.vllm.watched import watch_all
 
 CALLS = {
@@ -56,30 +54,6 @@ def fail_pythons(number: int) -> Callable[[], None]:
     )
     testcapi.set_nomemory(number, number + 1)
     return testcapi.remove_mem_hooks
-
-
-def seen(manager: KVOffloadManager, keys: list[bytes], context: ReqContext | None) -> Any:
-    """Return everything that can be seen of a manager, and what hangs on a context."""
-    return (
-        statuses(manager, keys),
-        [(list(event.keys), event.removed) for event in manager.events or ()],
-        None if manager.counts is None else list(manager.counts.items()),
-        list(manager.allocation_sizes_in_current_batch),
-        manager.stores_skipped_in_current_batch,
-        manager._usage(),
-    )
-
-
-def learned(manager: KVOffloadManager, context: ReqContext | None) -> Any:
-    """Return the order of a manager's chunks, its ghosts, and what hangs on a context."""
-    policy = manager._rules.policy
-    return (
-        observe(policy),
-        policy.num_released,
-        manager.hints_ignored_in_current_batch,
-        list(manager._policy.chunks) if hasattr(policy, "_keys") else None,
-        None if context is None else dict(context._state),
-    )
 
 
 @pytest.fixture
@@ -121,7 +95,7 @@ class Failing:
 
         def call(*arguments, **keywords):
             context = next((one for one in arguments if isinstance(one, ReqContext)), None)
-            before = seen(self.manager, self.keys, context)
+            before = seen(self.manager, self.keys)
             order = learned(self.manager, context)
             recorded = False
             for number in range(MOST_ALLOCATIONS):
@@ -138,7 +112,7 @@ class Failing:
                     return result
                 self.failures[name] += 1
                 check_invariants(self.manager)
-                after = seen(self.manager, self.keys, context)
+                after = seen(self.manager, self.keys)
                 assert after == before, f"{name}: allocation {number} left a trace"
                 now = learned(self.manager, context)
                 if name == "prepare_store" and now != order and not recorded:
@@ -212,10 +186,8 @@ def run_sequence(
 
     With two `watches`, or hints, both managers are ours.
     """
-    rng = random.Random(seed)
-    shape = shape or Shape.draw(rng)
-    chains = shape.chains(rng)
-    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    drawn = Drawn(seed, shape)
+    rng, keys = drawn.rng, drawn.keys
     if cache_policy == "hit-density" and max(map(len, keys)) > INLINE_KEY_BYTES:
         cache_policy += "?guard=0"  # its miniatures leave out a long key without memory for it
     arguments = {
@@ -233,7 +205,7 @@ def run_sequence(
         ours = KVOffloadManager(**arguments)
     tested = Failing(ours, keys, fail)
     try:
-        Sequence(pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
+        Sequence(pair(reference, tested, keys), drawn).run(60)
     except BaseException as cause:
         raise AssertionError(f"sequence {seed}, {arguments}: {cause}") from cause
     return tested.failures

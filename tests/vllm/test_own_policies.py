@@ -5,8 +5,6 @@ What a policy declines to store, and what that means to the scheduler, is in tes
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from kvoffload.integrations.vllm import KVOffloadManager
@@ -15,7 +13,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.pair import Pair
 from tests.vllm.requests import key
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence
 from tests.vllm.watched import Request
 
 OWN = [name for name in registry.names() if name not in ("lru", "arc")]
@@ -36,14 +34,12 @@ def run(manager, keys, load_own=False):
 @pytest.mark.parametrize("cache_policy", OWN)
 def test_random_sequences_keep_every_invariant_and_repeat(cache_policy):
     for number in range(40):
-        rng = random.Random(SEED + number)
-        shape = Shape.draw(rng)
-        chains = shape.chains(rng)
-        keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+        drawn = Drawn(SEED + number)
+        num_chunks = drawn.shape.num_chunks
         managers = [
-            KVOffloadManager(shape.num_chunks, cache_policy, enable_events=True) for _ in range(2)
+            KVOffloadManager(num_chunks, cache_policy, enable_events=True) for _ in range(2)
         ]
-        Sequence(Pair(*managers, keys), chains, rng, shape.unpositioned).run(150)
+        Sequence(Pair(*managers, drawn.keys), drawn).run(150)
 
 
 def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():

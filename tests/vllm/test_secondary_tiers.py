@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -32,95 +33,18 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
-from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
-from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration, create
-from tests.vllm.requests import context
-from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.requests import context, key
+from tests.vllm.tiered import OURS, THEIRS, Engine, assert_nothing_is_left, content, slab
 
 IN_VLLM = f"vllm:{TIER_PREFIX}"
 SPECS = pytest.mark.parametrize("names", [OURS, THEIRS], ids=["ours", "theirs"])
 
 
-def slab(folder, chunks=64, **options):
-    return {
-        "type": "KVOffloadFileTier",
-        "module_path": PACKAGE,
-        "path": str(folder),
-        "capacity_bytes": chunks * CHUNK_BYTES,
-        "ack": "stored",  # where chunks are copied, a chunk whose job has ended is there
-        **options,
-    }
-
-
-class TierEngine(Engine):
-    """Drive a tiering manager over any secondary tier."""
-
-    def __init__(self, tier, num_chunks=4, names=OURS, **extra):
-        self.spec = create(num_chunks, **names, secondary_tiers=[tier], **extra)
-        self.manager = self.spec.get_manager()
-        self.primary = self.manager.primary_tier
-        (self.tier,) = self.manager.secondary_tiers
-        self.jobs = []
-        self.count = 0
-        self.is_open = True
-        for direction in ("submit_store", "submit_load"):
-            self.record(direction)
-
-    def end_step(self):
-        """End a scheduler step and wait until the tier has nothing left to do."""
-        self.manager.on_schedule_end(ScheduleEndContext((), ()))
-        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
-
-    def look_up(self, keys, context):
-        """Look all keys up, step by step, until each answer is final."""
-        for _ in range(50):
-            answers = [self.manager.lookup(one, context) for one in keys]
-            if not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(answers):
-                return answers
-            self.end_step()
-        raise AssertionError(answers)
-
-    def reset(self):
-        self.manager.reset_cache()
-        if hasattr(self.manager, "on_reset_flushed"):  # from vLLM 0.33 on
-            self.manager.on_reset_flushed()
-
-    def close(self):
-        if self.is_open:
-            self.is_open = False
-            self.manager.shutdown()
-
-
-@pytest.fixture
-def engines():
-    made = []
-
-    def make(*arguments, **extra):
-        made.append(TierEngine(*arguments, **extra))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
 def chain(start, length=4):
     return [key(number) for number in range(start, start + length)]
-
-
-def assert_nothing_is_left(engine):
-    """No pinned, no pending and no lost chunk; no job and no request."""
-    engine.settle()
-    assert not engine.manager._jobs
-    assert not engine.tier._transfers
-    assert not engine.tier._requests
-    for one in engine.tier.get_finished_jobs():
-        raise AssertionError(one)
-    if hasattr(engine.primary, "_check"):
-        assert engine.primary._usage() == (0, 0)
-        check_invariants(engine.primary)
 
 
 # -- bytes ---------------------------------------------------------------------------------------
@@ -150,8 +74,9 @@ def test_chunks_come_back_byte_for_byte_also_after_a_restart(tmp_path, engines, 
 
 CHILD = """
 import os, signal, sys
-from tests.vllm.test_secondary_tiers import TierEngine, chain, slab
-engine = TierEngine(slab(sys.argv[1], 2000))
+from tests.vllm.test_secondary_tiers import chain
+from tests.vllm.tiered import Engine, slab
+engine = Engine(slab(sys.argv[1], 2000))
 for start in range(0, 400, 4):
     engine.request(chain(start))
     print(start, flush=True)
@@ -214,9 +139,9 @@ def test_damaged_chunks_are_computed_again_and_never_served(tmp_path, engines):
 def test_a_slab_that_is_in_use_or_too_large_stops_the_start(tmp_path, engines):
     engines(slab(tmp_path))
     with pytest.raises(TierError, match=str(os.getpid())):
-        TierEngine(slab(tmp_path))
+        Engine(slab(tmp_path))
     with pytest.raises(TierError, match="space"):
-        TierEngine(slab(tmp_path / "more", 2**30))
+        Engine(slab(tmp_path / "more", 2**30))
 
 
 # -- trouble -------------------------------------------------------------------------------------
@@ -295,7 +220,7 @@ def test_a_tier_that_cannot_write_costs_nothing_but_hits(engines):
     assert failures
 
 
-def test_a_hung_tier_lets_go_of_the_primary_by_the_deadline(engines, monkeypatch):
+def test_a_hung_tier_lets_go_of_the_primary_by_the_deadline(engines):
     engine = engines(faulty())
     engine.request(chain(0))
     engine.request(chain(10))
@@ -340,7 +265,8 @@ def test_a_tier_in_all_kinds_of_trouble_never_serves_a_wrong_byte(engines, seed)
     assert_nothing_is_left(engine)
 
 
-def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
+def test_what_a_tier_raises_does_not_reach_the_scheduler(engines, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     engine = engines(faulty())
 
     def broken(*_):
@@ -349,6 +275,7 @@ def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
     for name in ("put", "touch", "release"):
         setattr(engine.tier.tier, name, broken)
     assert engine.request(chain(0), params={"kvoffload": {"ends": True}}) == 0
+    assert "store failed" in caplog.text
     for name in ("put", "touch", "release"):
         delattr(engine.tier.tier, name)
     engine.request(chain(10))
@@ -454,7 +381,7 @@ def test_the_end_unmaps_the_primary_s_memory(tmp_path, engines, names):
 
 def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
     engine = engines(faulty())
-    monkeypatch.setattr(secondary_tiers, "CLOSE_S", 0.1)
+    monkeypatch.setattr("kvoffload.integrations.tiers.CLOSE_S", 0.1)
     engine.request(chain(0))
     engine.request(chain(10))
     tier = engine.tier.tier
@@ -471,12 +398,14 @@ def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
 # -- recency -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(tmp_path, engines, ends):
+@pytest.mark.parametrize("hints", [None, {"expect_s": 3}, {"ends": True}])
+def test_the_end_of_a_request_is_one_access_and_that_of_a_session_the_last(
+    tmp_path, engines, hints
+):
     engine = engines(slab(tmp_path, 10), num_chunks=8)
     engine.request(chain(0))
-    engine.request(chain(10), params={"kvoffload": {"ends": True}} if ends else None)
-    if not ends:
+    engine.request(chain(10), params={"kvoffload": hints})
+    if hints != {"ends": True}:
         engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
     engine.request(chain(20))  # evicts two: the tail of the oldest, or of what has ended
     every = [*chain(0), *chain(10), *chain(20)]
@@ -567,7 +496,7 @@ def test_an_answer_after_the_request_has_ended_is_nothing(engines):
 # -- what the bytes mean -------------------------------------------------------------------------
 
 
-def test_every_part_of_the_configuration_is_in_the_namespace(tmp_path, monkeypatch):
+def test_every_part_of_the_configuration_is_in_the_namespace(monkeypatch):
     config = replace(
         configuration(4), parallel=replace(configuration(4).parallel, is_parallelism_agnostic=False)
     )
@@ -613,7 +542,7 @@ def test_the_same_configuration_gives_the_same_namespace():
     assert namespace_of(portable, CHUNK_BYTES) == first
 
 
-def test_replaced_weights_are_another_namespace(tmp_path, engines):
+def test_replaced_weights_are_another_namespace(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -661,7 +590,7 @@ def test_any_tier_by_a_line_of_text(tmp_path, engines):
 def test_a_scheme_that_is_not_the_tier_s_is_refused():
     entry = {"type": "KVOffloadRedisTier", "module_path": PACKAGE, "url": "s3://bucket"}
     with pytest.raises(ValueError, match="url of KVOffloadRedisTier must start with one of redis:"):
-        TierEngine(entry)
+        Engine(entry)
 
 
 def test_a_size_may_be_text_and_options_reach_the_tier(tmp_path, engines):
@@ -759,7 +688,10 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     assert engine.tier.get_stats().data["types"].get(f"{IN_VLLM}hits") is None  # told already
 
 
-def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(tmp_path, engines, monkeypatch):
+def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(
+    tmp_path, engines, monkeypatch, caplog
+):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     engine = engines(slab(tmp_path), 12)
     for start in (0, 10, 20, 30):
         engine.request(chain(start))
@@ -778,6 +710,8 @@ def test_an_end_that_cannot_be_processed_fails_its_job_and_no_other(tmp_path, en
         for one in keys:
             engine.manager.lookup(one, contexts[start])
     engine.end_step()  # the ends of both come in one poll
+    engine.manager.lookup(chain(0)[0], contexts[0])
+    assert "end of a job failed" in caplog.text
     for start in (0, 10):
         answers = {engine.manager.lookup(one, contexts[start]) for one in chain(start)}
         assert answers == {LookupResult.MISS if start == 0 else LookupResult.HIT}

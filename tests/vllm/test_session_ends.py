@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
@@ -18,7 +16,7 @@ from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine
 from tests.vllm.pair import Pair
 from tests.vllm.requests import WithoutHints, context
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence
 
 ENDS = {"kvoffload": {"ends": True}}
 MALFORMED = {"kvoffload": {"ends": "yes", "expect_s": float("nan"), "pin": 1, "source": 7}}
@@ -250,16 +248,12 @@ class HintedPair(Pair):
 @pytest.mark.parametrize("cache_policy", ["lru", "arc"])
 def test_an_expectation_changes_no_decision_of_vllm_s_policies(cache_policy):
     for number in range(SEQUENCES // 10):
-        rng = random.Random(SEED + number)
-        shape = Shape.draw(rng)
-        chains = shape.chains(rng)
-        all_keys = list(dict.fromkeys(key for chain in chains for one in chain for key in one))
+        drawn = Drawn(SEED + number)
         managers = [
-            kind(num_chunks=shape.num_chunks, cache_policy=cache_policy)
+            kind(num_chunks=drawn.shape.num_chunks, cache_policy=cache_policy)
             for kind in (CPUOffloadingManager, KVOffloadManager)
         ]
-        pair = HintedPair(*managers, all_keys, rng=rng)
-        Sequence(pair, chains, rng, shape.unpositioned).run(150)
+        Sequence(HintedPair(*managers, drawn.keys, rng=drawn.rng), drawn).run(150)
 
 
 @pytest.mark.usefixtures("host_platform")

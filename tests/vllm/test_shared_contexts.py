@@ -7,8 +7,6 @@ Two managers of vLLM share contexts, two of ours share others; each is compared 
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -18,7 +16,7 @@ from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import DifferenceError, Pair
 from tests.vllm.requests import context, key
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence
 from tests.vllm.test_differential import build
 
 
@@ -36,20 +34,18 @@ class SharingPair(Pair):
 
 
 def run_sequence(seed: int, policies: tuple[str, str]) -> None:
-    rng = random.Random(seed)
-    shape = Shape.draw(rng)
-    chains = shape.chains(rng)
-    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    drawn = Drawn(seed)
+    rng, num_chunks = drawn.rng, drawn.shape.num_chunks
     contexts: dict[str, tuple[ReqContext, ReqContext]] = {}
     sequences = []
     for cache_policy in policies:
         arguments = {
-            "num_chunks": rng.choice((shape.num_chunks, 1 + shape.num_chunks // 2)),
+            "num_chunks": rng.choice((num_chunks, 1 + num_chunks // 2)),
             "store_threshold": rng.choice((1, 1, 2)),
         }
         reference = CPUOffloadingManager(cache_policy=cache_policy, **arguments)
-        pair = SharingPair(reference, build("manager", cache_policy, **arguments), keys, contexts)
-        sequences.append(Sequence(pair, chains, rng, shape.unpositioned))
+        tested = build("manager", cache_policy, **arguments)
+        sequences.append(Sequence(SharingPair(reference, tested, drawn.keys, contexts), drawn))
     for _ in range(200):
         rng.choice(sequences).step()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -21,51 +20,39 @@ from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
 from tests.vllm.requests import key
-from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.sequences import Drawn, Sequence
 
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
 
 
-class CheckedPair(Pair):
-    """Verify the invariants of our managers after every call."""
-
-    def compare(self) -> None:
-        super().compare()
-        for manager in self.both:
-            if isinstance(manager, KVOffloadManager):
-                check_invariants(manager)
-
-
-def run_tiny_sequence(seed: int, first, second, cache_policy: str) -> None:
+def run_tiny_sequence(seed: int, reference: type, cache_policy: str) -> None:
     """Run one sequence with a cache and a tracker that are always full."""
-    rng = random.Random(seed)
-    shape = Shape.draw(rng)
-    chains = shape.chains(rng)
-    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    drawn = Drawn(seed)
+    rng = drawn.rng
     arguments = {
         "num_chunks": rng.randint(1, 4),
         "store_threshold": rng.randint(2, 3),
         "max_tracker_size": rng.randint(3, 8),
         "enable_events": rng.random() < 0.5,
     }
-    managers = [build(cache_policy=cache_policy, **arguments) for build in (first, second)]
-    pair = CheckedPair(*managers, keys)
+    kinds = (reference, KVOffloadManager)
+    pair = Pair(*(kind(cache_policy=cache_policy, **arguments) for kind in kinds), drawn.keys)
     try:
-        Sequence(pair, chains, rng, shape.unpositioned).run(100)
+        Sequence(pair, drawn).run(100)
     except BaseException as cause:
         raise AssertionError(f"sequence {seed}, {arguments}, {cause}") from cause
-    pair.call("touch", keys, contexts=pair.context("all"))  # every key that is still known
+    pair.call("touch", drawn.keys, contexts=pair.context("all"))  # every key that is still known
 
 
 def test_ghosts_below_the_threshold_are_those_of_vllm():
     for number in range(SEQUENCES):
-        run_tiny_sequence(SEED + number, CPUOffloadingManager, KVOffloadManager, "arc")
+        run_tiny_sequence(SEED + number, CPUOffloadingManager, "arc")
 
 
 @pytest.mark.parametrize("cache_policy", registry.names())
 def test_every_policy_keeps_its_invariants_below_the_threshold(cache_policy):
     for number in range(SEQUENCES // 15):
-        run_tiny_sequence(SEED + number, KVOffloadManager, KVOffloadManager, cache_policy)
+        run_tiny_sequence(SEED + number, KVOffloadManager, cache_policy)
 
 
 def resident_bytes() -> int:

@@ -124,45 +124,6 @@ def test_clients_are_heard_as_the_library_hears_them(policy, told):
         assert any(each[1] == RELEASED for each in each_heard) == (says and "ends" in told)
 
 
-@pytest.mark.parametrize("policy", ["lru", "hit-density"])
-def test_points_are_those_of_managers_whose_sessions_end(policy):
-    def serve(manager):
-        rng = random.Random(SEED)
-        asked = hits = 0
-        chains = [keys_of(f"{number:02}", range(40)) for number in range(99)]
-        lengths = [0] * len(chains)
-        for number in range(1_200):
-            session = rng.randrange(max(0, number // 13 - 9), number // 13 + 1)
-            lengths[session] = min(40, lengths[session] + rng.randint(1, 8))
-            ends = lengths[session] == 40
-            chain = chains[session][: lengths[session]]
-            params = {"kvoffload": {"ends": True}} if ends else None
-            request = Request(manager, chain, params=params)
-            asked += len(chain)
-            hits += len(request.hits)
-            request.run()
-            if ends:
-                chains[session] = keys_of(f"{number:04}", range(40))
-                lengths[session] = 0
-        return hits / asked
-
-    memory = (0.5, 1, 2)
-    truths = {size: serve(KVOffloadManager(int(200 * size), policy)) for size in memory}
-    found = []
-    for number in range(5):
-        manager = watched(
-            200, cache_policy=policy, memory=memory, policy_slots=2**20, secret=bytes([number]) * 64
-        )
-        serve(manager)
-        for mini in manager.watch._shadows.minis:
-            if mini.policy == policy and mini.memory in truths:
-                ratio = sum(each.hits for each in mini.quarters)
-                ratio /= sum(each.asked for each in mini.quarters)
-                found.append(abs(ratio - truths[mini.memory]))
-    assert len(found) == 15
-    assert max(found) < 0.08, found
-
-
 def test_what_the_device_had_is_used_and_not_asked_for():
     manager = watched(100)
     keys = keys_of("a", range(10))
@@ -403,15 +364,6 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     (mini,) = manager.watch._shadows.minis
     assert sum(each.hits for each in mini.quarters) == 2
     check_invariants(manager)
-
-
-def test_waste():
-    manager = watched(8)
-    Request(manager, keys_of("a", range(8))).run()
-    Request(manager, keys_of("a", range(3))).run()
-    Request(manager, keys_of("b", range(8))).run()
-    report = manager.watch.report()
-    assert (report.sampled_evicted, report.sampled_unused) == (8, 5)
 
 
 def test_what_the_policy_is_told_to_evict_is_counted():

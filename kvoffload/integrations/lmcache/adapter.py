@@ -31,7 +31,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from hashlib import blake2b
 from itertools import count
 from typing import Any, TypeVar
@@ -53,6 +53,7 @@ from kvoffload._checks import check_int
 from kvoffload._collector import TableCollector
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Sample
 from kvoffload.errors import describe
+from kvoffload.integrations.tiers import CLOSE_S, TEXTS, check_options, opening
 from kvoffload.tiers import Done, Namespace, Region, State, Status, Tier, TierEvent, open_tier
 from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
 from kvoffload.tiers.generation import GenerationSource
@@ -63,8 +64,6 @@ __all__ = ["KVOffloadL2Adapter", "KVOffloadL2AdapterConfig"]
 
 log = logging.getLogger("kvoffload.lmcache")
 
-CLOSE_S = 5.0
-"""Seconds for jobs under way, and tiers being opened, to end when the adapter closes."""
 LONGEST_S = 120.0
 """Most seconds of a transfer: LMCache's locks on its memory expire after 300."""
 OPENING_S = 30.0
@@ -77,14 +76,14 @@ COPY_BYTES = 64 * 2**20
 """Bytes per tier of blocks for objects outside of LMCache's memory; touched only when used."""
 MAX_SIZES = 16
 """Most object sizes, and so most tiers."""
-_TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
-_OPTIONS = (*_TEXTS, "object_bytes")
+_OPTIONS = (*TEXTS, "object_bytes")
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
 News = tuple[str, Keys, int]
 """A notification for LMCache: its kind, the objects, and bytes per object."""
 
 
+@dataclass(eq=False)
 class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
     """The options of a `KVOffloadL2Adapter`.
 
@@ -106,41 +105,23 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         Sizes of objects whose tiers are opened at the start.
     """
 
-    def __init__(
-        self,
-        url: str,
-        weights_id: str,
-        revision: str = "",
-        salt: str = "",
-        *,
-        generation: str = "",
-        generation_file: str | None = None,
-        object_bytes: tuple[int, ...] = (),
-    ) -> None:
-        self.url = url
-        self.weights_id = weights_id
-        self.revision = revision
-        self.salt = salt
-        self.generation = GenerationSource(generation, generation_file).first
-        self.object_bytes = object_bytes
+    url: str
+    weights_id: str
+    revision: str = ""
+    salt: str = ""
+    _: KW_ONLY
+    generation: str = ""
+    generation_file: InitVar[str | None] = None
+    object_bytes: tuple[int, ...] = ()
+
+    def __post_init__(self, generation_file: str | None) -> None:
+        self.generation = GenerationSource(self.generation, generation_file).first
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> KVOffloadL2AdapterConfig:
         """Return the options of ``adapter_params``; TypeError or ValueError if one is wrong."""
-        for name in d:
-            if name not in _OPTIONS:
-                raise ValueError(
-                    f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
-                )
-        texts = {name: d[name] for name in _TEXTS if d.get(name) is not None}
-        for name, value in texts.items():
-            if not isinstance(value, str):
-                raise TypeError(f"{name} must be text, got {describe(value)}")
-        if not texts.get("url"):
-            raise ValueError(
-                "url must name a tier, as slab:/nvme/kv?capacity=2TB, "
-                f"got {describe(texts.get('url'))}"
-            )
+        check_options(d, _OPTIONS)
+        texts = {name: d[name] for name in TEXTS if d.get(name) is not None}
         split_url(texts["url"])
         if not texts.get("weights_id"):
             raise ValueError(
@@ -221,12 +202,9 @@ class _Sized:
         self.jobs: dict[int, _Job] = {}
         self.offered: dict[bytes, ObjectKey] = {}
         self.counted: dict[bytes, ObjectKey] = {}
-        self.tier: Tier = open_tier(url, namespace, generation)
-        try:
+        self.tier: Tier
+        with opening(open_tier(url, namespace, generation)) as self.tier:
             self.tier.attach(self.region)
-        except BaseException:
-            self.tier.close(0.0)
-            raise
 
     def block_of(self, obj: MemoryObj) -> int:
         """Return the block at an object's memory, or -1."""
@@ -324,8 +302,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._next_id = 0
         self._news: deque[News] = deque()
         self._is_closed = False
-        self._refused_sizes = False
-        self._refused_serde = False
+        self._logged: set[str] = set()  # what is said once
         try:
             for nbytes in config.object_bytes:
                 self._sized[nbytes] = self._open(nbytes)
@@ -374,14 +351,12 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if time.monotonic() < self._retry_at.get(nbytes, -math.inf):
             return None
         if len(self._sized) + len(self._opening) >= MAX_SIZES:
-            if not self._refused_sizes:
-                self._refused_sizes = True
-                log.error(
-                    "objects must be of %d sizes at most, got another of %d bytes; objects of "
-                    "further sizes are not stored",
-                    MAX_SIZES,
-                    nbytes,
-                )
+            self._log_once(
+                "objects must be of %d sizes at most, got another of %d bytes; objects of further "
+                "sizes are not stored",
+                MAX_SIZES,
+                nbytes,
+            )
             return None
         thread = threading.Thread(
             target=self._open_beside, args=(nbytes,), name="kvoffload-lmcache-open", daemon=True
@@ -430,7 +405,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 continue
             sized = self._sized.get(nbytes)
             if sized is not None and not self._is_closed:
-                self._try(self._put, sized, task, positions, objects)
+                self._try(self._move, sized, task, positions, objects)
             self._try(self._settle, task)
 
     def _drop_pending(self) -> None:
@@ -459,47 +434,13 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_store_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
         """Begin to store objects; return the task, which succeeds or fails as a whole."""
         sizes = _sizes_of(keys, objects)
-        is_varying = any(
-            size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)
-        )
-        stored = [_stored_key(key) for key in keys]
-        with self._lock:
-            task = self._task("store", keys, stored)
-            if is_varying:
-                self._refuse_serde()
-                sizes = []
-            for size, positions in _by_size(sizes):
-                sized = self._opened(size)
-                chosen = [objects[position] for position in positions]
-                if sized is not None:
-                    self._try(self._put, sized, task, positions, chosen)
-                elif size in self._opening:
-                    task.waiting += 1
-                    self._pending.append((time.monotonic(), size, task, positions, chosen))
-            self._settle(task)
-            return task.id
-
-    def _refuse_serde(self) -> None:
-        if not self._refused_serde:
-            self._refused_serde = True
-            log.error(
+        if any(size != obj.metadata.get_size() for size, obj in zip(sizes, objects, strict=True)):
+            self._log_once(
                 "serde must not be set: it varies the sizes of objects, and a tier has blocks of "
                 "one size; such objects are not stored"
             )
-
-    def _put(
-        self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
-    ) -> None:
-        """Begin the put of some of a task's objects."""
-        where, ids, copied = sized.place(positions, objects, are_read=True)
-        stored = [task.stored[position] for position in where]
-        for position, key in zip(where, stored, strict=True):
-            sized.offered.setdefault(key, task.keys[position])
-        job = _Job(task, np.array(where, np.int64), copied)
-        seconds = _seconds(len(ids), sized.nbytes)
-        if not self._submit(sized, job, sized.tier.put, stored, ids, seconds):
-            for key in stored:
-                sized.offered.pop(key, None)
+            sizes = []
+        return self._transfer("store", keys, sizes, objects)
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Return the stores that ended since the last call, with the bytes that were written."""
@@ -567,28 +508,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_load_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
         """Begin to load objects into LMCache's memory; return the task."""
-        sizes = _sizes_of(keys, objects)
-        stored = [_stored_key(key) for key in keys]
-        with self._lock:
-            task = self._task("load", keys, stored)
-            for size, positions in _by_size(sizes):
-                sized = self._opened(size)
-                if sized is not None:
-                    chosen = [objects[position] for position in positions]
-                    self._try(self._get, sized, task, positions, chosen)
-            self._settle(task)
-            return task.id
-
-    def _get(
-        self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
-    ) -> None:
-        """Begin the get of some of a task's objects."""
-        where, ids, copied = sized.place(positions, objects, are_read=False)
-        stored = [task.stored[position] for position in where]
-        job = _Job(task, np.array(where, np.int64), copied)
-        seconds = _seconds(len(ids), sized.nbytes)
-        if self._submit(sized, job, sized.tier.get, stored, ids, seconds):
-            self._loading.update(stored)
+        return self._transfer("load", keys, _sizes_of(keys, objects), objects)
 
     def _end_loading(self, stored: list[bytes]) -> None:
         for key in stored:
@@ -618,6 +538,44 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             log.exception("%s failed", getattr(call, "__name__", call))
             return None
 
+    def _transfer(self, kind: str, keys: Keys, sizes: list[int], objects: list[MemoryObj]) -> int:
+        """Begin to store or load objects; return the task. A store waits for its tier."""
+        stored = [_stored_key(key) for key in keys]
+        with self._lock:
+            task = self._task(kind, keys, stored)
+            for size, positions in _by_size(sizes):
+                sized = self._opened(size)
+                chosen = [objects[position] for position in positions]
+                if sized is not None:
+                    self._try(self._move, sized, task, positions, chosen)
+                elif kind == "store" and size in self._opening:
+                    task.waiting += 1
+                    self._pending.append((time.monotonic(), size, task, positions, chosen))
+            self._settle(task)
+            return task.id
+
+    def _move(
+        self, sized: _Sized, task: _Task, positions: list[int], objects: list[MemoryObj]
+    ) -> None:
+        """Begin the put or the get of some of a task's objects."""
+        is_store = task.kind == "store"
+        where, ids, copied = sized.place(positions, objects, are_read=is_store)
+        stored = [task.stored[position] for position in where]
+        if is_store:
+            for position, key in zip(where, stored, strict=True):
+                sized.offered.setdefault(key, task.keys[position])
+        job = _Job(task, np.array(where, np.int64), copied)
+        begin = sized.tier.put if is_store else sized.tier.get
+        has_begun = self._submit(sized, job, begin, stored, ids, _seconds(len(ids), sized.nbytes))
+        if has_begun and not is_store:
+            self._loading.update(stored)
+        elif is_store and not has_begun:
+            self._forget_offers(sized, stored)
+
+    def _forget_offers(self, sized: _Sized, stored: list[bytes]) -> None:
+        for key in stored:
+            sized.offered.pop(key, None)
+
     def _submit(self, sized: _Sized, job: _Job, begin: Callable[..., int], *arguments: Any) -> bool:
         """Begin a job of a tier; return whether it has begun."""
         number = self._try(begin, *arguments)
@@ -644,6 +602,11 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _take_result(self, kind: str, task_id: int) -> Bitmap | None:
         with self._lock:
             return self._results[kind].pop(task_id, None)
+
+    def _log_once(self, text: str, *arguments: object) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log.error(text, *arguments)
 
     # -- the adapter's thread ----------------------------------------------------------------
 
@@ -686,8 +649,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if done is None or self._try(self._take_in, sized, job, stored, done) is None:
             task.are_right[job.positions] = False
             if task.kind == "store":
-                for key in stored:
-                    sized.offered.pop(key, None)
+                self._forget_offers(sized, stored)
         sized.free.extend(job.copied)
         if task.kind == "load":
             self._end_loading(stored)

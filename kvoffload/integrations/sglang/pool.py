@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvoffload.tiers import Namespace, Region, State, Status, TierError, open_tier
+from kvoffload.integrations.tiers import close, opening
+from kvoffload.tiers import Namespace, Region, State, Status, open_tier
 from kvoffload.tiers.remote.objects import PROBES
 
 from .blocking import BlockingTier
@@ -30,8 +31,6 @@ __all__ = ["CopiedPool", "Copies", "Pool"]
 
 log = logging.getLogger("kvoffload.sglang")
 
-CLOSE_S = 5.0
-"""Seconds for transfers under way to end when a pool is closed."""
 Result = TypeVar("Result")
 COPY_BYTES = 64 * 2**20
 """Bytes of each of the two buffers for pages that are copied."""
@@ -62,6 +61,7 @@ class Copies:
         nbytes = page.numel() * page.element_size()
         count = max(1, COPY_BYTES // nbytes)
         self.region = Region.allocate(2 * count, nbytes)
+        self.parts = self.region.parts
         self.ids = [np.arange(start, start + count) for start in (0, count)]
         self.locks = [threading.Lock(), threading.Lock()]
 
@@ -86,6 +86,8 @@ class Pool:
         The namespace of the bytes.
     region : Region
         The host memory, whose pages move without a copy.
+    generation : str
+        The weights' name; see `Tier.forget`.
 
     Raises
     ------
@@ -101,19 +103,15 @@ class Pool:
         namespace: Namespace,
         region: Region,
         *,
-        generation: str = "",
+        generation: str,
     ) -> None:
         self.name = name
         self.namespace = namespace
         self.page_tokens: int = host_pool.page_size
         self._host_pool = host_pool
-        self.tier = open_tier(url, namespace, generation)
-        try:
+        with opening(open_tier(url, namespace, generation)) as self.tier:
             self.tier.attach(region)
             self._calls = BlockingTier(self.tier)
-        except BaseException:
-            self.tier.close(0.0)
-            raise
         log.info(
             "kvoffload: tier %r active for HiCache's pool %r, namespace %s, %s pages found",
             self.tier.name,
@@ -131,11 +129,7 @@ class Pool:
 
         Raise TierError if a system call that may still use host memory has not returned.
         """
-        if not self._calls.close(CLOSE_S) and self.tier.direct:
-            raise TierError(
-                f"tier {self.tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it "
-                "may still use HiCache's memory"
-            )
+        close(self.tier, "HiCache's", self._calls.close)
 
     def forget(self, generation: str) -> bool:
         """Have pages of another generation from now on; return as `Tier.forget` does."""
@@ -241,7 +235,7 @@ class CopiedPool(Pool):
 
     Parameters
     ----------
-    name, host_pool, url, namespace
+    name, host_pool, url, namespace, generation
         As for `Pool`.
     copies : Copies
         Memory through which pages are copied.
@@ -255,7 +249,7 @@ class CopiedPool(Pool):
         namespace: Namespace,
         copies: Copies,
         *,
-        generation: str = "",
+        generation: str,
     ) -> None:
         super().__init__(name, host_pool, url, namespace, copies.region, generation=generation)
         self.copies = copies

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -40,6 +40,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.version import __version__ as sglang_version
 
 from kvoffload.errors import describe
+from kvoffload.integrations.tiers import check_options
 from kvoffload.tiers import Namespace, Region, Tier, TierError, weights_identity
 from kvoffload.tiers.generation import GenerationSource
 
@@ -50,7 +51,6 @@ __all__ = ["KVOffloadStorage"]
 
 log = logging.getLogger("kvoffload.sglang")
 
-_TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
 _OPTIONS = ("url", "pools", "weights_id", "revision", "salt", "generation", "generation_file")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
 _PAGE_HASH = re.compile(r"[0-9a-f]{64}")
@@ -107,25 +107,12 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> None:
         options = dict(storage_config.extra_config or {})
-        for name in options:
-            if name not in _OPTIONS and name not in _OF_SGLANG:
-                raise ValueError(
-                    f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
-                )
-        for name in _TEXTS:
-            value = options.get(name)
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be text, got {describe(value)}")
+        check_options(options, _OPTIONS, _OF_SGLANG)
         if options.get("weights_id") == "":
             raise ValueError("weights_id must not be empty, got ''")
         copies_nothing = options.get("interface_v1", False)
         if copies_nothing not in (False, True):  # 0 and 1 are, too; SGLang takes "no" for true
             raise TypeError(f"interface_v1 must be 0 or 1, got {describe(copies_nothing)}")
-        if not options.get("url"):
-            raise ValueError(
-                "url must name a tier, as slab:/nvme/kv?capacity=2TB, "
-                f"got {describe(options.get('url'))}"
-            )
         self._config = storage_config
         self._options = options
         self._is_copying = not copies_nothing
@@ -157,22 +144,11 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 f"another rank, is not supported, got {type(mem_pool_host).__name__}"
             )
         super().register_mem_pool_host(mem_pool_host)
-        if self._is_copying:
-            copies = Copies(mem_pool_host)
-            page = [copies.region.block_bytes]
-            namespace = namespace_of(self._config, mem_pool_host, page, self._options)
-            pool: Pool = CopiedPool(
-                _KV, mem_pool_host, self._urls[_KV], namespace, copies, generation=self._generation
-            )
-        else:
-            region = pages_of(mem_pool_host)
-            page = [nbytes for _, _, nbytes in region.parts]
-            namespace = namespace_of(self._config, mem_pool_host, page, self._options)
-            pool = Pool(
-                _KV, mem_pool_host, self._urls[_KV], namespace, region, generation=self._generation
-            )
-        self._pools[_KV] = pool
-        self.namespace, self.tier = namespace, pool.tier
+        memory = Copies(mem_pool_host) if self._is_copying else pages_of(mem_pool_host)
+        page = [nbytes for _, _, nbytes in memory.parts]
+        namespace = namespace_of(self._config, mem_pool_host, page, self._options)
+        self.tier = self._open_pool(_KV, mem_pool_host, memory, namespace)
+        self.namespace = namespace
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Register a pool that SGLang keeps beside the KV cache, and open its tier.
@@ -183,50 +159,47 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         name = str(host_pool_name)
         if name != _KV:
             try:
-                self._open_pool(name, host_pool)
+                self._register_pool(name, host_pool)
             except BaseException:
                 self.close()
                 raise
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
-    def _open_pool(self, name: str, host_pool: Any) -> None:
+    def _register_pool(self, name: str, host_pool: Any) -> None:
         if self.namespace is None:
             raise ValueError(f"mem_pool_host must be registered before pool {name!r}")
         if name in self._pools:
             raise ValueError(f"pool {name!r} must be registered once, and the storage has it")
-        url = self._urls.get(name)
-        if url is None:
+        if name not in self._urls:
             raise ValueError(
                 f"pools must name a tier for {name!r}, which the model keeps beside its KV cache, "
                 f"as slab:/nvme/kv?capacity=200GB, got {describe(self._options.get('pools'))}"
             )
         _check_pool(name, host_pool, self._config)
-        region, copies = self._memory_of_pool(name, host_pool)
-        page = [nbytes for _, _, nbytes in region.parts]
-        namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
         try:
-            if copies is None:
-                self._pools[name] = Pool(
-                    name, host_pool, url, namespace, region, generation=self._generation
-                )
-            else:
-                self._pools[name] = CopiedPool(
-                    name, host_pool, url, namespace, copies, generation=self._generation
-                )
-        except ValueError as error:
-            raise ValueError(f"pools[{name!r}]: {error}") from error
-
-    def _memory_of_pool(self, name: str, host_pool: Any) -> tuple[Region, Copies | None]:
-        """Return the region of a pool: its host memory, or memory for copies of its pages."""
-        try:
-            return pages_by_address(host_pool), None
+            memory: Region | Copies = pages_by_address(host_pool)
         except (NotImplementedError, ValueError) as error:
             log.info("kvoffload: pages of pool %r are copied: %s", name, error)
             try:
-                copies = Copies(host_pool)
+                memory = Copies(host_pool)
             except ValueError as refusal:
                 raise ValueError(f"pool {name!r}: {refusal}") from error
-            return copies.region, copies
+        page = [nbytes for _, _, nbytes in memory.parts]
+        namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
+        try:
+            self._open_pool(name, host_pool, memory, namespace)
+        except ValueError as error:
+            raise ValueError(f"pools[{name!r}]: {error}") from error
+
+    def _open_pool(
+        self, name: str, host_pool: Any, memory: Region | Copies, namespace: Namespace
+    ) -> Tier:
+        """Open and return the tier of a pool, whose pages are in `memory` or copied through it."""
+        kind: Any = CopiedPool if isinstance(memory, Copies) else Pool
+        url, generation = self._urls[name], self._generation
+        pool: Pool = kind(name, host_pool, url, namespace, memory, generation=generation)
+        self._pools[name] = pool
+        return pool.tier
 
     def close(self) -> None:
         """Close the tiers; a second call does nothing.
@@ -325,14 +298,15 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
 
         Raise ValueError if a pool's policy is neither all pages nor the last ones.
         """
-
-        def load(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
+        found = {}
+        for transfer, pool, stored in self._transfers(transfers):
             # A window or a state does not need the pages before it.
             is_whole = transfer.hit_policy == PoolHitPolicy.ALL_PAGES
             prefix = _prefix(extra_info) if is_whole else ()
-            return pool.load(stored, transfer.host_indices, prefix)
-
-        return self._move(transfers, load)
+            found[transfer.name] = [False] * len(stored)
+            if pool is not None:
+                found[transfer.name] = pool.load(stored, transfer.host_indices, prefix)
+        return found
 
     def batch_set_v2(
         self,
@@ -343,26 +317,23 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
 
         Raise ValueError if a pool's policy is neither all pages nor the last ones.
         """
+        return {
+            transfer.name: [False] * len(stored)
+            if pool is None
+            else pool.store(stored, transfer.host_indices)
+            for transfer, pool, stored in self._transfers(transfers)
+        }
 
-        def store(pool: Pool, transfer: PoolTransfer, stored: list[bytes]) -> list[bool]:
-            return pool.store(stored, transfer.host_indices)
-
-        return self._move(transfers, store)
-
-    def _move(
-        self,
-        transfers: list[PoolTransfer],
-        move: Callable[[Pool, PoolTransfer, list[bytes]], list[bool]],
-    ) -> dict[str, list[bool]]:
+    def _transfers(
+        self, transfers: list[PoolTransfer]
+    ) -> Iterator[tuple[PoolTransfer, Pool | None, list[bytes]]]:
+        """Yield transfers with their pools, None where nothing can be moved, and stored keys."""
         _check_policies(transfers)
-        moved = {}
         for transfer in transfers:
             stored = [stored_key(key) for key in transfer.keys or ()]
             pool, indices = self._pools.get(str(transfer.name)), transfer.host_indices
             found = 0 if indices is None else indices.numel()
-            if pool is None:
-                moved[transfer.name] = [False] * len(stored)
-            elif found != len(stored) * pool.page_tokens:
+            if pool is not None and found != len(stored) * pool.page_tokens:
                 log.error(
                     "host_indices of pool %r must be %d, %d for each of %d keys, got %d",
                     pool.name,
@@ -371,10 +342,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                     len(stored),
                     found,
                 )
-                moved[transfer.name] = [False] * len(stored)
-            else:
-                moved[transfer.name] = move(pool, transfer, stored) if stored else []
-        return moved
+                pool = None
+            yield transfer, pool if stored else None, stored
 
     # -- pages of HiCache's memory -----------------------------------------------------------
 

@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvoffload.integrations.structure import Interface, describe, differences, read_parts
+from kvoffload.integrations.structure import Interface, check_declared, read_parts
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -34,8 +34,6 @@ __all__ = [
     "Interface",
     "Release",
     "check_tiering",
-    "describe",
-    "differences",
     "installed_release",
     "installed_version",
     "logger",
@@ -147,15 +145,12 @@ def _release_of(version: str) -> str | None:
 
 
 def _check(release: Release, kind: str) -> None:
-    declared: Interface = getattr(release, kind)
-    found = differences(declared, describe(declared))
-    if found:
-        lines = "".join(f"\n  {line}" for line in found)
-        raise ImportError(
-            f"kvoffload.integrations.vllm found vLLM {installed_version()}, whose "
-            f"{'tiering' if kind == 'tiering' else 'offloading'} interface is not that of "
-            f"{release.name}:{lines}\nsupported versions: {_supported()}"
-        )
+    what = "tiering" if kind == "tiering" else "offloading"
+    heading = (
+        f"kvoffload.integrations.vllm found vLLM {installed_version()}, whose {what} interface"
+    )
+    supported = f"supported versions: {_supported()}"
+    check_declared(heading, release.name, getattr(release, kind), supported)
 
 
 @functools.cache

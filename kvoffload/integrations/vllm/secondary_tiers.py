@@ -30,6 +30,7 @@ import numpy.typing as npt
 from kvoffload._checks import check_bool
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Metric
 from kvoffload.errors import describe
+from kvoffload.integrations.tiers import check_text, close, opening
 from kvoffload.tiers import (
     Done,
     FileTier,
@@ -38,7 +39,6 @@ from kvoffload.tiers import (
     State,
     Status,
     Tier,
-    TierError,
     open_tier,
     weights_identity,
 )
@@ -80,8 +80,6 @@ __all__ = [
 
 WAIT_LOG_S = 5.0
 """Seconds between two log lines while a reset waits for jobs."""
-CLOSE_S = 5.0
-"""Seconds for jobs under way to end when the engine ends."""
 ERROR_LOG_S = 60.0
 """Minimum seconds between log lines about a tier's exceptions."""
 MAX_TIMES = 10_000
@@ -123,8 +121,7 @@ def namespace_of(
     unless the bytes do not depend on them. Raise TypeError or ValueError if an option is wrong.
     """
     for name, value in (("weights_id", weights_id), ("revision", revision), ("salt", salt)):
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} must be text, got {describe(value)}")
+        check_text(name, value)
     if weights_id == "":
         raise ValueError("weights_id must not be empty, got ''")
     parallel, cache = config.parallel, config.cache
@@ -272,16 +269,13 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
         self._generations = GenerationSource(generation, generation_file)
-        self.tier = opener(
+        tier = opener(
             namespace=self.namespace,
             enable_events=self._emits,
             generation=self._generations.first,
         )
-        try:
-            self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
-        except BaseException:
-            self.tier.close(0.0)
-            raise
+        with opening(tier) as self.tier:
+            tier.attach(Region(primary_kv_view, self.block_size_bytes))
         logger.info(
             "kvoffload: tier %r (%s) active, namespace %s, %s chunks found",
             self.tier.name,
@@ -483,11 +477,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         returned; vLLM then keeps that memory.
         """
         tier: Tier | None = self.__dict__.pop("tier", None)  # it uses the primary tier's memory
-        if tier is not None and not tier.close(CLOSE_S) and tier.direct:
-            raise TierError(
-                f"tier {tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it may "
-                "still use the primary tier's memory"
-            )
+        if tier is not None:
+            close(tier, "the primary tier's")
 
     # -- events and metrics ------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvoffload._checks import check_number
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram, Metric
 from kvoffload.errors import describe
 from kvoffload.watch import Watch
@@ -79,13 +80,7 @@ class Watching:
             )
         arguments = dict(value)
         interval = arguments.pop("interval", INTERVAL)
-        if isinstance(interval, bool) or not isinstance(interval, int | float):
-            raise TypeError(f"{WATCH}: interval must be a number, got {describe(interval)}")
-        if not 0 < interval <= LONGEST:
-            raise ValueError(
-                f"{WATCH}: interval must be in (0, {LONGEST:g}], got {describe(interval)}"
-            )
-        watching = cls(arguments, float(interval))
+        watching = cls(arguments, check_number(f"{WATCH}: interval", interval, LONGEST))
         watching.new_watch()
         return watching
 
