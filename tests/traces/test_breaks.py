@@ -13,20 +13,8 @@ from kvoffload.traces import PromptOptions, Survey, Trace
 from kvoffload.traces.breaks import PrefixBreaks
 
 WORDS = [
-    "block",
-    "cache",
-    "prefix",
-    "answer",
-    "user",
-    "server",
-    "disk",
-    "memory",
-    "why",
-    "how",
-    "please",
-    "explain",
-    "code",
-    "list",
+    *("block", "cache", "prefix", "answer", "user", "server", "disk", "memory", "why", "how"),
+    *("please", "explain", "code", "list"),
 ]
 NAMES = [
     f"{first}{last}" for first in ("Al", "Bo", "Ca", "De") for last in ("ice", "ris", "ja", "us")

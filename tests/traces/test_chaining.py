@@ -152,12 +152,6 @@ def test_a_recording_is_chained(tmp_path):
     assert chaining.unchained_ids == 0
 
 
-def test_timestamps_that_run_backwards_are_counted():
-    times = [0, 5, 5, 3, 4, 10, 1.5, 1.5]
-    survey = Survey.of((Request(time, 1, 1, (1,)) for time in times), unique=False)
-    assert (survey.backwards, survey.farthest_back) == (2, 8.5)
-
-
 @given(st.lists(st.integers(0, 5) | st.floats(0, 5, allow_nan=False), max_size=30))
 def test_sorting_by_time_is_stable_and_changes_nothing_else(times):
     requests = [

@@ -101,6 +101,9 @@ def test_counts_the_rest():
     assert (survey.requests, survey.blocks, survey.unique_blocks, survey.ideal_hits) == (3, 4, 3, 1)
     assert (survey.input_tokens, survey.output_tokens, survey.longest) == (1600, 10, 2)
     assert (survey.first, survey.last, survey.seconds) == (100, 900, 0.8)
+    times = [0, 5, 5, 3, 4, 10, 1.5, 1.5]
+    back = Survey.of((Request(time, 1, 1, (1,)) for time in times), unique=False)
+    assert (back.backwards, back.farthest_back) == (2, 8.5)
     assert survey.ideal_hit_ratio == 0.25
     assert survey.block_tokens == 512
 
@@ -121,18 +124,3 @@ def test_progress_is_reported_now_and_then():
     reported: list[int] = []
     Survey.of(Workload(600), progress=reported.append)
     assert reported == [256, 512]
-
-
-@given(st.integers(1, 600), st.lists(st.integers(1, 5_000), min_size=1, max_size=20))
-def test_a_size_fits_if_it_gives_every_request_its_number_of_blocks(size, lengths):
-    sizes = BlockLengths()
-    assert not sizes.fits(size)
-    blocks = [-(-tokens // size) for tokens in lengths]
-    for tokens, count in zip(lengths, blocks, strict=True):
-        sizes.add(tokens, count)
-    for other in range(1, 700):
-        fits = [
-            all(way(t, other) == count for t, count in zip(lengths, blocks, strict=True))
-            for way in (partial, full)
-        ]
-        assert sizes.fits(other) == any(fits)
