@@ -85,6 +85,10 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
     assert f"{WATCH_PREFIX}asked_blocks_total" in scraped(registry)
 
 
+NAMES = "labels must have names of Prometheus, got "
+MAPPING = r"labels must be a mapping of names to text, got "
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -92,32 +96,12 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
         (lambda: ({"a": None},), TypeError, "watch must be a Watch or Watches by name, got None"),
         (lambda: ({1: Watch()},), TypeError, "watch must have names of type str, got 1"),
         (lambda: ({},), ValueError, "watch must hold at least one Watch, got none"),
-        (
-            lambda: (Watch(), ["a"]),
-            TypeError,
-            r"labels must be a mapping of names to text, got \['a'\]",
-        ),
-        (
-            lambda: (Watch(), {"a": 1}),
-            TypeError,
-            "labels must be a mapping of names to text, got {'a': 1}",
-        ),
-        (
-            lambda: (Watch(), {"a-b": "c"}),
-            ValueError,
-            "labels must have names of Prometheus, got 'a-b'",
-        ),
-        (
-            lambda: (Watch(), {"__a": "c"}),
-            ValueError,
-            "labels must have names of Prometheus, got '__a'",
-        ),
+        (lambda: (Watch(), ["a"]), TypeError, MAPPING + r"\['a'\]"),
+        (lambda: (Watch(), {"a": 1}), TypeError, MAPPING + "{'a': 1}"),
+        (lambda: (Watch(), {"a-b": "c"}), ValueError, NAMES + "'a-b'"),
+        (lambda: (Watch(), {"__a": "c"}), ValueError, NAMES + "'__a'"),
         (lambda: (Watch(), {"policy": "c"}), ValueError, "a name that metrics have, got 'policy'"),
-        (
-            lambda: ({"a": Watch()}, {"manager": "c"}),
-            ValueError,
-            "name that metrics have, got 'manager'",
-        ),
+        (lambda: ({"a": Watch()}, {"manager": "c"}), ValueError, "have, got 'manager'"),
     ],
 )
 def test_what_is_refused(
