@@ -127,6 +127,26 @@ def bounded_name(name: str) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
+def text(value: object, name: str) -> str:
+    """Return a name that must be a string, of bounded length."""
+    if type(value) is not str:
+        raise BadLineError(f"{name} must be a string, got {describe(value)}")
+    return bounded_name(value)
+
+
+class Agreed:
+    """A value that lines state, such as the tokens of a block."""
+
+    def __init__(self) -> None:
+        self._stated: set[int | None] = set()  # two at most: more are not needed
+
+    def with_one(self, value: int | None) -> int | None:
+        """Add the value of a line; return it if all lines so far agree, else None."""
+        if len(self._stated) < 2:
+            self._stated.add(value)
+        return value if len(self._stated) == 1 else None
+
+
 def integer_ids(row: dict[str, Any], name: str = "hash_ids") -> tuple[int, ...]:
     """Return a field that must be a list of integers in [0, 2**64)."""
     ids = field(row, name)
