@@ -23,6 +23,7 @@ from .samples import (
     chats,
     iso,
     items,
+    langfuse,
     openai,
     otel,
     otlp,
@@ -178,6 +179,12 @@ def test_fields_name_what_is_not_recognised(expected, tmp_path):
     found, trace = read(path, fields=fields | {"model": "llm", "output": "n"})
     assert found == expected
     assert trace.format == "fields"
+
+
+@pytest.mark.parametrize("data", [[], "text"])
+def test_an_observation_may_have_other_data_than_a_page(expected, tmp_path, data):
+    rows = [langfuse(one) | {"data": data} for one in CHATS]
+    assert read(write(tmp_path, lines(rows)))[0] == expected
 
 
 def test_the_nearest_log_is_named(tmp_path):

@@ -123,6 +123,9 @@ def test_rows_without_repeats_are_recognised_and_put_together(tmp_path):
     (remark,) = trace.remarks
     assert "read as listing only what is new, 4 tokens per id (mooncake-delta)" in remark
     assert list(Trace(path, format="mooncake-delta")) == named, "the size follows from the lengths"
+    most = SessionOptions(block_tokens=2**31 - 1)
+    with pytest.raises(TraceError, match="hash_ids must be 1, one for each 2147483647 tokens of 9"):
+        list(Trace(path, format="mooncake-delta", sessions=most))
     assert Trace(path, format="mooncake-delta").remarks == []
 
 

@@ -51,6 +51,9 @@ def test_objects_may_have_names_and_times_fractions(tmp_path):
     assert one.hash_ids == again.hash_ids != large.hash_ids
     assert [each.timestamp for each in (one, large, again)] == [0, 750, 1000]
     assert all(0 <= each.hash_ids[0] < 2**63 for each in (one, large))
+    path.write_text("1,9223372036854775808,7\n2,9223372036854775807,7\n")  # of numbers only
+    again, largest = Trace(path)
+    assert (again.hash_ids, largest.hash_ids) == (large.hash_ids, (2**63 - 1,))
 
 
 def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path):
