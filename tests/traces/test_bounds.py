@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 if sys.platform != "linux":
     pytest.skip("memory is read as Linux shows it", allow_module_level=True)
 

@@ -7,8 +7,6 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Survey, Trace
 from kvoffload.traces.breaks import PrefixBreaks
 

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload._sampling import REPEATABLE, SECRET_BYTES, hash_ids, hash_key, words_of
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceRecorder, Workload
 from kvoffload.traces.chaining import BATCH, Chaining, ChainingCounter

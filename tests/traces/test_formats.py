@@ -8,8 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Request, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats import FORMATS, recognise

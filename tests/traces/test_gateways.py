@@ -9,8 +9,6 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Trace, TraceError
 from kvoffload.traces.formats import LOG_FORMATS
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time

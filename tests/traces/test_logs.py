@@ -10,8 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import MergedTrace, PromptOptions, Survey, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats.gateways import OPENAI
@@ -75,6 +73,8 @@ def test_a_conversation_shares_all_full_blocks_of_its_turns(tmp_path):
     assert shared(first, second) == len(first.hash_ids) == first.input_length // 16 > 10
     assert (trace.format, trace.block_tokens, trace.has_hashes) == ("openai", 16, True)
     assert all(0 <= block < 2**63 for block in second.hash_ids)
+    rows = [chat(f"{start}{'same text ' * 100}") for start in "ab"]
+    assert Survey.of(read(tmp_path, *rows, *rows)).chaining.unchained_ids == 0
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,6 @@ def test_a_conversation_shares_all_full_blocks_of_its_turns(tmp_path):
 def test_another_start_of_the_prompt_shares_nothing(tmp_path, change):
     one, other = read(tmp_path, chat("x" * 500), chat("x" * 500, **change))
     assert shared(one, other) == 0
-
-
-def test_ids_are_chained(tmp_path):
-    rows = [chat(f"{start}{'same text ' * 100}") for start in "ab"]
-    survey = Survey.of(read(tmp_path, *rows, *rows))
-    assert survey.chaining.unchained_ids == 0
 
 
 def test_a_salt_makes_the_same_ids_and_none_makes_others(tmp_path):
@@ -167,11 +161,8 @@ def test_what_is_no_time_is_named_without_its_value(tmp_path, value):
 
 def test_without_times_all_are_0_and_a_mixture_is_an_error(tmp_path):
     bare = {"prompt": "x" * 200}
-    prompts = PromptOptions()
-    path = written(tmp_path, bare, bare)
-    assert [one.timestamp for one in Trace(path, format="openai", prompts=prompts)] == [0, 0]
-    trace = Trace(path, format="openai")
-    assert len(list(trace)) == 2
+    trace = trace_of(tmp_path, bare, bare)
+    assert [one.timestamp for one in trace] == [0, 0]
     assert "no request has a time, so all times are 0" in trace.remarks[0]
     assert rule(tmp_path, chat("x"), bare) == "must have a time as the first request has, got none"
     assert rule(tmp_path, bare, chat("x")).startswith("must have no time as the first request has")
@@ -258,13 +249,6 @@ def test_pictures_count_with_a_tokenizer_too(model, tmp_path):
     rows = [{"messages": [message("user", parts)]} for parts in ([text], [picture, text])]
     one, other = read(tmp_path, *rows, tokenizer=model, tokens_per_image=500)
     assert other.input_length == one.input_length + 500
-
-
-def test_a_system_prompt_beside_the_messages_is_read(tmp_path):
-    for system in (LONG, [{"type": "text", "text": LONG, "cache_control": {}}]):
-        row = chat("x", system=None)
-        row = {**row, "messages": row["messages"][1:], "system": system}
-        assert read(tmp_path, row, salt="s") == read(tmp_path, chat("x"), salt="s")
 
 
 def test_the_body_of_a_row_of_litellm_and_its_own_session_count(tmp_path):

@@ -8,8 +8,6 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import SessionOptions, Trace, TraceError
 from kvoffload.traces.formats import mooncake_delta
 

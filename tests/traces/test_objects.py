@@ -8,8 +8,6 @@ import random
 import numpy as np
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Survey, Trace, TraceError
 from kvoffload.traces.errors import BadLineError

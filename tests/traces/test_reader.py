@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload import OffloadError
 from kvoffload.traces import Request, Survey, Trace, TraceError
 from kvoffload.traces.lines import RECORDING, Lines, zstd_module

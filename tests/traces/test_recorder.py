@@ -25,8 +25,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
@@ -117,17 +115,19 @@ def test_what_a_client_says_at_the_end_only_is_not_in_the_row(path):
     assert [(r.expect, r.ends) for r in Trace(path)] == [(None, False), (2500, False)]
 
 
+def refusal(call, *arguments, **options):
+    """Return the type and the message of the error of a call."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(*arguments, **options)
+    return type(caught.value), str(caught.value)
+
+
 def test_hints_that_are_none_are_refused_by_a_recorder_as_by_its_manager(path):
     manager = CPUOffloadingManager(16, 9)
-
-    def message(begin, **options):
-        with pytest.raises((TypeError, ValueError)) as caught:
-            begin(HASHES[:3], **options)
-        return type(caught.value), str(caught.value)
-
     with TraceRecorder(manager, path) as recorder:
         for options in ({"hints": 5}, {"now": "now"}, {"now": float("nan"), "hints": Hints()}):
-            assert message(recorder.begin, **options) == message(manager.begin, **options)
+            shown = [refusal(each.begin, HASHES, **options) for each in (recorder, manager)]
+            assert shown[0] == shown[1]
         with recorder.begin(HASHES[:3], hints=Hints(ends=True)) as request:
             pass
         with pytest.raises(RequestFinishedError):
@@ -164,19 +164,6 @@ def test_a_recording_replays_with_the_hints_that_were_given(path):
     np.testing.assert_array_equal(hints.expect_s[:32], expected * 4)
     plain, heard = (replay(one, Configuration(host=30)) for one in (Trace(path), trace))
     assert heard.hits > plain.hits  # blocks of ended sessions leave first
-
-
-def test_requests_with_hints_are_counted_with_their_word(path, monkeypatch):
-    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
-    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        for _ in range(3):
-            recorder.begin(HASHES, hints=Hints(ends=True)).lookup()
-        assert recorder.log._added == 2 * (len(HASHES) + 17)
-        assert recorder.log.dropped_requests == 1
-        recorder.log._call.set()
-        wait_until(lambda: recorder.log._taken == recorder.log._added)
-    assert len(recorded(path)) == 2
 
 
 def test_times_and_lengths(path):
@@ -222,35 +209,28 @@ def test_every_call_is_passed_on_and_comes_back(path):
     "batch", [5, b"abc", "abc", [b""], ["text"], [bytearray(b"b"), b"a"], [b"a", 3]]
 )
 def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch):
-    def message(manager):
-        with pytest.raises((TypeError, ValueError)) as caught:
-            manager.lookup(iter(batch) if batch == [b"a", 3] else batch)
-        return type(caught.value), str(caught.value)
-
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        assert message(recorder) == message(CPUOffloadingManager(16, 9))
+    manager = CPUOffloadingManager(16, 9)
+    with TraceRecorder(manager, path) as recorder:
+        shown = [
+            refusal(each.lookup, iter(batch) if batch == [b"a", 3] else batch)
+            for each in (recorder, manager)
+        ]
+        assert shown[0] == shown[1]
         recorder.lookup([b"good"])
     assert len(recorded(path)) == 1
 
 
 @pytest.mark.parametrize("make", [list, tuple, iter, lambda h: (x for x in h), dict.fromkeys])
-def test_any_iterable_is_a_request(path, make):
+def test_any_iterable_is_a_request_and_may_be_changed_after_the_call(path, make):
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         recorder.prepare_store(HASHES[:2])
         recorder.complete_store(HASHES[:2])
-        assert recorder.lookup(make(HASHES[:3])) == 2
+        batch = make(HASHES[:3])
+        assert recorder.lookup(batch) == 2
+        if make is list:
+            batch.clear()
     (ids,) = recorded(path)
     assert len(set(ids)) == 3
-
-
-def test_a_list_may_be_changed_after_the_call(path):
-    batch = HASHES[:2]
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(batch)
-        batch.clear()
-        recorder.lookup(HASHES[:2])
-    first, second = recorded(path)
-    assert first == second
 
 
 def test_ids_are_salted_anew_and_hold_nothing_of_the_hash(path, tmp_path):
@@ -298,17 +278,22 @@ def test_the_disk_is_bounded_and_the_latest_requests_stay(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hashes", "waiting_blocks", "kept"), [(HASHES, 50, 2), ([], 48, 3)], ids=["some", "no blocks"]
+    ("hashes", "hints", "waiting_blocks", "kept"),
+    [(HASHES, None, 48, 2), ([], None, 48, 3), (HASHES, Hints(ends=True), 50, 2)],
+    ids=["some", "no blocks", "a word of hints"],
 )
 def test_memory_is_bounded_by_dropping_requests(
-    path, monkeypatch, caplog, hashes, waiting_blocks, kept
+    path, monkeypatch, caplog, hashes, hints, waiting_blocks, kept
 ):
     monkeypatch.setattr(request_log, "WAITING_BLOCKS", waiting_blocks)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         for _ in range(50):
-            recorder.lookup(hashes)
+            recorder.begin(hashes, hints=hints).lookup()
         assert recorder.log.dropped_requests == 50 - kept
+        assert recorder.log._added == waiting_blocks  # not one more would fit
+        recorder.log._call.set()
+        wait_until(lambda: recorder.log._taken == waiting_blocks)
     assert [len(ids) for ids in recorded(path)] == [len(hashes)] * kept
     messages = [record.message for record in caplog.records]
     assert messages == [

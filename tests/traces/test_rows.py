@@ -8,8 +8,6 @@ import json
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Trace, TraceError
 
 SECRET = "qZx7secret"

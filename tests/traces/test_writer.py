@@ -4,8 +4,6 @@ import gzip
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import Request, Trace, write_trace
 from kvoffload.traces.lines import zstd_module
 
