@@ -512,18 +512,12 @@ def test_a_chat_template_is_rendered(model, tmp_path, place):
 
 
 def test_templates_use_what_chat_templates_use(model, tmp_path):
+    """What Jinja has beside, and what the library adds."""
     template = (
-        "{% macro show(x) %}[{{ x }}]{% endmacro %}"
-        "{% set ns = namespace(count=0, seen=[]) %}"
-        "{% for message in messages[::-1] if message.role in ('user', 'tool') %}"
-        "{% set ns.count = ns.count + loop.index0 %}{% set ns.seen = ns.seen + [message.role] %}"
-        "{% if 'xy'.replace('x', '') == 'y' and loop.last %}{% break %}{% endif %}{% endfor %}"
-        "{{ ns.count ~ '/' ~ (ns.seen | join(',')) }}{{ show('x'.replace('x', 'yy').upper()) }}"
-        "{% for name, value in messages[0].items() %}{{ name }}={{ value }};{% endfor %}"
+        "{% for message in messages %}{{ message.role }}{% break %}{% endfor %}"
         "{% for call in messages[-1].tool_calls %}{{ call.function.arguments.a }}{% endfor %}"
         "{{ tools | tojson }}{{ tools | tojson(indent=1) | length }}{{ strftime_now('%d %b %Y') }}"
-        "{% set text %}{{ 'a b'.split(' ')[-1] }}{% endset %}{{ text }}{{ missing }}"
-        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}"
+        "{{ missing }}{{ messages | map(attribute='content') | first }}"
     )
     calls = [{"function": {"name": "f", "arguments": '{"a": 5}'}}]
     messages = [message("user", "hé"), message("assistant", "", tool_calls=calls)]
@@ -539,19 +533,7 @@ def test_templates_use_what_chat_templates_use(model, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptBlocks, "render", render)
         read(tmp_path, row, tokenizer=folder)
-    assert rendered == ['0/user[YY]role=user;content=hé;5[{"é": 1}]1825 Nov 2024bhé']
-
-
-def test_long_conversations_are_within_bounds(model, tmp_path):
-    """Templates look at all messages again for each."""
-    template = (
-        "{% for message in messages %}{% if messages | length - 1 > loop.index0 %}"
-        "{{ message.content }}{% endif %}{% set last = messages | last %}{% endfor %}"
-    )
-    folder = with_template(model, tmp_path, template)
-    texts = [f"one {number}" for number in range(3000)]
-    (one,) = read(tmp_path, chat(*texts), tokenizer=folder)
-    assert one.input_length > 3000
+    assert rendered == ['user5[{"é": 1}]1825 Nov 2024hé']
 
 
 def test_a_refusal_of_a_template_is_named(model, tmp_path):
