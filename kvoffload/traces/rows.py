@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvoffload._extras import require
 from kvoffload.errors import describe
@@ -46,31 +46,6 @@ _STRUCTURE = re.compile(rb'["{}\[\]]')
 _BETWEEN = re.compile(rb"(?:\xef\xbb\xbf)?[\s,\[\]]*")
 _IN_TEXT = re.compile(rb'["\\]')
 _PIECE = 2**16
-
-
-class Rows(Protocol):
-    """An iterator over rows, each as a line of JSON or of a format's own."""
-
-    name: str
-    is_recording: bool
-
-    @property
-    def count(self) -> int:
-        """Number of the line or row returned last."""
-        ...
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file that have been read."""
-        ...
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Return itself."""
-        ...
-
-    def __next__(self) -> bytes:
-        """Return the next row."""
-        ...
 
 
 @contextlib.contextmanager
@@ -414,3 +389,7 @@ class ParquetRows:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
         rule = f"must be a readable Parquet file: {why or type(error).__name__}"
         return TraceError(self.name, self.count or None, rule)
+
+
+Rows = Lines | JSONObjects | TableRows | ParquetRows
+"""An iterator over rows, each as a line of JSON or of a format's own."""

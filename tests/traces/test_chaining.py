@@ -85,6 +85,9 @@ def test_hashes_of_content_are_found_and_chained_ones_of_the_same_prompts_are_no
     assert not right.is_suspect
     few = counted([*documents(300, chained=True), (1, 2), (3, 2)])  # one collision
     assert (few.unchained_ids, few.is_suspect, few.is_broken) == (1, False, False)
+    assert not Chaining(500, 5, 500, 5).is_broken, "one in a hundred"
+    assert Chaining(500, 6, 500, 5).is_broken
+    assert Chaining(500, 5, 500, 6).is_broken
 
 
 def test_a_sample_of_many_ids_estimates_their_number():

@@ -69,26 +69,26 @@ def test_the_block_sizes_that_fit_are_exactly_these(blocks, block_tokens, length
 
 
 @pytest.mark.parametrize(
-    ("rows", "best"),
+    ("rows", "best", "fitting"),
     [
-        ([(1000, 2)], 512),  # 500 to 999 fit: the power of two
-        ([(1803, 3)], 512),  # 601 to 901 with a partial block, 451 to 601 without: the power of two
-        ([(1803, 3), (100, 1)], 608),  # 601 to 901, and a partial block: the multiple of 16
-        ([(700, 2), (400, 1), (200, 0)], 256),  # only without a partial block
-        ([(1203, 2), (1809, 4)], 602),  # 602 only
-        ([(300, 1)], 512),  # any from 300 on
-        ([(1000, 2), (1000, 1)], None),  # none
-        ([(5, 0)], None),
-        ([(0, 1)], None),
-        ([(0, 0)], None),  # every size fits
-        ([], None),
+        ([(1000, 2)], 512, "500 to 999 or 334 to 500"),  # the power of two
+        ([(1803, 3)], 512, "601 to 901 or 451 to 601"),  # only without a partial block
+        ([(1803, 3), (100, 1)], 608, "601 to 901"),  # the multiple of 16
+        ([(700, 2), (400, 1), (200, 0)], 256, "234 to 350"),
+        ([(1203, 2), (1809, 4)], 602, "602 or 402 to 452"),
+        ([(300, 1)], 512, "300 or more or 151 to 300"),
+        ([(1000, 2), (1000, 1)], None, ""),
+        ([(5, 0)], None, ""),
+        ([(0, 1)], None, ""),
+        ([(0, 0)], None, ""),  # every size fits
+        ([], None, ""),
     ],
 )
-def test_the_block_size_that_is_chosen(rows, best):
+def test_the_block_size_that_is_chosen(rows, best, fitting):
     sizes = BlockLengths()
     for tokens, blocks in rows:
         sizes.add(tokens, blocks)
-    assert sizes.best() == best
+    assert (sizes.best(), str(sizes)) == (best, fitting)
 
 
 def test_counts_the_rest():
