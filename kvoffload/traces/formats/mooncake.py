@@ -93,7 +93,7 @@ class MooncakeParser(Parser):
             row = self._decode(line)
         except self._faults:  # a field that is not the format's own, or a fault
             return self._parse_more(line)
-        if row.timestamp > MAX_MILLISECONDS or (row.hash_ids and max(row.hash_ids) > MAX_HASH_ID):
+        if _is_too_large(row):
             return _checked(line)
         return _request(row, row.timestamp, _name(row.session), row.think)
 
@@ -106,9 +106,7 @@ class MooncakeParser(Parser):
         for name, alias in ALIASES.items():
             if getattr(row, name) is None:
                 setattr(row, name, getattr(row, alias))
-        if row.input_length is None or row.output_length is None:
-            return _checked(line)
-        if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
+        if row.input_length is None or row.output_length is None or _is_too_large(row):
             return _checked(line)
         session = _name(row.session_id if row.session is None else row.session)
         think, timestamp = row.think, row.timestamp
@@ -119,8 +117,6 @@ class MooncakeParser(Parser):
             if think is None and row.wait_for is None:
                 return _checked(line)
             timestamp = self._begin(row, session) + (think or 0)
-        elif timestamp > MAX_MILLISECONDS:
-            return _checked(line)
         if row.session_id is not None or row.request_id is not None:
             self._remember(row, session, timestamp)
         if row.session_id is not None and row.session is None and row.hash_ids:
@@ -191,6 +187,11 @@ class MooncakeParser(Parser):
 
     def _digest(self, name: object) -> bytes:
         return blake2b(str(name).encode(), digest_size=16, key=self._key).digest()
+
+
+def _is_too_large(row: Any) -> bool:
+    """Return whether a row has a number that its type does not bound."""
+    return (row.timestamp or 0) > MAX_MILLISECONDS or max(row.hash_ids, default=0) > MAX_HASH_ID
 
 
 def _request(row: Any, timestamp: float, session: str | None, think: float | None) -> Request:
