@@ -17,7 +17,7 @@ from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram
 from kvoffload.watch import Watch
 from kvoffload.watch.metrics import samples
 from kvoffload.watch.prometheus import WatchCollector
-from kvoffload.watch.scraped import read_engines
+from kvoffload.watch.scraped import read_engines, view
 from tests.blocks import block_hash
 
 from .watched import SECRET, serve
@@ -66,6 +66,14 @@ def test_several_watches_in_one_registry() -> None:
     assert count > 2 * len(WATCH_METRICS)
     engines = read_engines("here", generate_latest(registry).decode())
     assert sorted(dict(engine.labels)["manager"] for engine in engines) == ["chat", "code"]
+
+
+def test_engines_that_nobody_has_asked_are_shown_without_a_hit_ratio() -> None:
+    registry = CollectorRegistry()
+    registry.register(WatchCollector({name: busy_watch(0) for name in "ab"}))
+    found = view(read_engines("here", generate_latest(registry).decode()))
+    assert (found.engines, found.hit_ratio) == (2, None)
+    assert all(shadow.hit_ratio is None for shadow in found.shadows)
 
 
 @pytest.mark.parametrize("label", ["host", "manager"])
