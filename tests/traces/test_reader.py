@@ -411,3 +411,17 @@ def test_a_line_of_a_small_compressed_file_may_not_unpack_to_much(tmp_path, pack
     assert trace.bad_lines == 1
     varied = row(other=random.Random(1).randbytes(2**19).hex())
     assert list(Trace(write(tmp_path, pack(varied)))) == [Request(0, 1, 1, (1,))]
+
+
+@pytest.mark.parametrize("log", [23, 25, 26, 27])
+def test_the_window_of_a_zstandard_file_is_bounded_by_its_size(tmp_path, log):
+    """By twice what a file of this size may unpack to; 2**23 bytes are always accepted."""
+    zstd = pytest.importorskip(zstd_module())
+    options = {zstd.CompressionParameter.window_log: log}
+    for data, most in ((GOOD, 23), (row(other=random.Random(1).randbytes(2**18).hex()), 25)):
+        packer = zstd.ZstdCompressor(options=options)
+        path = write(tmp_path, packer.compress(data) + packer.flush())
+        if log <= most:
+            assert len(list(Trace(path))) == 1
+        else:
+            assert "must be readable to its end: " in fault(path)
