@@ -49,7 +49,8 @@ def read(folder, *rows, **options):
 
 
 def parsed(row):
-    return LogParser(PromptOptions(), OPENAI)(json.dumps(row).encode())
+    (request,) = LogParser(PromptOptions(), OPENAI).requests(json.dumps(row).encode())
+    return request
 
 
 def rule(folder, *rows, **options):
@@ -430,10 +431,10 @@ MESSAGES = st.lists(
 def told_of(line):
     """Return the row of a line, or what its error and a traceback say."""
     try:
-        request = LogParser(PromptOptions(block_tokens=1), OPENAI)(line)
+        requests = LogParser(PromptOptions(block_tokens=1), OPENAI).requests(line)
     except BadLineError as error:
         return "".join(traceback.format_exception(error))
-    return trace_line(request).decode()
+    return b"".join(map(trace_line, requests)).decode()
 
 
 @given(

@@ -26,7 +26,7 @@ class Parser:
     model_name: str | None = None  # whose requests are wanted, None for all; set by the creator
 
     def __call__(self, line: bytes) -> Request:
-        """Parse a line, which is stripped and not blank; BadLineError if it breaks a rule."""
+        """Parse a line of one request, stripped, not blank; BadLineError if it breaks a rule."""
         raise NotImplementedError
 
     def requests(self, line: bytes) -> Sequence[Request]:

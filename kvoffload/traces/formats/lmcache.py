@@ -59,11 +59,6 @@ class LMCacheParser(Parser):
         """The models named so far in words, or an empty text."""
         return "requests to " + ", ".join(self._models) if self._models else ""
 
-    def __call__(self, line: bytes) -> Request:
-        """Parse a line of a wanted model."""
-        (request,) = self.requests(line)
-        return request
-
     def requests(self, line: bytes) -> Sequence[Request]:
         """Parse a line."""
         row = json_object(line)

@@ -216,13 +216,6 @@ class LogParser(Parser):
         self._talk = Conversation(self._mark, self._note)
         self._history = History(self._talk)
 
-    def __call__(self, line: bytes) -> Request:
-        """Parse a line that holds one request."""
-        found = self.requests(line)
-        if len(found) != 1:
-            raise BadLineError(f"must be one request with its prompt, got {len(found)}")
-        return found[0]
-
     def requests(self, line: bytes) -> list[Request]:
         """Parse a line."""
         try:
