@@ -296,6 +296,8 @@ def test_fields_with_text_that_is_not_read_are_named_with_their_rows(tmp_path, r
     assert [text.partition(" (")[0] for text in trace.remarks[1:]] == [
         f"2 rows have text in `{name}` that is not read" for name in fields
     ]
+    for text, name in zip(trace.remarks[1:], fields, strict=True):
+        assert text.endswith(f" (--fields system={name})") == name.startswith("system")
     wrapped = trace_of(tmp_path, {"request": whole, "response": LONG})
     list(wrapped)
     assert [text.partition("`")[0] for text in wrapped.remarks[1:]] == ["1 row has text in "] * len(

@@ -24,7 +24,7 @@ from kvoffload.watch.metrics import samples, source_label
 from tests.blocks import A, B, C, block_hashes
 from tests.policies.steps import announced
 
-from .watched import SECRET, Clock, serve_request, whole
+from .watched import SECRET, serve_request, whole
 
 HOSTILE = ["\n", "\\n", '"', "{}", "\ud800", "\u202e", "\x1b[31m", "\U000e0001" * 64, ""]
 
@@ -102,17 +102,6 @@ def test_as_many_sources_as_there_may_be_take_no_memory(twin: ModuleType) -> Non
     assert list(found) == [*map(str, range(MOST_SOURCES)), None]
     assert found[None] == (1_000_000 - MOST_SOURCES, 0)
     assert len(manager.watch._core.sources()) == MOST_SOURCES
-
-
-def test_hints_are_forgotten_with_the_window_and_counters_go_on(twin: ModuleType) -> None:
-    clock = Clock()
-    manager = whole(twin, 16, clock=clock, window=60.0)
-    serve_request(manager, [A], Hints(ends=True, source="job"))
-    for _ in range(30):
-        clock.seconds += 4
-        serve_request(manager, [B])
-    assert heard_by(manager) == {}
-    assert manager.watch.counters()["hints"] == {("job", "ends"): 1, ("job", "expects"): 0}
 
 
 # -- what they are worth ---------------------------------------------------------------------

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from kvoffload.testing.policies import check_invariants
-from kvoffload.watch.metrics import samples
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
-from .watched import Clock, requests, serve, watched, whole
+from .watched import requests, serve, watched, whole
 
 EVERY = 50
 
@@ -103,23 +102,6 @@ def test_points_without_marks_cover_what_caches_that_were_reset_hit(twin, policy
         if point.memory >= 1:
             assert abs(never_reset - truth) > point.error
     assert given >= 3
-
-
-def test_resets_are_counted_in_the_window_and_exported(twin):
-    clock = Clock()
-    manager = whole(twin, 8, clock=clock, window=60.0)
-    for _ in range(3):
-        serve(manager, [A])
-        manager.reset_cache()
-    assert manager.watch.report().resets == 3
-    exported = {sample.metric.name: sample.value for sample in samples(manager.watch)}
-    assert exported["resets"] == 3
-    for _ in range(30):
-        clock.seconds += 4
-        serve(manager, [A])
-    report = manager.watch.report()
-    assert (report.resets, {point.resets for point in report.points}) == (0, {0})
-    assert manager.watch.counters()["resets"] == 3
 
 
 def test_what_a_reset_dropped_is_the_cause_of_its_next_miss_while_there_is_room_to_know(twin):

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
+from kvoffload.watch.metrics import samples
 from kvoffload.watch.minis import Miniatures
 from kvoffload.watch.overdue import find_overdue
 from kvoffload.watch.points import lacking_hits
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
-from .watched import Clock, requests, serve, served, watched, whole
+from .watched import Clock, requests, serve, serve_request, served, watched, whole
 
 
 def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
@@ -518,18 +519,27 @@ def test_the_ledger_is_bounded(twin):
     assert manager.watch._core.overall()["open"] == 0
 
 
-def test_windows_forget(twin):
+def test_windows_forget_and_counters_go_on(twin):
     clock = Clock()
     manager = whole(twin, 8, clock=clock, window=60.0)
-    serve(manager, [A])
+    for _ in range(3):
+        serve_request(manager, [A], Hints(ends=True, source="job"))
+        manager.reset_cache()
+    report = manager.watch.report()
+    assert (report.resets, [each.ends for each in report.hints]) == (3, [3])
     for _ in range(30):
         clock.seconds += 4
         serve(manager, [B])
     report = manager.watch.report()
     assert 60 <= report.seconds <= 64
     assert report.sampled_missed["never_or_long_ago"] == 0
-    assert report.missed == 0
+    assert (report.missed, report.resets, report.hints) == (0, 0, ())
+    assert {point.resets for point in report.points} == {0}
     assert len(manager.watch._shadows.snapshots) <= 18
+    counters = manager.watch.counters()
+    assert counters["hints"] == {("job", "ends"): 3, ("job", "expects"): 0}
+    exported = {sample.metric.name: sample.value for sample in samples(manager.watch)}
+    assert counters["resets"] == exported["resets"] == 3
 
 
 def test_a_run_of_months(twin):
