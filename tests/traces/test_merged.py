@@ -186,7 +186,7 @@ SHAPES = {"shapes": [[2, 32, 4, 1024]], "dtypes": ["torch.bfloat16"]}
     ("more", "size"),
     [
         (SHAPES, 2 * 32 * 4 * 1024 * 2),
-        ({"shapes": [[8, 4], [3]], "dtypes": ["float8_e4m3fn", "float32"]}, 44),
+        ({"shapes": [[8, 4], [3, 1]], "dtypes": ["float8_e4m3fn", "float32"]}, 44),
         ({}, None),
         (SHAPES | {"dtypes": []}, None),
         (SHAPES | {"dtypes": ["complex"]}, None),
