@@ -13,10 +13,10 @@ import pytest
 
 from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.testing.policies import check_invariants
-from kvoffload.watch import Point, Watch, _watch
+from kvoffload.watch import Point, Watch, _watch, points
 from kvoffload.watch.estimate import make_point
 from kvoffload.watch.metrics import samples
-from kvoffload.watch.minis import Miniatures
+from kvoffload.watch.minis import Miniatures, miniature_bias
 from kvoffload.watch.overdue import find_overdue
 from kvoffload.watch.points import lacking_hits
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
@@ -368,6 +368,24 @@ def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full
             serve(manager, [block_hash(10_000 + 10 * index + position)])
     assert [mini.policy for mini in shadows.minis].count("lru") == len(shadows.lru) == 1
     assert possible_shift() == 0
+
+
+def test_what_lru_lacks_adds_to_the_bias_of_its_points(twin, seed, monkeypatch):
+    manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
+        16, 300, "slru"
+    )
+    for hashes in requests(seed, 1_200):
+        serve(manager, hashes)
+
+    def error() -> float:
+        found = manager.watch.report().points
+        return next(p.error for p in found if (p.policy, p.memory) == ("lru", 2.0))
+
+    bias, before = miniature_bias(manager.watch._shadows.policy_slots), error()
+    monkeypatch.setattr(
+        points, "lacking_hits", lambda *_: dict.fromkeys(manager.watch.memory, 0.01)
+    )
+    assert error() ** 2 - before**2 == pytest.approx((bias + 0.01) ** 2 - bias**2)
 
 
 def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(twin):
