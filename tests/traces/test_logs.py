@@ -223,6 +223,22 @@ def test_results_and_calls_of_tools_count_with_all_their_text(tmp_path):
     assert one > 500
 
 
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda part: {"type": "document", "source": {"type": "content", "content": [part]}},
+        lambda part: {"type": "tool_result", "content": [part]},
+    ],
+)
+def test_parts_within_parts_are_read_to_a_depth(tmp_path, holder):
+    parts = ["w" * 500]
+    for _ in range(20):
+        parts.append(holder(parts[-1]))
+    found = lengths(tmp_path, *([part] for part in parts), tokens_per_image=7)
+    assert set(found) == {500, 7}
+    assert found == sorted(found, reverse=True)
+
+
 def test_parts_without_text_count_as_tokens_that_are_said(tmp_path):
     picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
     result = [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "u" * 40}}]}]
