@@ -14,7 +14,7 @@ import pytest
 from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch, points
-from kvoffload.watch.estimate import make_point
+from kvoffload.watch.estimate import STUDENT_T, make_point
 from kvoffload.watch.metrics import samples
 from kvoffload.watch.minis import Miniatures, miniature_bias
 from kvoffload.watch.overdue import find_overdue
@@ -99,7 +99,11 @@ def test_an_error_is_judged_by_the_hit_ratio_not_by_the_number_of_misses():
     base, shadow = [10, 9, 11, 10], [7, 6, 7, 7]
     given = point(100, shadow, base)
     assert given.hit_ratio == pytest.approx(1 - 0.01 * 27 / 40)
-    assert 0 < given.error < 0.002
+    without = [(27 - one) / (40 - other) for one, other in zip(shadow, base, strict=True)]
+    squares = sum((each - sum(without) / 4) ** 2 for each in without)  # the delete-one jackknife
+    counted = 14**0.5 / 40
+    spread = STUDENT_T * (3 / 4 * squares) ** 0.5
+    assert given.error == pytest.approx(0.01 * (spread**2 + counted**2) ** 0.5)
     assert point(9_000, shadow, base).reason == "wide"
     assert point(100, [3] * 4, [7] * 4).reason == "few_misses"
     # Quarters that agree by chance do not make an estimate exact; what is counted is.
