@@ -40,6 +40,8 @@ def test_rows_are_requests_of_one_block(tmp_path, header, pack):
     ]
     assert (trace.format, trace.has_hashes, trace.block_tokens) == ("objects", True, None)
     assert list(Trace(path, format="objects")) == found
+    survey = Survey.of(trace)
+    assert (survey.backwards, survey.farthest_back, survey.seconds) == (0, 0, 2)
 
 
 def test_objects_may_have_names_and_times_fractions(tmp_path):
