@@ -3,7 +3,7 @@
 Each change passes eight jobs, which are tags: ``readme``, ``lint``, ``tests``, ``sanitizers``,
 ``packages``, ``tiers``, ``vllm`` and ``engine``. Sessions with the tag ``nightly`` take longer, or
 need several Pythons or releases of vLLM. Those with the tag ``beside`` wait, or keep one core busy:
-`.ci/run` runs them beside the others.
+`.ci/run` runs them beside the others. One without a tag runs only if it is named.
 
 Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. All other builds
 happen in clones of the committed tree. ``KVO_WORK`` is the folder of clones and logs, ``KVO_SEED``
@@ -651,6 +651,29 @@ def vllm_releases(session: nox.Session) -> None:
     options = ["-m", "not nightly", *files]
     for version in VLLM[1:]:
         vllm_release(session, version, *options, sequences=60, hash_seeds=())
+
+
+@check()
+def vllm_new(session: nox.Session) -> None:
+    """What an unsupported release of vLLM breaks: ``nox -s vllm_new -- VERSION``.
+
+    It names the differences from the interface of each supported release, writes the file in
+    ``kvoffload/integrations/vllm/interfaces`` that supports this one, counts the lines that differ
+    from the newest supported one in the sources that the integration meets, and runs the tests. If
+    they pass, that file is all that the release needs.
+    """
+    (version,) = session.posargs
+    known, python = (output(session, ".ci/vllm-env", each).strip() for each in (VLLM[0], version))
+    build(session, python)
+    session.run(python, ".ci/vllm-interface.py")
+    for part in ("v1/kv_offload", "distributed/kv_transfer/kv_connector/v1/offloading"):
+        folders = [
+            str(Path(each).parents[1] / "lib/python3.11/site-packages/vllm" / part)
+            for each in (known, python)
+        ]
+        session.run(*BASH, 'diff -ruN -x __pycache__ "$0" "$1" | git apply --stat || :', *folders)
+    options = ("--continue-on-collection-errors", "-m", "not nightly", "tests/vllm")
+    vllm_release(session, version, *NO_RENAMES, *options, sequences=100, hash_seeds=())
 
 
 @check("vllm", "beside")

@@ -17,7 +17,6 @@ import os
 import stat
 import sys
 import zlib
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kvoffload._extras import require
@@ -131,12 +130,7 @@ class Bytes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

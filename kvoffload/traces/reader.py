@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from .ahead import Ahead
 from .errors import BadLineError, TraceError
@@ -27,6 +28,8 @@ from .survey import BlockLengths
 
 FORMAT_NAMES = (*FORMATS, *LOG_FORMATS, CSV, PARQUET, OBJECTS, ORACLE_GENERAL)
 """The formats that a trace may be in: those of lines, tables of them, and the one of records."""
+
+_Found = TypeVar("_Found")
 
 SESSION_ID = b'"session_id"'
 AHEAD_BYTES = 2**22  # of lines that are looked at to see whether rows list only new blocks
@@ -250,15 +253,17 @@ class Trace:
                 self._check_that_models_are_named()
             except BadLineError as error:
                 raise TraceError(self.name, None, str(error)) from None
-        return self._batches(object_batches if format == OBJECTS else record_batches)
+        batches = object_batches if format == OBJECTS else record_batches
+        return self._not_empty(batches(self.path), "an empty file")
 
-    def _batches(self, read: Callable[[str], Iterator[ObjectBatch]]) -> Iterator[ObjectBatch]:
+    def _not_empty(self, found: Iterable[_Found], got: str) -> Iterator[_Found]:
+        """Yield what is found; TraceError if that is nothing."""
         is_empty = True
-        for batch in read(self.path):
+        for each in found:
             is_empty = False
-            yield batch
+            yield each
         if is_empty:
-            rule = "a trace must hold at least one request, got an empty file"
+            rule = f"a trace must hold at least one request, got {got}"
             raise TraceError(self.name, None, rule)
 
     def _recognised(self, line: bytes, found: Ahead) -> Format:
@@ -304,13 +309,7 @@ class Trace:
                 with Lines(path, self._max_line_bytes) as more:
                     self._add_sessions(more, more, parser, rows)
             self.block_tokens, self.has_hashes = parser.block_tokens, WEKA.has_hashes
-            is_empty = True
-            for request in rows.requests():
-                is_empty = False
-                yield request
-        if is_empty:
-            rule = "a trace must hold at least one request, got sessions without any"
-            raise TraceError(self.name, None, rule)
+            yield from self._not_empty(rows.requests(), "sessions without any")
 
     def _add_sessions(
         self, found: Iterator[bytes], lines: Lines | Ahead, parser: WekaParser, rows: SessionRows

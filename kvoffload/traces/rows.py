@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvoffload._extras import require
 from kvoffload.errors import describe
@@ -22,6 +22,9 @@ from kvoffload.errors import describe
 from .errors import BadLineError, TraceError
 from .lines import STDIN, Lines
 from .prompt_blocks import PromptOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["CSV", "PARQUET", "Rows", "open_rows"]
 
@@ -43,31 +46,6 @@ _STRUCTURE = re.compile(rb'["{}\[\]]')
 _BETWEEN = re.compile(rb"(?:\xef\xbb\xbf)?[\s,\[\]]*")
 _IN_TEXT = re.compile(rb'["\\]')
 _PIECE = 2**16
-
-
-class Rows(Protocol):
-    """An iterator over rows, each as a line of JSON or of a format's own."""
-
-    name: str
-    is_recording: bool
-
-    @property
-    def count(self) -> int:
-        """Number of the line or row returned last."""
-        ...
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file that have been read."""
-        ...
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Return itself."""
-        ...
-
-    def __next__(self) -> bytes:
-        """Return the next row."""
-        ...
 
 
 @contextlib.contextmanager
@@ -125,24 +103,34 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-class JSONObjects:
-    """The objects of a list, or objects that follow each other over several lines."""
+class _OfLines:
+    """Rows that are made of the lines of a file."""
+
+    is_recording = False
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._data = b""
-        self._at = 0  # where the next object may begin
-        self._ended = self._is_open = False
-        self.name, self.is_recording = lines.name, lines.is_recording
-        self.count = 1
+        self.name = lines.name
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the file that have been read."""
         return self._lines.bytes_read
 
-    def __iter__(self) -> JSONObjects:
+    def __iter__(self) -> Self:
         return self
+
+
+class JSONObjects(_OfLines):
+    """The objects of a list, or objects that follow each other over several lines."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__(lines)
+        self.is_recording = lines.is_recording
+        self.count = 1
+        self._data = b""
+        self._at = 0  # where the next object may begin
+        self._ended = self._is_open = False
 
     def __next__(self) -> bytes:
         if not self._begin():
@@ -202,7 +190,7 @@ class JSONObjects:
         return bool(piece)
 
 
-class TableRows:
+class TableRows(_OfLines):
     """The rows of a table of text, each as a line of JSON whose fields are the columns.
 
     A quoted field may span several lines, so the csv module finds the rows. TraceError if the first
@@ -210,7 +198,7 @@ class TableRows:
     """
 
     def __init__(self, lines: Lines, options: PromptOptions, max_row_bytes: int) -> None:
-        self._lines = lines
+        super().__init__(lines)
         self._named = options.fields or {}
         self._texts = _Texts(lines, max_row_bytes)
         self._max_row_bytes = max_row_bytes
@@ -218,7 +206,6 @@ class TableRows:
         self._has_text = "prompt" not in self._named  # a row's prompt is not
         json = require("msgspec", "reading a trace").json
         self._encode, self._decode = json.encode, json.decode
-        self.name, self.is_recording = lines.name, False
         self._names: list[str] | None = None
         self._delimiter = options.delimiter
         self._reader: Any = None
@@ -227,14 +214,6 @@ class TableRows:
     def count(self) -> int:
         """Number of the line that was read last."""
         return self._lines.count
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file that have been read."""
-        return self._lines.bytes_read
-
-    def __iter__(self) -> TableRows:
-        return self
 
     def __next__(self) -> bytes:
         if self._names is None:
@@ -410,3 +389,7 @@ class ParquetRows:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
         rule = f"must be a readable Parquet file: {why or type(error).__name__}"
         return TraceError(self.name, self.count or None, rule)
+
+
+Rows = Lines | JSONObjects | TableRows | ParquetRows
+"""An iterator over rows, each as a line of JSON or of a format's own."""

@@ -11,19 +11,8 @@ from datetime import datetime, timezone
 
 UNIX = 1_764_000_000
 WORDS = [
-    "der",
-    "größe",
-    "naïve",
-    "缓存",
-    "token",
-    "block",
-    "answer",
-    "user",
-    "server",
-    "disk",
-    "why",
-    "please",
-    "𝔘nicode",
+    *("der", "größe", "naïve", "缓存", "token", "block", "answer", "user", "server", "disk", "why"),
+    *("please", "𝔘nicode"),
 ]
 
 

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 if sys.platform != "linux":
     pytest.skip("memory is read as Linux shows it", allow_module_level=True)
 
@@ -227,9 +226,7 @@ def test_a_small_file_takes_little_memory_and_writes_little(tmp_path, format):
 
 
 @pytest.mark.thorough
-def test_a_small_parquet_file_takes_little_memory_and_writes_little(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
+def test_a_small_parquet_file_takes_little_memory_and_writes_little(tmp_path, arrow, parquet):
     sizes = {}
     for number, values in enumerate((["x" * 64], ["x" * 2**17], ["x" * 2**19])):
         rows = UNPACKED // len(values[0])

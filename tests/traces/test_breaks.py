@@ -7,26 +7,12 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Survey, Trace
 from kvoffload.traces.breaks import PrefixBreaks
 
 WORDS = [
-    "block",
-    "cache",
-    "prefix",
-    "answer",
-    "user",
-    "server",
-    "disk",
-    "memory",
-    "why",
-    "how",
-    "please",
-    "explain",
-    "code",
-    "list",
+    *("block", "cache", "prefix", "answer", "user", "server", "disk", "memory", "why", "how"),
+    *("please", "explain", "code", "list"),
 ]
 NAMES = [
     f"{first}{last}" for first in ("Al", "Bo", "Ca", "De") for last in ("ice", "ris", "ja", "us")

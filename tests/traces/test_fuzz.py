@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import Request, Trace, TraceError
 from kvoffload.traces.lines import zstd_module
 from tests.fuzz.reading import check_request

@@ -9,8 +9,6 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import PromptOptions, Trace, TraceError
 from kvoffload.traces.formats import LOG_FORMATS
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
@@ -23,6 +21,7 @@ from .samples import (
     chats,
     iso,
     items,
+    langfuse,
     openai,
     otel,
     otlp,
@@ -142,9 +141,7 @@ def test_a_table_shows_the_same(expected, tmp_path, delimiter):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_parquet_file_shows_the_same(expected, tmp_path, nested):
-    arrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
+def test_a_parquet_file_shows_the_same(expected, tmp_path, arrow, parquet, nested):
     rows = [
         {"timestamp": one["time"] * 1000, "session_id": one["session"]}
         | {"request": json.dumps(body(one)), "completion_tokens": one["output"]}
@@ -180,6 +177,12 @@ def test_fields_name_what_is_not_recognised(expected, tmp_path):
     found, trace = read(path, fields=fields | {"model": "llm", "output": "n"})
     assert found == expected
     assert trace.format == "fields"
+
+
+@pytest.mark.parametrize("data", [[], "text"])
+def test_an_observation_may_have_other_data_than_a_page(expected, tmp_path, data):
+    rows = [langfuse(one) | {"data": data} for one in CHATS]
+    assert read(write(tmp_path, lines(rows)))[0] == expected
 
 
 def test_the_nearest_log_is_named(tmp_path):
@@ -306,36 +309,24 @@ def test_values_of_other_types_make_bad_rows_not_crashes(tmp_path):
 @pytest.mark.parametrize("kind", ["messages", "prompt"])
 def test_prompts_that_litellm_has_cut_are_counted(tmp_path, kind):
     cut = "a" * 700 + "... (litellm_truncated skipped 9000 chars. A note) ..." + "b" * 1300
-    path = tmp_path / "log.jsonl"
     rows = [
         {kind: [{"role": "user", "content": text}] if kind == "messages" else text}
         for text in (cut, "whole", cut)
     ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    trace = Trace(path)
+    trace = Trace(write(tmp_path, lines(rows)))
     assert len(list(trace)) == 3
-    assert any(
-        remark.startswith(
-            "2 rows with prompts that LiteLLM has cut, so tokens and hits are too few"
-        )
-        for remark in trace.remarks
-    )
+    said = "2 rows with prompts that LiteLLM has cut, so tokens and hits are too few"
+    assert any(remark.startswith(said) for remark in trace.remarks)
 
 
 def test_fields_that_are_named_and_missing_are_said(tmp_path):
     """A row that a log would recognise is not read as that log instead."""
-    path = tmp_path / "log.jsonl"
     row = {"request": {"messages": [{"role": "user", "content": "x" * 99}]}, "ts": 1_770_000_000}
-    path.write_text(json.dumps(row))
-    wrong = PromptOptions(fields={"messages": "request.mesages", "time": "ts"})
-    with pytest.raises(
-        TraceError, match=r"got an object with the fields request.messages, ts; --f"
-    ):
-        list(Trace(path, prompts=wrong))
-    trace = Trace(
-        path, prompts=PromptOptions(fields={"messages": "request.messages", "time": "at"})
-    )
-    assert len(list(trace)) == 1
+    path = write(tmp_path, lines([row]))
+    with pytest.raises(TraceError, match=r"object with the fields request.messages, ts; --f"):
+        read(path, fields={"messages": "request.mesages", "time": "ts"})
+    found, trace = read(path, fields={"messages": "request.messages", "time": "at"})
+    assert len(found) == 1
     assert "no row has a value at `at`, which is named as time" in trace.remarks
 
 
@@ -343,8 +334,6 @@ def test_rows_of_another_log_are_read_as_that_one_whichever_is_first(tmp_path):
     chat = {"messages": [{"role": "user", "content": "x" * 99}], "created": UNIX}
     span = otel(CHATS[0])
     for rows in ([span, chat, chat], [chat, span, chat]):
-        path = tmp_path / "log.jsonl"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        trace = Trace(path)
-        assert len(list(trace)) == 3, trace.remarks
+        found, trace = read(write(tmp_path, lines(rows)))
+        assert len(found) == 3, trace.remarks
         assert not any("left out" in remark for remark in trace.remarks)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").is_dir():
     pytest.skip("the examples are not beside the tests", allow_module_level=True)

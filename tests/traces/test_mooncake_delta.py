@@ -8,8 +8,6 @@ import random
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.traces import SessionOptions, Trace, TraceError
 from kvoffload.traces.formats import mooncake_delta
 
@@ -83,14 +81,7 @@ def test_ids_are_equal_exactly_where_prompts_are(tmp_path, seed):
             assert by_prefix.setdefault(prefix, hash_id) == hash_id
 
 
-def test_what_holds_no_whole_ids_is_refused(tmp_path):
-    with pytest.raises(
-        TraceError, match=r":2: hash_ids must be 2, one for each 4 tokens of 5, got 1"
-    ):
-        read(tmp_path, row("a", 4, 0, [1]), row("a", 5, 0, [1]))
-
-
-def test_a_prompt_is_bounded_before_anything_is_kept(tmp_path):
+def test_a_prompt_is_bounded_and_whole_before_anything_is_kept(tmp_path):
     most = BLOCK * mooncake_delta.MOST_BLOCKS
     rows = [row("a", 4, most, [1]), row("a", 4, 0, [2]), row("b", 4, 0, [1])]
     with pytest.raises(
@@ -99,6 +90,9 @@ def test_a_prompt_is_bounded_before_anything_is_kept(tmp_path):
         read(tmp_path, *rows)
     first, other = read(tmp_path, *rows, skip_bad=True)
     assert other.hash_ids == first.hash_ids
+    rule = r":2: hash_ids must be 2, one for each 4 tokens of 5, got 1"
+    with pytest.raises(TraceError, match=rule):
+        read(tmp_path, row("a", 4, 0, [1]), row("a", 5, 0, [1]))
 
 
 def test_sessions_are_bounded_together_and_leave_when_they_end(tmp_path, monkeypatch):
@@ -127,6 +121,9 @@ def test_rows_without_repeats_are_recognised_and_put_together(tmp_path):
     (remark,) = trace.remarks
     assert "read as listing only what is new, 4 tokens per id (mooncake-delta)" in remark
     assert list(Trace(path, format="mooncake-delta")) == named, "the size follows from the lengths"
+    most = SessionOptions(block_tokens=2**31 - 1)
+    with pytest.raises(TraceError, match="hash_ids must be 1, one for each 2147483647 tokens of 9"):
+        list(Trace(path, format="mooncake-delta", sessions=most))
     assert Trace(path, format="mooncake-delta").remarks == []
 
 
@@ -144,12 +141,9 @@ def test_other_rows_are_whole_prompts(tmp_path, rows):
     trace = Trace(written(tmp_path, *rows))
     assert [list(one.hash_ids) for one in trace] == [one["hash_ids"] for one in rows]
     assert (trace.format, trace.remarks) == ("mooncake", [])
-
-
-def test_rows_that_a_user_calls_whole_are_whole_and_get_no_remark(tmp_path):
-    trace = Trace(written(tmp_path, *SESSIONS), format="mooncake")
-    assert [list(one.hash_ids) for one in trace] == [one["hash_ids"] for one in SESSIONS]
-    assert trace.remarks == []
+    called_whole = Trace(written(tmp_path, *SESSIONS), format="mooncake")
+    assert [list(one.hash_ids) for one in called_whole] == [one["hash_ids"] for one in SESSIONS]
+    assert called_whole.remarks == []
 
 
 def test_rows_whose_lengths_do_not_fit_get_a_remark(tmp_path):

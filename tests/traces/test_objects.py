@@ -8,8 +8,6 @@ import random
 import numpy as np
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Survey, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
@@ -42,6 +40,8 @@ def test_rows_are_requests_of_one_block(tmp_path, header, pack):
     ]
     assert (trace.format, trace.has_hashes, trace.block_tokens) == ("objects", True, None)
     assert list(Trace(path, format="objects")) == found
+    survey = Survey.of(trace)
+    assert (survey.backwards, survey.farthest_back, survey.seconds) == (0, 0, 2)
 
 
 def test_objects_may_have_names_and_times_fractions(tmp_path):
@@ -51,6 +51,9 @@ def test_objects_may_have_names_and_times_fractions(tmp_path):
     assert one.hash_ids == again.hash_ids != large.hash_ids
     assert [each.timestamp for each in (one, large, again)] == [0, 750, 1000]
     assert all(0 <= each.hash_ids[0] < 2**63 for each in (one, large))
+    path.write_text("1,9223372036854775808,7\n2,9223372036854775807,7\n")  # of numbers only
+    again, largest = Trace(path)
+    assert (again.hash_ids, largest.hash_ids) == (large.hash_ids, (2**63 - 1,))
 
 
 def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path):

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload import OffloadError
 from kvoffload.traces import Request, Survey, Trace, TraceError
 from kvoffload.traces.lines import RECORDING, Lines, zstd_module
@@ -49,31 +47,18 @@ def fault(path: Path | str, **options: object) -> str:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
 @pytest.mark.parametrize("name", ["trace", "trace.jsonl"])
 def test_reads_requests_whatever_the_name(tmp_path, pack, name):
-    path = write(tmp_path, pack(GOOD + b"\n" + GOOD), name)
-    assert list(Trace(path)) == [REQUEST, REQUEST]
+    path = write(tmp_path, pack(GOOD + b"\n" + GOOD + b"\n") + pack(GOOD), name)  # two members
+    assert list(Trace(path)) == [REQUEST] * 3
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
-def test_reads_concatenated_members(tmp_path, pack):
-    path = write(tmp_path, pack(GOOD + b"\n") + pack(GOOD))
-    assert list(Trace(path)) == [REQUEST, REQUEST]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
-def test_reads_standard_input(pack):
-    code = "from kvoffload.traces import Trace; print(*Trace('-'), sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=pack(GOOD), capture_output=True, check=True
-    )
-    assert done.stdout.decode().strip() == str(REQUEST)
-
-
-def test_is_lazy(tmp_path):
+def test_is_lazy_and_leaves_nothing_open(tmp_path):
     trace = iter(Trace(write(tmp_path, GOOD + b"\nnot json\n")))
     assert next(trace) == REQUEST
     with pytest.raises(TraceError):
         next(trace)
+    trace = iter(Trace(write(tmp_path, gzip.compress(GOOD + b"\n" + GOOD))))
+    next(trace)
+    trace.close()  # a file left open is a ResourceWarning, and warnings are errors
 
 
 @pytest.mark.parametrize(
@@ -153,10 +138,12 @@ def test_skipping_counts_anew_at_each_iteration(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
-def test_refuses_an_empty_file(tmp_path, pack):
+def test_refuses_a_file_without_a_request(tmp_path, pack):
     path = write(tmp_path, pack(b""))
     assert fault(path) == "1: a trace must hold at least one request, got an empty file"
     assert fault(write(tmp_path, pack(b"\n \n"))).endswith("one request, got 2 blank lines")
+    rule = "2: a trace must hold at least one request, got 2 bad lines"
+    assert fault(write(tmp_path, pack(b"x\ny\n")), skip_bad=True) == rule
 
 
 @pytest.mark.parametrize(
@@ -193,13 +180,6 @@ def test_says_how_to_convert_what_has_no_object_per_line(tmp_path, first, advice
     assert list(Trace(write(tmp_path, first + b"\n" + GOOD), skip_bad=True))[-1] == REQUEST
 
 
-def test_refuses_a_file_of_bad_lines_only(tmp_path):
-    path = write(tmp_path, b"x\ny\n")
-    assert (
-        fault(path, skip_bad=True) == "2: a trace must hold at least one request, got 2 bad lines"
-    )
-
-
 @pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
 def test_refuses_a_truncated_file_at_every_length(tmp_path, pack):
     whole = pack(b"\n".join([GOOD] * 50))
@@ -214,20 +194,6 @@ def test_refuses_what_its_name_does_not_hold(tmp_path, pack, suffix):
     for start in (b"\x1f", GOOD):
         path = write(tmp_path, start, "trace" + suffix)
         assert "as its name says, got a file that starts with" in fault(path)
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
-def test_refuses_damaged_data(tmp_path, pack):
-    whole = bytearray(pack(b"\n".join(row(timestamp=i * 7919) for i in range(500))))
-    for position in range(20, len(whole), 97):
-        damaged = whole.copy()
-        damaged[position] ^= 0x55
-        path = write(tmp_path, bytes(damaged))
-        try:
-            requests = list(Trace(path))
-        except TraceError:
-            continue  # anything else that is raised fails the test
-        assert len(requests) <= 500
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
@@ -333,12 +299,6 @@ def test_error_is_one_of_the_package_and_carries_its_parts():
     assert isinstance(error, ValueError)
     assert (error.file, error.line, error.rule, str(error)) == ("a", 3, "rule", "a:3: rule")
     assert str(TraceError("a", None, "rule")) == "a: rule"
-
-
-def test_nothing_stays_open(tmp_path):
-    trace = iter(Trace(write(tmp_path, gzip.compress(GOOD + b"\n" + GOOD))))
-    next(trace)
-    trace.close()  # a file left open is a ResourceWarning, and warnings are errors
 
 
 @pytest.mark.thorough
@@ -451,3 +411,17 @@ def test_a_line_of_a_small_compressed_file_may_not_unpack_to_much(tmp_path, pack
     assert trace.bad_lines == 1
     varied = row(other=random.Random(1).randbytes(2**19).hex())
     assert list(Trace(write(tmp_path, pack(varied)))) == [Request(0, 1, 1, (1,))]
+
+
+@pytest.mark.parametrize("log", [23, 25, 26, 27])
+def test_the_window_of_a_zstandard_file_is_bounded_by_its_size(tmp_path, log):
+    """By twice what a file of this size may unpack to; 2**23 bytes are always accepted."""
+    zstd = pytest.importorskip(zstd_module())
+    options = {zstd.CompressionParameter.window_log: log}
+    for data, most in ((GOOD, 23), (row(other=random.Random(1).randbytes(2**18).hex()), 25)):
+        packer = zstd.ZstdCompressor(options=options)
+        path = write(tmp_path, packer.compress(data) + packer.flush())
+        if log <= most:
+            assert len(list(Trace(path))) == 1
+        else:
+            assert "must be readable to its end: " in fault(path)

@@ -25,8 +25,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-
 from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
@@ -52,10 +50,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def wait_until_stopped(recorder):
-    wait_until(lambda: not recorder.log.recording)
 
 
 def rows(path):
@@ -121,17 +115,19 @@ def test_what_a_client_says_at_the_end_only_is_not_in_the_row(path):
     assert [(r.expect, r.ends) for r in Trace(path)] == [(None, False), (2500, False)]
 
 
+def refusal(call, *arguments, **options):
+    """Return the type and the message of the error of a call."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(*arguments, **options)
+    return type(caught.value), str(caught.value)
+
+
 def test_hints_that_are_none_are_refused_by_a_recorder_as_by_its_manager(path):
     manager = CPUOffloadingManager(16, 9)
-
-    def message(begin, **options):
-        with pytest.raises((TypeError, ValueError)) as caught:
-            begin(HASHES[:3], **options)
-        return type(caught.value), str(caught.value)
-
     with TraceRecorder(manager, path) as recorder:
         for options in ({"hints": 5}, {"now": "now"}, {"now": float("nan"), "hints": Hints()}):
-            assert message(recorder.begin, **options) == message(manager.begin, **options)
+            shown = [refusal(each.begin, HASHES, **options) for each in (recorder, manager)]
+            assert shown[0] == shown[1]
         with recorder.begin(HASHES[:3], hints=Hints(ends=True)) as request:
             pass
         with pytest.raises(RequestFinishedError):
@@ -168,19 +164,6 @@ def test_a_recording_replays_with_the_hints_that_were_given(path):
     np.testing.assert_array_equal(hints.expect_s[:32], expected * 4)
     plain, heard = (replay(one, Configuration(host=30)) for one in (Trace(path), trace))
     assert heard.hits > plain.hits  # blocks of ended sessions leave first
-
-
-def test_requests_with_hints_are_counted_with_their_word(path, monkeypatch):
-    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
-    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        for _ in range(3):
-            recorder.begin(HASHES, hints=Hints(ends=True)).lookup()
-        assert recorder.log._added == 2 * (len(HASHES) + 17)
-        assert recorder.log.dropped_requests == 1
-        recorder.log._call.set()
-        wait_until(lambda: recorder.log._taken == recorder.log._added)
-    assert len(recorded(path)) == 2
 
 
 def test_times_and_lengths(path):
@@ -223,42 +206,31 @@ def test_every_call_is_passed_on_and_comes_back(path):
 
 
 @pytest.mark.parametrize(
-    "batch", [5, b"abc", "abc", [b""], ["text"], [bytearray(b"b"), b"a"], iter([b"a", 3])]
+    "batch", [5, b"abc", "abc", [b""], ["text"], [bytearray(b"b"), b"a"], [b"a", 3]]
 )
 def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch):
-    def message(manager, argument):
-        with pytest.raises((TypeError, ValueError)) as caught:
-            manager.lookup(argument)
-        return type(caught.value), str(caught.value)
-
-    batches = [list(batch), list(batch)] if hasattr(batch, "__next__") else [batch, batch]
-    if hasattr(batch, "__next__"):
-        batches = [iter([b"a", 3]), iter([b"a", 3])]
-    plain = message(CPUOffloadingManager(16, 9), batches[0])
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        assert message(recorder, batches[1]) == plain
+    manager = CPUOffloadingManager(16, 9)
+    with TraceRecorder(manager, path) as recorder:
+        shown = [
+            refusal(each.lookup, iter(batch) if batch == [b"a", 3] else batch)
+            for each in (recorder, manager)
+        ]
+        assert shown[0] == shown[1]
         recorder.lookup([b"good"])
     assert len(recorded(path)) == 1
 
 
 @pytest.mark.parametrize("make", [list, tuple, iter, lambda h: (x for x in h), dict.fromkeys])
-def test_any_iterable_is_a_request(path, make):
+def test_any_iterable_is_a_request_and_may_be_changed_after_the_call(path, make):
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         recorder.prepare_store(HASHES[:2])
         recorder.complete_store(HASHES[:2])
-        assert recorder.lookup(make(HASHES[:3])) == 2
+        batch = make(HASHES[:3])
+        assert recorder.lookup(batch) == 2
+        if make is list:
+            batch.clear()
     (ids,) = recorded(path)
     assert len(set(ids)) == 3
-
-
-def test_a_list_may_be_changed_after_the_call(path):
-    batch = HASHES[:2]
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(batch)
-        batch.clear()
-        recorder.lookup(HASHES[:2])
-    first, second = recorded(path)
-    assert first == second
 
 
 def test_ids_are_salted_anew_and_hold_nothing_of_the_hash(path, tmp_path):
@@ -306,59 +278,27 @@ def test_the_disk_is_bounded_and_the_latest_requests_stay(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hashes", "waiting_blocks", "kept"), [(HASHES, 50, 2), ([], 48, 3)], ids=["some", "no blocks"]
+    ("hashes", "hints", "waiting_blocks", "kept"),
+    [(HASHES, None, 48, 2), ([], None, 48, 3), (HASHES, Hints(ends=True), 50, 2)],
+    ids=["some", "no blocks", "a word of hints"],
 )
 def test_memory_is_bounded_by_dropping_requests(
-    path, monkeypatch, caplog, hashes, waiting_blocks, kept
+    path, monkeypatch, caplog, hashes, hints, waiting_blocks, kept
 ):
     monkeypatch.setattr(request_log, "WAITING_BLOCKS", waiting_blocks)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         for _ in range(50):
-            recorder.lookup(hashes)
+            recorder.begin(hashes, hints=hints).lookup()
         assert recorder.log.dropped_requests == 50 - kept
+        assert recorder.log._added == waiting_blocks  # not one more would fit
+        recorder.log._call.set()
+        wait_until(lambda: recorder.log._taken == waiting_blocks)
     assert [len(ids) for ids in recorded(path)] == [len(hashes)] * kept
     messages = [record.message for record in caplog.records]
     assert messages == [
         f"{path}: requests come faster than they can be recorded; some are left out"
     ]
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_on_a_full_disk_recording_stops_and_says_so_once(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
-    path.symlink_to("/dev/full")
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(HASHES)
-        wait_until_stopped(recorder)
-        for _ in range(5):
-            assert recorder.lookup(HASHES) == 0
-    (record,) = caplog.records
-    assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"
-    assert record.levelno == logging.WARNING
-
-
-def test_a_frame_that_does_not_fit_the_disk_leaves_the_frames_before_it(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
-    real = os.write
-    room = 10_000
-
-    def write(file, data):
-        nonlocal room
-        done = real(file, data[:room])
-        room -= done
-        if not done:
-            raise OSError(28, "No space left on device")
-        return done
-
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(HASHES)
-        wait_until(lambda: path.stat().st_size)
-        monkeypatch.setattr(request_log.os, "write", write)
-        recorder.lookup([os.urandom(32) for _ in range(10_000)])
-        wait_until_stopped(recorder)
-    assert [len(ids) for ids in recorded(path)] == [len(HASHES)]
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["no frame", "one frame"])
@@ -448,6 +388,7 @@ class AnyManager(OffloadingManager):
 
 
 def test_a_key_without_a_hash_stops_the_recording_and_not_the_engine(path, caplog):
+    path = path.with_name(f"esc\x1b[31m\n{path.name}")
     with TraceRecorder(AnyManager(), path) as recorder:
         assert recorder.lookup(HASHES) == 8
         assert recorder.lookup([Unhashable()]) == 1
@@ -456,6 +397,8 @@ def test_a_key_without_a_hash_stops_the_recording_and_not_the_engine(path, caplo
     assert [len(ids) for ids in recorded(path)] == [8]
     (record,) = caplog.records
     assert "recording stopped: " in record.message
+    assert "esc\\x1b[31m\\n" in record.message, "a name cannot move the cursor"
+    assert record.message.isprintable()
 
 
 def test_a_recorder_is_true_where_its_manager_is(path):
@@ -593,37 +536,27 @@ def test_after_close_the_manager_goes_on(path):
     assert len(recorded(path)) == 1
 
 
+ANY, INTEGER = CPUOffloadingManager(16, 9), "must be an integer, got "
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("manager", "name", "options", "error", "message"),
     [
-        ("t.jsonl", {}, r"path must end in \.zst or \.gz, got 't\.jsonl'"),
-        (
-            "t.gz",
-            {"max_bytes": 65535},
-            "max_bytes must be >= 65536, got 65535",
-        ),
-        ("t.gz", {"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
-        ("t.gz", {"block_tokens": 2**31}, "block_tokens must be <= 2147483647, got 2147483648"),
+        (ANY, "t.jsonl", {}, ValueError, r"path must end in \.zst or \.gz, got 't\.jsonl'"),
+        (ANY, "none/t.gz", {}, FileNotFoundError, "No such file or directory"),
+        (ANY, "t.gz", {"max_bytes": 65535}, ValueError, "max_bytes must be >= 65536, got 65535"),
+        (ANY, "t.gz", {"block_tokens": 0}, ValueError, "block_tokens must be >= 1, got 0"),
+        (ANY, "t.gz", {"block_tokens": 2**31}, ValueError, "block_tokens must be <= 2147483647,"),
+        (ANY, "t.gz", {"block_tokens": 1.5}, TypeError, f"block_tokens {INTEGER}"),
+        (ANY, "t.gz", {"block_tokens": True}, TypeError, f"block_tokens {INTEGER}"),
+        (ANY, "t.gz", {"max_bytes": "16"}, TypeError, f"max_bytes {INTEGER}"),
+        (None, "t.gz", {}, TypeError, "manager must be an OffloadingManager, got None"),
+        (CPUOffloadingManager, "t.gz", {}, TypeError, "manager must be an OffloadingManager, got "),
     ],
 )
-def test_refuses(tmp_path, name, options, message):
-    with pytest.raises(ValueError, match=message):
-        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / name, **options)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [1.5, "16", True, b"1"])
-@pytest.mark.parametrize("name", ["block_tokens", "max_bytes"])
-def test_refuses_what_is_no_integer(tmp_path, name, value):
-    with pytest.raises(TypeError, match=f"{name} must be an integer, got "):
-        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "t.gz", **{name: value})
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("manager", [5, None, "lru", CPUOffloadingManager, object()])
-def test_refuses_what_is_no_manager(tmp_path, manager):
-    with pytest.raises(TypeError, match="manager must be an OffloadingManager, got "):
-        TraceRecorder(manager, tmp_path / "t.gz")
+def test_refuses(tmp_path, manager, name, options, error, message):
+    with pytest.raises(error, match=message):
+        TraceRecorder(manager, tmp_path / name, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -650,11 +583,6 @@ def test_a_recorder_whose_construction_failed_says_so():
         for method, arguments in calls.items():
             with pytest.raises(RuntimeError, match="the recorder is not initialised"):
                 getattr(recorder, method)(*arguments)
-
-
-def test_what_cannot_be_created_is_reported_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "none" / "t.gz")
 
 
 def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeypatch):
@@ -805,7 +733,8 @@ def test_close_may_be_called_from_a_handler_of_the_log(path, monkeypatch, handle
 
     seen = handled(close)
     recorder.lookup(HASHES)
-    wait_until_stopped(recorder)
+    wait_until(lambda: not recorder.log.recording)
+    assert [recorder.lookup(HASHES) for _ in range(5)] == [0] * 5
     recorder.close()
     assert [message for message, _ in seen] == [
         f"{path}: recording stopped: [Errno 28] No space left on device"
@@ -841,12 +770,3 @@ def test_a_fault_of_the_last_frame_is_reported_when_closing(path, monkeypatch, c
         monkeypatch.setattr(request_log.os, "write", full)
     (record,) = caplog.records
     assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"
-
-
-def test_a_name_in_a_message_cannot_move_the_cursor(path, caplog):
-    path = path.with_name(f"esc\x1b[31m\n{path.name}")
-    with TraceRecorder(AnyManager(), path) as recorder:
-        recorder.lookup([Unhashable()])
-    (record,) = caplog.records
-    assert "esc\\x1b[31m\\n" in record.message
-    assert record.message.isprintable()

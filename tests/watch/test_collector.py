@@ -17,7 +17,7 @@ from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram
 from kvoffload.watch import Watch
 from kvoffload.watch.metrics import samples
 from kvoffload.watch.prometheus import WatchCollector
-from kvoffload.watch.scraped import read_engines
+from kvoffload.watch.scraped import read_engines, view
 from tests.blocks import block_hash
 
 from .watched import SECRET, serve
@@ -68,6 +68,14 @@ def test_several_watches_in_one_registry() -> None:
     assert sorted(dict(engine.labels)["manager"] for engine in engines) == ["chat", "code"]
 
 
+def test_engines_that_nobody_has_asked_are_shown_without_a_hit_ratio() -> None:
+    registry = CollectorRegistry()
+    registry.register(WatchCollector({name: busy_watch(0) for name in "ab"}))
+    found = view(read_engines("here", generate_latest(registry).decode()))
+    assert (found.engines, found.hit_ratio) == (2, None)
+    assert all(shadow.hit_ratio is None for shadow in found.shadows)
+
+
 @pytest.mark.parametrize("label", ["host", "manager"])
 def test_one_watch_has_no_label_of_its_own(label: str) -> None:
     registry = CollectorRegistry()
@@ -85,6 +93,10 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
     assert f"{WATCH_PREFIX}asked_blocks_total" in scraped(registry)
 
 
+NAMES = "labels must have names of Prometheus, got "
+MAPPING = r"labels must be a mapping of names to text, got "
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -92,32 +104,12 @@ def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
         (lambda: ({"a": None},), TypeError, "watch must be a Watch or Watches by name, got None"),
         (lambda: ({1: Watch()},), TypeError, "watch must have names of type str, got 1"),
         (lambda: ({},), ValueError, "watch must hold at least one Watch, got none"),
-        (
-            lambda: (Watch(), ["a"]),
-            TypeError,
-            r"labels must be a mapping of names to text, got \['a'\]",
-        ),
-        (
-            lambda: (Watch(), {"a": 1}),
-            TypeError,
-            "labels must be a mapping of names to text, got {'a': 1}",
-        ),
-        (
-            lambda: (Watch(), {"a-b": "c"}),
-            ValueError,
-            "labels must have names of Prometheus, got 'a-b'",
-        ),
-        (
-            lambda: (Watch(), {"__a": "c"}),
-            ValueError,
-            "labels must have names of Prometheus, got '__a'",
-        ),
+        (lambda: (Watch(), ["a"]), TypeError, MAPPING + r"\['a'\]"),
+        (lambda: (Watch(), {"a": 1}), TypeError, MAPPING + "{'a': 1}"),
+        (lambda: (Watch(), {"a-b": "c"}), ValueError, NAMES + "'a-b'"),
+        (lambda: (Watch(), {"__a": "c"}), ValueError, NAMES + "'__a'"),
         (lambda: (Watch(), {"policy": "c"}), ValueError, "a name that metrics have, got 'policy'"),
-        (
-            lambda: ({"a": Watch()}, {"manager": "c"}),
-            ValueError,
-            "name that metrics have, got 'manager'",
-        ),
+        (lambda: ({"a": Watch()}, {"manager": "c"}), ValueError, "have, got 'manager'"),
     ],
 )
 def test_what_is_refused(

@@ -22,10 +22,9 @@ from kvoffload.watch import Watch
 from kvoffload.watch.hints import HeardHints, heard
 from kvoffload.watch.metrics import samples, source_label
 from tests.blocks import A, B, C, block_hashes
-from tests.differential.pairs import require_equal
 from tests.policies.steps import announced
 
-from .watched import SECRET, Clock, seen, serve_request, whole
+from .watched import SECRET, serve_request, whole
 
 HOSTILE = ["\n", "\\n", '"', "{}", "\ud800", "\u202e", "\x1b[31m", "\U000e0001" * 64, ""]
 
@@ -94,60 +93,15 @@ def test_requests_that_make_the_calls_of_a_manager_are_counted(
 
 def test_as_many_sources_as_there_may_be_take_no_memory(twin: ModuleType) -> None:
     manager = whole(twin, 16)
+    serve_request(manager, [A], Hints(ends=True, source="others"))
+    assert heard_by(manager) == {None: (1, 0)}
+    manager = whole(twin, 16)
     for number in range(1_000_000):
         manager._hinted(Hints(ends=True, source=str(number)))
     found = heard_by(manager)
     assert list(found) == [*map(str, range(MOST_SOURCES)), None]
     assert found[None] == (1_000_000 - MOST_SOURCES, 0)
     assert len(manager.watch._core.sources()) == MOST_SOURCES
-
-
-def test_a_source_named_others_is_one_of_them(twin: ModuleType) -> None:
-    manager = whole(twin, 16)
-    serve_request(manager, [A], Hints(ends=True, source="others"))
-    assert heard_by(manager) == {None: (1, 0)}
-
-
-def test_hints_are_forgotten_with_the_window_and_counters_go_on(twin: ModuleType) -> None:
-    clock = Clock()
-    manager = whole(twin, 16, clock=clock, window=60.0)
-    serve_request(manager, [A], Hints(ends=True, source="job"))
-    for _ in range(30):
-        clock.seconds += 4
-        serve_request(manager, [B])
-    assert heard_by(manager) == {}
-    assert manager.watch.counters()["hints"] == {("job", "ends"): 1, ("job", "expects"): 0}
-
-
-@pytest.mark.parametrize("policy", ["lru", "hit-density"])
-def test_the_twins_hear_the_same(
-    twins: tuple[ModuleType, ModuleType], policy: str, seed: int
-) -> None:
-    rng = random.Random(seed)
-    managers = [whole(twin, 16, policy, clock=Clock()) for twin in twins]
-    for index in range(400):
-        words = [
-            rng.choice(
-                [
-                    None,
-                    Hints(
-                        ends=rng.random() < 0.3,
-                        expect_s=rng.choice([None, 2.0, 20.0]),
-                        source=str(min(30, int(rng.expovariate(0.2)))),
-                    ),
-                ]
-            )
-            for _ in range(2)
-        ]
-        for manager in managers:
-            hashes = block_hashes(index % 7, 10 + index % 11)
-            request = manager.begin(hashes, hints=words[0], now=float(index))
-            request.lookup()
-            request.prepare_store()
-            request.complete_store()
-            request.finish(hints=words[1])
-    require_equal(*map(seen, managers), what="what the watch holds")
-    require_equal(*(manager.watch.report() for manager in managers), what="the report")
 
 
 # -- what they are worth ---------------------------------------------------------------------

@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from kvoffload.testing.policies import check_invariants
-from kvoffload.watch.metrics import samples
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
-from .watched import Clock, requests, serve, watched, whole
+from .watched import requests, serve, watched, whole
 
 EVERY = 50
 
 
-def serve_all(manager: Any, asked: list[list[bytes]], under_way: int = 0) -> int:
+def serve_all(
+    manager: Any, asked: list[list[bytes]], under_way: int = 0, every: int = EVERY
+) -> int:
     """Serve requests with as many stores under way, and resets; return the hits."""
     stores: list[Any] = []
     hits = 0
     for index, hashes in enumerate(asked):
-        if index and index % EVERY == 0:
+        if index and index % every == 0:
             manager.reset_cache()
             stores.clear()
         request = manager.begin(hashes)
@@ -33,19 +34,20 @@ def serve_all(manager: Any, asked: list[list[bytes]], under_way: int = 0) -> int
     return hits
 
 
+@pytest.mark.parametrize("every", [EVERY, 600])
 @pytest.mark.parametrize("capacity", [40, 100, 256])
-def test_the_curve_is_that_of_caches_that_were_reset_to_the_last_hit(twin, capacity, seed):
+def test_at_rate_1_the_curve_is_that_of_lru_to_the_last_hit(twin, capacity, every, seed):
     manager = whole(twin, capacity)
     asked = requests(seed)
-    serve_all(manager, asked)
+    serve_all(manager, asked, every=every)
     core, memory = manager.watch._core, manager.watch.memory
     judged = core.counts()["judged"][0]
     for size, times in enumerate(memory):
         if int(capacity * times) < 20:
             continue  # a request is longer than that: LRU refuses it, the shadow does not
         other = twin.CPUOffloadingManager(16, int(capacity * times))
-        assert sum(judged[: size + 1]) == serve_all(other, asked), times
-    assert core.counts()["resets"] == (len(asked) - 1) // EVERY
+        assert sum(judged[: size + 1]) == serve_all(other, asked, every=every), times
+    assert core.counts()["resets"] == (len(asked) - 1) // every
     check_invariants(manager)
 
 
@@ -100,23 +102,6 @@ def test_points_without_marks_cover_what_caches_that_were_reset_hit(twin, policy
         if point.memory >= 1:
             assert abs(never_reset - truth) > point.error
     assert given >= 3
-
-
-def test_resets_are_counted_in_the_window_and_exported(twin):
-    clock = Clock()
-    manager = whole(twin, 8, clock=clock, window=60.0)
-    for _ in range(3):
-        serve(manager, [A])
-        manager.reset_cache()
-    assert manager.watch.report().resets == 3
-    exported = {sample.metric.name: sample.value for sample in samples(manager.watch)}
-    assert exported["resets"] == 3
-    for _ in range(30):
-        clock.seconds += 4
-        serve(manager, [A])
-    report = manager.watch.report()
-    assert (report.resets, {point.resets for point in report.points}) == (0, {0})
-    assert manager.watch.counters()["resets"] == 3
 
 
 def test_what_a_reset_dropped_is_the_cause_of_its_next_miss_while_there_is_room_to_know(twin):

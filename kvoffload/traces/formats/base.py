@@ -26,7 +26,7 @@ class Parser:
     model_name: str | None = None  # whose requests are wanted, None for all; set by the creator
 
     def __call__(self, line: bytes) -> Request:
-        """Parse a line, which is stripped and not blank; BadLineError if it breaks a rule."""
+        """Parse a line of one request, stripped, not blank; BadLineError if it breaks a rule."""
         raise NotImplementedError
 
     def requests(self, line: bytes) -> Sequence[Request]:
@@ -125,6 +125,26 @@ def bounded_name(name: str) -> str:
     if len(data) <= MAX_NAME_BYTES and data.decode("utf-8", "ignore") == name:
         return name
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def text(value: object, name: str) -> str:
+    """Return a name that must be a string, of bounded length."""
+    if type(value) is not str:
+        raise BadLineError(f"{name} must be a string, got {describe(value)}")
+    return bounded_name(value)
+
+
+class Agreed:
+    """A value that lines state, such as the tokens of a block."""
+
+    def __init__(self) -> None:
+        self._stated: set[int | None] = set()  # two at most: more are not needed
+
+    def with_one(self, value: int | None) -> int | None:
+        """Add the value of a line; return it if all lines so far agree, else None."""
+        if len(self._stated) < 2:
+            self._stated.add(value)
+        return value if len(self._stated) == 1 else None
 
 
 def integer_ids(row: dict[str, Any], name: str = "hash_ids") -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 from kvoffload.traces.errors import BadLineError
 
 from .base import kind_of, text_size
+from .json_text import packed, unpacked
 
 __all__ = ["MOST_UNREAD", "PART_KINDS", "Conversation", "Message"]
 
@@ -47,20 +48,14 @@ class Conversation:
     """A reader of messages and tools.
 
     `mark` returns the text that stands for a part without text, given the part and its type; `note`
-    hears of fields that hold text and are not read; `decode` and `pack` read and write JSON.
+    hears of fields that hold text and are not read.
     """
 
     def __init__(
-        self,
-        mark: Callable[[dict[str, Any], object], str],
-        note: Callable[[str, str], None],
-        decode: Callable[[str], Any],
-        pack: Callable[[Any], str],
+        self, mark: Callable[[dict[str, Any], object], str], note: Callable[[str, str], None]
     ) -> None:
         self._mark = mark
         self._note = note
-        self._decode = decode
-        self._pack = pack
 
     def messages(self, given: object, name: str) -> list[Message]:
         """Return messages whose content is text, and whose calls have the arguments as values."""
@@ -97,7 +92,7 @@ class Conversation:
 
     def texts(self, messages: list[Message], tools: list[Any] | None) -> list[tuple[str, str]]:
         """Return the parts of a prompt without a template: a role and a text each."""
-        found = [("tools", self._pack(tools))] if tools else []
+        found = [("tools", packed(tools))] if tools else []
         for message in messages:
             content = message["content"]
             if len(message) > len(_PLAIN):
@@ -112,7 +107,7 @@ class Conversation:
         ]
         more = [message[name] for name in ("name", "reasoning_content") if name in message]
         more += [calls] if calls else []
-        return self._pack(more) if more else ""
+        return packed(more) if more else ""
 
     def _message(self, message: Message, name: str) -> Iterator[Message]:
         kind, role = message.get("type"), message.get("role")
@@ -161,7 +156,7 @@ class Conversation:
         if kind == "reasoning":
             content = self._content(item.get("summary") or item.get("content"), f"{name}.summary")
             return {"role": "assistant", "content": content}
-        return {"role": "assistant", "content": self._pack(item)}
+        return {"role": "assistant", "content": packed(item)}
 
     def _calls(self, message: Message, name: str) -> list[Any]:
         given = message.get("tool_calls")
@@ -180,14 +175,14 @@ class Conversation:
         given = function if isinstance(function, dict) else call
         arguments = next((given[name] for name in _ARGUMENTS if name in given), None)
         if isinstance(arguments, str):
-            arguments = self._decode(arguments)
+            arguments = unpacked(arguments)
         told = {"name": given.get("name"), "arguments": arguments}
         return {"id": call.get("id"), "type": "function", "function": told}
 
     def _result(self, part: dict[str, Any], name: str) -> str:
         found = next((part[field] for field in _ANSWERS if part.get(field) is not None), None)
         if isinstance(found, dict):
-            return self._pack(found)
+            return packed(found)
         return self._content(found, name, 1)
 
     def _content(self, content: object, name: str, depth: int = 0) -> str:
@@ -215,7 +210,7 @@ class Conversation:
         if isinstance(part.get("content"), str) and kind not in PART_KINDS:
             return str(part["content"])
         if isinstance(kind, str) and kind.endswith(CALLS):
-            return self._pack([part.get("name"), part.get("input")])
+            return packed([part.get("name"), part.get("input")])
         if depth < MOST_DEEP:
             if isinstance(source, dict) and source.get("type") in ("text", "content"):
                 inner = source.get("data") or source.get("content")
@@ -223,7 +218,7 @@ class Conversation:
             if kind not in PART_KINDS and (kind in RESULTS or part.get("content")):
                 inner = part.get("content")
                 if isinstance(inner, dict):
-                    return self._pack(inner)
+                    return packed(inner)
                 return self._content(inner, f"{name}.content", depth + 1)
         return self._mark(part, kind)
 

@@ -17,16 +17,7 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_MILLISECONDS, Request
 
-from .base import (
-    Format,
-    Parser,
-    bounded_name,
-    field,
-    integer,
-    integer_ids,
-    json_object,
-    number,
-)
+from .base import Agreed, Format, Parser, field, integer, integer_ids, json_object, number, text
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
@@ -37,7 +28,7 @@ class DynamoParser(Parser):
 
     def __init__(self) -> None:
         self.start = 0.0
-        self._sizes: set[int] = set()  # two at most: more are not needed
+        self._tokens = Agreed()
         self._without_hashes = self._others = 0
 
     def requests(self, line: bytes) -> Sequence[Request]:
@@ -77,9 +68,7 @@ class DynamoParser(Parser):
             service=None if service is None else number(service, "total_time_ms", MAX_MILLISECONDS),
             ends=bool(ends),
         )
-        if len(self._sizes) < 2:
-            self._sizes.add(size)
-            self.block_tokens = size if len(self._sizes) == 1 else None
+        self.block_tokens = self._tokens.with_one(size)
         return parsed
 
     @property
@@ -103,9 +92,7 @@ def _object(value: object, name: str) -> dict[str, Any]:
 
 def _name(context: dict[str, Any], name: str) -> str | None:
     value = context.get(name)
-    if value is not None and type(value) is not str:
-        raise BadLineError(f"{name} must be a string, got {describe(value)}")
-    return None if value is None else bounded_name(value)
+    return None if value is None else text(value, name)
 
 
 DYNAMO = Format(

@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvoffload._extras import require
-
 from .litellm_blocks import hashes_of
 from .logs import BODIES, Fields, Log, Row, other_call, within
 from .otel import INPUT, spans
 
-__all__ = ["ANY_LOG", "LOGS", "log_of", "nearest", "row_of"]
+__all__ = ["ANY_LOG", "LOGS", "log_of", "nearest"]
 
 _BASE = Fields()
 _SESSION = _BASE.session
@@ -244,19 +242,6 @@ LOGS: dict[str, Log] = {
 """By name, those with marks of their own first."""
 
 
-def row_of(given: dict[str, Any]) -> Row:
-    """Return a row whose texts of JSON are parsed on the way to a value."""
-    msgspec = require("msgspec", "reading a trace")
-
-    def parsed(text: str) -> Any:
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return text
-
-    return Row(given, parsed)
-
-
 def nearest(given: dict[str, Any]) -> str:
     """Return the name of the log whose fields a row has most of; empty if it has hardly any."""
     names = {*given} | {
@@ -273,7 +258,7 @@ def nearest(given: dict[str, Any]) -> str:
 
 def log_of(given: dict[str, Any]) -> Log | None:
     """Return the log that a row is of, None if it is of none."""
-    row = row_of(given)
+    row = Row(given)
     if other_call(row):
         return ANY_LOG
     return next((log for log in LOGS.values() if log.is_one(row)), None)

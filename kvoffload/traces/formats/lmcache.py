@@ -19,14 +19,15 @@ from kvoffload.traces.request import Request
 
 from .base import (
     MAX_SECONDS,
+    Agreed,
     Format,
     HexadecimalIds,
     Parser,
-    bounded_name,
     field,
     integer,
     json_object,
     number,
+    text,
 )
 
 MOST_MODELS = 5  # that a message names, and whose chunks are remembered
@@ -49,8 +50,7 @@ class LMCacheParser(Parser):
     """A parser of lines in this format; time counts from the first line, and is never negative."""
 
     def __init__(self) -> None:
-        self._sizes: set[int] = set()  # two at most: more are not needed
-        self._bytes: set[int | None] = set()  # likewise
+        self._tokens, self._bytes = Agreed(), Agreed()
         self._ids: dict[bytes, HexadecimalIds] = {}
         self._models: dict[str, None] = {}  # some of them, for messages
 
@@ -58,11 +58,6 @@ class LMCacheParser(Parser):
     def nothing_text(self) -> str:
         """The models named so far in words, or an empty text."""
         return "requests to " + ", ".join(self._models) if self._models else ""
-
-    def __call__(self, line: bytes) -> Request:
-        """Parse a line of a wanted model."""
-        (request,) = self.requests(line)
-        return request
 
     def requests(self, line: bytes) -> Sequence[Request]:
         """Parse a line."""
@@ -74,26 +69,19 @@ class LMCacheParser(Parser):
         if not isinstance(hashes, list) or not all(type(value) is str for value in hashes):
             raise BadLineError(f"chunk_hashes must be a list of strings, got {describe(hashes)}")
         model = row.get("model_name", "")
-        if type(model) is not str:
-            raise BadLineError(f"model_name must be a string, got {describe(model)}")
+        namespace = text(model, "model_name").encode()  # bounded: each chunk is hashed with it
         if len(self._models) < MOST_MODELS:
             self._models[describe(model)] = None
         if self.model_name not in (None, model):
             return ()
-        namespace = bounded_name(model).encode()  # it is hashed again with every chunk
         if namespace not in self._ids and len(self._ids) >= MOST_MODELS:
             self._ids.clear()
         ids = self._ids.setdefault(namespace, HexadecimalIds(namespace))
         hash_ids = ids.of(hashes, "chunk_hashes[{}]")
         if self.start is None:
             self.start = seconds
-        if len(self._sizes) < 2:
-            self._sizes.add(chunk_size)
-            self.block_tokens = chunk_size if len(self._sizes) == 1 else None
-        if len(self._bytes) < 2:
-            size = _chunk_bytes(row)
-            self._bytes.add(size)
-            self.block_bytes = size if len(self._bytes) == 1 else None
+        self.block_tokens = self._tokens.with_one(chunk_size)
+        self.block_bytes = self._bytes.with_one(_chunk_bytes(row))
         since = max(0, seconds - self.start)
         return (Request(round(since * 1000), length, 0, hash_ids),)
 

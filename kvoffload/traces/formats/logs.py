@@ -8,7 +8,7 @@ counted by their kind, and parts of messages without text count as `tokens_per_i
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 import shlex
 from collections import Counter
@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvoffload._extras import require
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
 from kvoffload.traces.request import MAX_TOKENS, Request
 
-from .base import Format, HexadecimalIds, Parser, bounded_name, kind_of, text_size
+from .base import Agreed, Format, HexadecimalIds, Parser, bounded_name, kind_of, text_size
 from .clock import unix_seconds
 from .continued import History
 from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
+from .json_text import decoded, packed, unpacked
 
 __all__ = [
     "BODIES",
@@ -151,11 +151,10 @@ def mapped(name: str, fields: Mapping[str, str]) -> Log:
 class Row:
     """A row whose values are found by dotted paths; text that holds JSON is parsed on the way."""
 
-    __slots__ = ("_decode", "given")
+    __slots__ = ("given",)
 
-    def __init__(self, given: dict[str, Any], decode: Callable[[str], Any]) -> None:
+    def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
-        self._decode = decode
 
     def at(self, path: str, *, parsed: bool = True) -> Any:
         """Return the value at a path, None without one; `parsed`: not as a text of JSON."""
@@ -182,7 +181,7 @@ class Row:
         """Return a value of an object within the row, not as a text of JSON."""
         value = holder[name]
         if isinstance(value, str) and value.startswith(("{", "[")):
-            holder[name] = value = self._decode(value)
+            holder[name] = value = unpacked(value)
         return value
 
 
@@ -202,7 +201,7 @@ class LogParser(Parser):
         self._blocks, self._breaks = options.blocks, options.breaks
         self._log, self._log_of = log, log_of
         self.block_tokens: int | None = self._blocks.block_tokens
-        self._sizes: set[int | None] = set()  # of blocks that rows have the hashes of
+        self._tokens = Agreed()  # of the blocks that rows have the hashes of
         self._ids: dict[str, HexadecimalIds] = {}  # of them, for one model
         self._is_timed: bool | None = None  # as the first request shows
         self._has_text = False  # of which tokens are made
@@ -214,24 +213,13 @@ class LogParser(Parser):
         self._part_tokens = 0  # of the row
         self._marks: dict[str, int] = {}  # of the row's parts without text: their tokens
         self._row_unread: dict[str, None] = {}
-        msgspec = require("msgspec", "reading a trace")
-        self._decode = msgspec.json.Decoder().decode
-        self._encode = msgspec.json.Encoder().encode
-        self._faults = (msgspec.MsgspecError, UnicodeError, RecursionError)
-        self._talk = Conversation(self._mark, self._note, self._unpacked, self._packed)
+        self._talk = Conversation(self._mark, self._note)
         self._history = History(self._talk)
-
-    def __call__(self, line: bytes) -> Request:
-        """Parse a line that holds one request."""
-        found = self.requests(line)
-        if len(found) != 1:
-            raise BadLineError(f"must be one request with its prompt, got {len(found)}")
-        return found[0]
 
     def requests(self, line: bytes) -> list[Request]:
         """Parse a line."""
         try:
-            given = self._decoded(line)
+            given = decoded(line)
             if not isinstance(given, dict):
                 raise BadLineError(f"must be a JSON object, got {kind_of(given)}")
             return self._requests(given, self._log)
@@ -241,7 +229,7 @@ class LogParser(Parser):
     def _requests(self, given: dict[str, Any], log: Log) -> list[Request]:
         """Return the requests of an object of a log."""
         rows = (given,) if log.rows is None else log.rows(given)
-        return [each for row in rows for each in self._request(Row(row, self._unpacked), log)]
+        return [each for row in rows for each in self._request(Row(row), log)]
 
     def _request(self, row: Row, log: Log) -> Sequence[Request]:
         fields = log.fields
@@ -334,9 +322,7 @@ class LogParser(Parser):
 
     def _hashed(self, row: Row, hashes: Hashes, model: str) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a prompt, 0 if they are not known, and the ids of its blocks."""
-        if len(self._sizes) < 2:
-            self._sizes.add(hashes[1] or self._options.block_tokens)
-        self.block_tokens = next(iter(self._sizes)) if len(self._sizes) == 1 else None
+        self.block_tokens = self._tokens.with_one(hashes[1] or self._options.block_tokens)
         if model not in self._ids:
             self._ids = {model: HexadecimalIds(model.encode("utf-8", "surrogatepass"))}
         _, tokens = _output_at(row, ("prompt_tokens",))
@@ -408,36 +394,9 @@ class LogParser(Parser):
         counts = ", ".join(f"{_rows(count)} {why}" for why, count in self._left_out.items())
         return f"{counts}{self._log.advice and f'; {self._log.advice}'}"
 
-    def _decoded(self, line: bytes) -> Any:
-        """Decode a line; half a pair of surrogates, which is no text but occurs, is kept."""
-        try:
-            return self._decode(line)
-        except self._faults:
-            pass
-        try:
-            return json.loads(line.decode("utf-8", "surrogatepass"))
-        except (ValueError, RecursionError):
-            found = f"got {len(line)} bytes that are none"
-            raise BadLineError(f"must be a JSON object, {found}") from None
-
-    def _unpacked(self, value: str) -> Any:
-        """Return what a text of JSON holds, else the text."""
-        try:
-            return self._decode(value)
-        except self._faults:
-            return value
-
-    def _packed(self, value: Any) -> str:
-        """Return a value as JSON."""
-        try:
-            text: str = self._encode(value).decode()
-        except UnicodeError:
-            text = json.dumps(value)
-        return text
-
     def _mark(self, part: dict[str, Any], kind: object) -> str:
         """Return the mark of a part without text, and note its tokens."""
-        data = self._packed(part).encode("utf-8", "surrogatepass")
+        data = packed(part).encode("utf-8", "surrogatepass")
         mark = f"<{self._blocks.digest(data)}>"
         self._parts[str(kind) if kind in PART_KINDS else "other"] += 1
         tokens = self._marks[mark] = self._blocks.part_tokens(len(data))
@@ -537,7 +496,7 @@ def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
 
 def _guess(row: dict[str, Any], names: list[str]) -> str:
     """Return a mapping of fields to start from."""
-    at = Row(row, lambda text: text).at
+    at = functools.partial(Row(row).at, parsed=False)
     lists = [name for name in names if isinstance(at(name), list) and not name.endswith("tools")]
     texts = sorted(names, key=lambda name: -text_size(at(name)))
     found = [f"messages={lists[0]}"] if lists else [f"prompt={texts[0] if texts else 'FIELD'}"]

@@ -41,6 +41,21 @@ ALIASES = {
     "output_length": "output_tokens",
 }
 UNHEEDED = ("branches", "prefix_reset", "tool_events")
+# What a field must be, in words, and the types of its values unless it is a number.
+WAIT, TOKENS = "a wait", "tokens"
+NAME, TEXT, FLAG = "a string or an integer", "a string", "true or false"
+NAMES = "a string, an integer or a list of them"
+TYPES = {NAME: (int, str), TEXT: (str,), FLAG: (bool,), NAMES: (int, str)}
+FIELDS = {
+    **dict.fromkeys(("session", "parent", "session_id", "request_id"), NAME),
+    **dict.fromkeys(("think", "service", "expect", "delay", "delay_ms", "tool_wait_ms"), WAIT),
+    **dict.fromkeys(("stop", "type"), TEXT),
+    "turn": TOKENS,
+    "ends": FLAG,
+    "wait_for": NAMES,
+}
+OTHER_FIELDS = ("session_id", "request_id", "delay", "delay_ms", "tool_wait_ms", "wait_for")
+"""Those of other programs."""
 MAX_WAIT_MS = 2**53  # of a wait or an end: the sum of two is still a valid time
 REMEMBERED = 2**18  # ends of sessions and of requests, and first ids of sessions, each
 
@@ -78,7 +93,7 @@ class MooncakeParser(Parser):
             row = self._decode(line)
         except self._faults:  # a field that is not the format's own, or a fault
             return self._parse_more(line)
-        if row.timestamp > MAX_MILLISECONDS or (row.hash_ids and max(row.hash_ids) > MAX_HASH_ID):
+        if _is_too_large(row):
             return _checked(line)
         return _request(row, row.timestamp, _name(row.session), row.think)
 
@@ -91,9 +106,7 @@ class MooncakeParser(Parser):
         for name, alias in ALIASES.items():
             if getattr(row, name) is None:
                 setattr(row, name, getattr(row, alias))
-        if row.input_length is None or row.output_length is None:
-            return _checked(line)
-        if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
+        if row.input_length is None or row.output_length is None or _is_too_large(row):
             return _checked(line)
         session = _name(row.session_id if row.session is None else row.session)
         think, timestamp = row.think, row.timestamp
@@ -104,8 +117,6 @@ class MooncakeParser(Parser):
             if think is None and row.wait_for is None:
                 return _checked(line)
             timestamp = self._begin(row, session) + (think or 0)
-        elif timestamp > MAX_MILLISECONDS:
-            return _checked(line)
         if row.session_id is not None or row.request_id is not None:
             self._remember(row, session, timestamp)
         if row.session_id is not None and row.session is None and row.hash_ids:
@@ -178,6 +189,11 @@ class MooncakeParser(Parser):
         return blake2b(str(name).encode(), digest_size=16, key=self._key).digest()
 
 
+def _is_too_large(row: Any) -> bool:
+    """Return whether a row has a number that its type does not bound."""
+    return (row.timestamp or 0) > MAX_MILLISECONDS or max(row.hash_ids, default=0) > MAX_HASH_ID
+
+
 def _request(row: Any, timestamp: float, session: str | None, think: float | None) -> Request:
     return Request(
         timestamp,
@@ -207,37 +223,26 @@ def _row_types(msgspec: Any) -> tuple[Any, Any]:
     tokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     time = natural | Annotated[float, msgspec.Meta(ge=0)]
     bounds = msgspec.Meta(ge=0, le=MAX_WAIT_MS)
-    wait = Annotated[int, bounds] | Annotated[float, bounds] | None
-    name = int | str | None
+    types: dict[str, Any] = {
+        NAME: int | str,
+        WAIT: Annotated[int, bounds] | Annotated[float, bounds],
+        TEXT: str,
+        TOKENS: tokens,
+        FLAG: bool,
+        NAMES: int | str | tuple[int | str, ...],
+    }
     lengths = [("input_length", tokens), ("output_length", tokens)]
     ids = ("hash_ids", tuple[natural, ...])
-    sessions = [
-        ("session", name, None),
-        ("parent", name, None),
-        ("think", wait, None),
-        ("service", wait, None),
-        ("stop", str | None, None),
-        ("ends", bool | None, None),
-        ("expect", wait, None),
-        ("type", str | None, None),
-        ("turn", tokens | None, None),
-    ]
-    others = [
-        *((name, time | None, None) for name in ("timestamp", ALIASES["timestamp"])),
-        *((name, tokens | None, None) for name, _ in lengths),
-        *((ALIASES[name], tokens | None, None) for name, _ in lengths),
-        ("session_id", name, None),
-        ("delay", wait, None),
-        ("delay_ms", wait, None),
-        ("tool_wait_ms", wait, None),
-        ("request_id", name, None),
-        ("wait_for", int | str | tuple[int | str, ...] | None, None),
-        *((unheeded, Any, None) for unheeded in UNHEEDED),
-    ]
-    own = [("timestamp", time), *lengths, ids, *sessions]
+    fields = {name: (name, types[kind] | None, None) for name, kind in FIELDS.items()}
+    others = [fields.pop(name) for name in OTHER_FIELDS]
+    others += [(name, time | None, None) for name in ("timestamp", ALIASES["timestamp"])]
+    for name, _ in lengths:
+        others += [(each, tokens | None, None) for each in (name, ALIASES[name])]
+    others += [(name, Any, None) for name in UNHEEDED]
+    own = [("timestamp", time), *lengths, ids, *fields.values()]
     return (
         msgspec.defstruct("Row", own, gc=False, forbid_unknown_fields=True),
-        msgspec.defstruct("OtherRow", [ids, *sessions, *others], gc=False),
+        msgspec.defstruct("OtherRow", [ids, *fields.values(), *others], gc=False),
     )
 
 
@@ -250,26 +255,23 @@ def _checked(line: bytes) -> Request:
     input_length = integer(field(row, input_name), input_name)
     output_length = integer(field(row, output_name), output_name)
     hash_ids = integer_ids(row)
-    for name in ("session", "parent", "session_id", "request_id"):
-        if (value := row.get(name)) is not None and type(value) not in (int, str):
-            raise BadLineError(f"{name} must be a string or an integer, got {describe(value)}")
-    for name in ("think", "service", "expect", "delay", "delay_ms", "tool_wait_ms"):
+    for name, kind in FIELDS.items():
         if (value := row.get(name)) is not None:
-            number(value, name, MAX_WAIT_MS)
-    for name in ("stop", "type"):
-        if (value := row.get(name)) is not None and type(value) is not str:
-            raise BadLineError(f"{name} must be a string, got {describe(value)}")
-    if (turn := row.get("turn")) is not None:
-        integer(turn, "turn")
-    if (ends := row.get("ends")) is not None and type(ends) is not bool:
-        raise BadLineError(f"ends must be true or false, got {describe(ends)}")
-    if (waits := row.get("wait_for")) is not None:
-        names = waits if isinstance(waits, list) else [waits]
-        if not all(type(name) in (int, str) for name in names):
-            rule = "wait_for must be a string, an integer or a list of them"
-            raise BadLineError(f"{rule}, got {describe(waits)}")
+            _check(value, name, kind)
     session = row.get("session", row.get("session_id"))
     return Request(timestamp, input_length, output_length, hash_ids, _name(session))
+
+
+def _check(value: object, name: str, kind: str) -> None:
+    """Check a field of a kind."""
+    if kind == WAIT:
+        number(value, name, MAX_WAIT_MS)
+    elif kind == TOKENS:
+        integer(value, name)
+    else:
+        values = value if kind == NAMES and isinstance(value, list) else [value]
+        if not {*TYPES[kind]}.issuperset(map(type, values)):
+            raise BadLineError(f"{name} must be {kind}, got {describe(value)}")
 
 
 def _name_given(row: dict[str, Any], name: str) -> str:

@@ -25,6 +25,7 @@ from kvoffload.traces.request import MAX_HASH_ID, Request
 
 from .base import (
     MAX_SECONDS,
+    Agreed,
     Format,
     Parser,
     are_integers,
@@ -32,6 +33,7 @@ from .base import (
     integer,
     json_object,
     number,
+    text,
 )
 from .base import field as field_of
 
@@ -81,7 +83,7 @@ class WekaParser(Parser):
     def __init__(self, block_tokens: int | None = None, *, shared_prompts: bool = False) -> None:
         self.block_tokens = self._wanted_tokens = block_tokens
         self._shared_prompts = shared_prompts
-        self._sizes: set[int] = set()
+        self._tokens = Agreed()
 
     def session(self, line: bytes) -> Session:
         """Parse a session.
@@ -99,14 +101,13 @@ class WekaParser(Parser):
         scope = given.get("hash_id_scope", "local")
         if scope not in ("local", "global"):
             raise BadLineError(f"hash_id_scope must be local or global, got {describe(scope)}")
-        name = _text(field_of(given, "id"), "id")
+        name = text(field_of(given, "id"), "id")
         reader = _SessionReader(size, tokens // size, name if scope == "local" else None)
         if self._shared_prompts:
             reader.share(given)
         session = Session(tokens)
         reader.read(given, _Stream(name, None, 0.0, 0), session)
-        self._sizes.add(tokens)
-        self.block_tokens = tokens if len(self._sizes) == 1 else None
+        self.block_tokens = self._tokens.with_one(tokens)
         return session
 
 
@@ -159,7 +160,7 @@ class _SessionReader:
             self.read(row, its, session)
 
     def _subagent(self, row: dict[str, Any], stream: _Stream, seconds: float) -> _Stream:
-        agent = _text(field_of(row, "agent_id"), "agent_id")
+        agent = text(field_of(row, "agent_id"), "agent_id")
         if stream.depth >= MOST_NESTED:
             raise BadLineError(f"subagents must be at most {MOST_NESTED} deep, got another")
         name = bounded_name(f"{stream.name}/{agent}")
@@ -168,7 +169,7 @@ class _SessionReader:
     def _request(
         self, row: dict[str, Any], stream: _Stream, think: int | None, service: float | None
     ) -> Request:
-        model, stop = _text(field_of(row, "model"), "model"), row.get("stop")
+        model, stop = text(field_of(row, "model"), "model"), row.get("stop")
         length = integer(field_of(row, "in"), "in")
         return Request(
             0,
@@ -179,7 +180,7 @@ class _SessionReader:
             parent=stream.parent,
             think=think,
             service=None if service is None else round(1000 * service),
-            stop=None if stop is None else _text(stop, "stop"),
+            stop=None if stop is None else text(stop, "stop"),
         )
 
     def _blocks(
@@ -222,13 +223,6 @@ def _num_equal(one: list[int], other: list[int]) -> int:
     if one[:most] == other[:most]:
         return most
     return next(itertools.compress(itertools.count(), map(operator.ne, one, other)))
-
-
-def _text(value: object, name: str) -> str:
-    """Return a name that must be a string, of bounded length."""
-    if type(value) is not str:
-        raise BadLineError(f"{name} must be a string, got {describe(value)}")
-    return bounded_name(value)
 
 
 def _digests(scope: str | None, name: object, numbers: Iterable[int]) -> list[int]:
