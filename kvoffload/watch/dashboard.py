@@ -1,10 +1,4 @@
-"""The dashboard and the recording rules: ``grafana.json`` and ``rules.yml``.
-
-A ratio of several engines is a sum over a sum of the same engines: an idle one is in neither, nor
-is, for a policy and size, one without a point of it or with a marked point. Estimates are computed
-per engine, then added up. In vLLM gauges may have a label ``pid`` that counters have not. The tests
-ask a Prometheus for the value of each expression, and compare it with counts of their own.
-"""
+"""The dashboard and the recording rules that `.ci/make-dashboard.py` generates."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from .fleet import HINTED, Fleet, served
 
 pytestmark = pytest.mark.servers
 
+ROOT = Path(__file__).parents[2]
 VARIABLES = {"${prefix}": "", "$model": ".*", "$engine": ".*", "$__rate_interval": "15m"}
 SCRAPES = 10
 needs_prometheus = pytest.mark.skipif(
@@ -423,6 +426,16 @@ def test_dashboard_and_rules_have_the_metrics_by_their_names_and_labels():
 def test_the_dashboard_has_its_variables():
     names = [variable["name"] for variable in json.loads(grafana_json())["templating"]["list"]]
     assert names == ["datasource", "model", "engine", "prefix"]
+
+
+def test_what_is_shipped_was_made_by_its_script(tmp_path):
+    pytest.importorskip("grafana_foundation_sdk", reason="making it needs the dashboard extra")
+    script = ROOT / ".ci" / "make-dashboard.py"
+    if not script.exists():
+        pytest.skip("the source tree is not beside the tests")
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    assert (tmp_path / "grafana.json").read_text() == grafana_json()
+    assert (tmp_path / "rules.yml").read_text() == rules_yaml("${prefix}")
 
 
 def test_top_reads_the_fleet(fleet, capsys):
