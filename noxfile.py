@@ -673,7 +673,7 @@ def vllm_new(session: nox.Session) -> None:
         ]
         session.run(*BASH, 'diff -ruN -x __pycache__ "$0" "$1" | git apply --stat || :', *folders)
     options = ("--continue-on-collection-errors", "-m", "not nightly", "tests/vllm")
-    vllm_release(session, version, *NO_RENAMES, *options, sequences=100, hash_seeds=())
+    vllm_release(session, version, *options, sequences=100, hash_seeds=())
 
 
 @check("vllm", "beside")
