@@ -11,6 +11,8 @@ import pytest
 from kvoffload import BlockStatus, CachePolicy
 from kvoffload.policies import registry
 from tests.blocks import A, B, block_hash, store
+from tests.contract.test_policies import MISTAKES as OF_POLICIES
+from tests.contract.test_policies import filled
 from tests.differential.pairs import Twins
 from tests.parts import ListBackend, ListPolicy
 
@@ -39,18 +41,14 @@ def over_backend(name: str, method: str, *arguments: Any) -> Mistake:
         manager = getattr(twin, name)(twin.CPUBackend(16, 2))
         store(manager, [A])
         manager.prepare_load([A])
+        manager.prepare_store([B])
         return getattr(manager, method)(*arguments)
 
     return call
 
 
 def on_policy(name: str, method: str, *arguments: Any) -> Mistake:
-    def call(twin: ModuleType) -> Any:
-        policy = twin.policy_class(name)(4)
-        policy.insert(A, BlockStatus(0))
-        return getattr(policy, method)(*arguments)
-
-    return call
+    return lambda twin: getattr(filled(twin.policy_class(name)), method)(*arguments)
 
 
 def non_empty(twin: ModuleType) -> Any:
@@ -158,11 +156,15 @@ MISTAKES: dict[str, Mistake] = {
     **{
         f"{call} {value!r}": over_backend("ARCOffloadingManager", call, *given)
         for call, *given in (
+            ("prepare_load", [A, B]),
+            ("complete_load", [B]),
+            ("lookup", [A, 5]),
             ("complete_store", [A], "no"),
             ("complete_store", 5, "no"),
             ("lookup", b"abc"),
             ("touch", "abc"),
             ("prepare_store", bytearray(b"abc")),
+            ("prepare_store", [A, b""]),
         )
         for value in (given[-1],)
     },
@@ -192,24 +194,9 @@ MISTAKES: dict[str, Mistake] = {
         for option in registry.entry(name).options
     },
     **{
-        f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)
+        f"{name} {method} {number}": on_policy(name, method, *arguments)
         for name in registry.names()
-        for method, arguments in (
-            ("insert", (A, BlockStatus(1))),
-            ("insert", (B, None)),
-            ("insert", (B, 5)),
-            ("insert", (b"", BlockStatus(1))),
-            ("remove", (B,)),
-            ("remove", (5,)),
-            ("get", ("text",)),
-            ("evict", (-1, ())),
-            ("evict", (True, ())),
-            ("evict", (2**70, ())),
-            ("evict", (1, [5])),
-            ("evict", (1, 5)),
-            ("touch", (5,)),
-            ("touch", ([A, b""],)),
-        )
+        for number, (method, arguments, *_) in enumerate(OF_POLICIES)
     },
 }
 
