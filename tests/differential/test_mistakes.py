@@ -173,6 +173,7 @@ MISTAKES: dict[str, Mistake] = {
         for value in ("yes", 1, None, True)
     },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
+    "an unknown attribute": lambda twin: twin.CPUOffloadingManager(16, 2).nonesuch,
     "a policy that is not empty": non_empty,
     "a victim too many": wrong_victim,
     "a short allocation": short_allocation,

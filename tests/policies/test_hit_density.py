@@ -402,18 +402,6 @@ def test_nothing_is_drawn_at_random(twin: ModuleType) -> None:
     assert leaving[0] == leaving[1]
 
 
-@pytest.mark.parametrize("ghosts", [-0.1, 16.1, float("nan"), "many", None, True])
-def test_the_number_of_ghosts_is_checked(twin: ModuleType, ghosts: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="ghosts must be"):
-        density(twin, 4, ghosts=ghosts)
-
-
-def test_the_option_is_part_of_the_policy_string(twin: ModuleType) -> None:
-    assert manager_of(twin, 4, "?ghosts=2").policy.ghosts == 2.0
-    with pytest.raises(ValueError, match="has no option 'ghost'"):
-        manager_of(twin, 4, "?ghost=2")
-
-
 def test_capacity_zero_stores_nothing(twin: ModuleType) -> None:
     manager = manager_of(twin, 0)
     output = request(manager, [A, B, C])
