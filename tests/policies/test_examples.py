@@ -21,6 +21,7 @@ from kvoffload.replay import Configuration, Result, replay
 from kvoffload.testing.policies import PolicyConformance, policy_machine
 from kvoffload.traces import Request, Workload
 from tests.blocks import block_hash, block_hashes
+from tests.policies.test_chains import Watched, nodes
 
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").is_dir():
@@ -385,25 +386,10 @@ def test_random_takes_each_block_as_often_and_the_same_by_one_seed() -> None:
 @every_policy
 def test_no_block_leaves_before_those_behind_it(name: str) -> None:
     generator = random.Random(5)
-    manager = CPUOffloadingManager(16, 30, MAKE[name](cache_capacity=30))
-    resident: set[int] = set()
-    number_of: dict[bytes, int] = {}
+    watched = Watched(CPUOffloadingManager(16, 30, MAKE[name](cache_capacity=30)))
     for _ in range(400):
-        way = [0]
-        for _ in range(generator.randrange(1, 9)):
-            way.append(3 * way[-1] + 1 + generator.randrange(3))
-        hashes = block_hashes(*way)
-        number_of.update(zip(hashes, way, strict=True))
-        manager.touch(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        if output is None:
-            continue
-        manager.complete_store(output.block_hashes_to_store)
-        for victim in (number_of[block] for block in output.block_hashes_evicted):
-            resident.remove(victim)
-            assert resident.isdisjoint(range(3 * victim + 1, 3 * victim + 4))
-        resident.update(number_of[block] for block in output.block_hashes_to_store)
+        watched.request(nodes([generator.randrange(3) for _ in range(generator.randrange(1, 9))]))
+    assert watched.too_early == []
 
 
 @every_policy
