@@ -9,20 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockHash, Hints
+from kvoffload import BlockHash
 from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
 from tests.contract.test_releases import ENDS, EVERY_POLICY, leaving
 from tests.parts import ListPolicy
-
-
-def serve(manager: Any, blocks: list[BlockHash], hints: Hints | None = None) -> None:
-    """Serve a request whose store ends after it."""
-    with manager.begin(blocks, hints=hints) as request:
-        request.prepare_store()
-    request.complete_store()
+from tests.policies.steps import request as serve
 
 
 def new_manager(twin: ModuleType, policy: str = "lru") -> Any:

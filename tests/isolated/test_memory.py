@@ -28,6 +28,7 @@ gc.disable()
 from kvoffload import BlockStatus, Hints
 from tests.allocations import fail_after
 from tests.observation import observe
+from tests.policies.steps import idle, policy_of
 
 KEYS = [bytes([number]) * (32 if number % 2 else 40) for number in range(1, 13)]
 MANY = [number.to_bytes(4, "big") * (10 if number % 3 == 0 else 4) for number in range(3000)]
@@ -43,12 +44,7 @@ def manager():
 
 
 def policy():
-    built = twin.policy_class(name)(6)
-    for block_id, key in enumerate(KEYS[:6]):
-        status = BlockStatus(block_id)
-        status.ref_cnt = 0
-        built.insert(key, status)
-    return built
+    return policy_of(twin, name, 6, KEYS[:6])
 
 
 def requested(loaded=False, stored=False, ends=False):
@@ -264,9 +260,7 @@ def later(policy):
     policy.touch(keys(200, 2))
     policy.touch(keys(100, 30)[::-1])
     for key in keys(100, 30):
-        status = BlockStatus(9)
-        status.ref_cnt = 0
-        policy.insert(key, status)
+        policy.insert(key, idle(9))
     policy._check()
     return [key for key, _ in first], observe(policy)
 
