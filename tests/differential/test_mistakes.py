@@ -102,6 +102,15 @@ def second_manager(name: str) -> Mistake:
     return call
 
 
+def on_pool(method: str, argument: Any) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        pool = twin.CPUBackend(16, 3)
+        pool.free(pool.allocate_blocks([A, B])[0])
+        return getattr(pool, method)(argument)
+
+    return call
+
+
 def free_from_outside(twin: ModuleType) -> Any:
     backend = twin.CPUBackend(16, 4)
     store(twin.LRUOffloadingManager(backend), [A])
@@ -151,6 +160,14 @@ MISTAKES: dict[str, Mistake] = {
         )
     },
     **{f"a second manager over {name}": second_manager(name) for name in registry.names()},
+    **{
+        f"pool {method} {argument!r:.40}": on_pool(method, argument)
+        for method, arguments in (
+            ("free", [None, 5, b"x", *map(BlockStatus, (-2, -1, 0, 2, 3, 9, 2**40))]),
+            ("allocate_blocks", [[b""], [A, 5], None, 5, b"x", [A, B, A]]),
+        )
+        for argument in arguments
+    },
     "a slot of a manager freed from outside": free_from_outside,
     "a backend in use initialised again": backend_again,
     **{
