@@ -166,6 +166,15 @@ def test_what_several_sessions_use_belongs_to_no_source(twin: ModuleType) -> Non
     assert expect(manager, [B], "one") == 3
 
 
+def test_sixteen_sources_are_told_apart_and_all_others_are_one(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    for number in range(19):
+        hints = Hints(expect_s=60.0, source=f"client {number}")
+        manager.begin(block_hashes(number), hints=hints).finish()
+    shown = [(source.name, source.hints) for source in manager.policy.hint_sources]
+    assert shown == [*((f"client {number}", 1) for number in range(16)), (None, 3)]
+
+
 def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     served = manager.begin([A, B])
