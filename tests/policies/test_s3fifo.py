@@ -87,6 +87,15 @@ def test_each_victim_makes_small_larger_by_the_block_that_comes(twin: ModuleType
     assert evict(policy, 2) == "AC"
 
 
+def test_a_victim_of_small_leaves_its_length_to_what_comes(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C, D, E, F], capacity=8)
+    for block in (B, C, D):
+        use(policy, block, 2)
+    # B, C and D move to main before E leaves; small is one short of its size of 4 then.
+    assert evict(policy, 3) == "AEB"
+    assert queues(policy) == ("F", "CD", "AE")
+
+
 def test_main_lets_go_what_has_no_use_left(twin: ModuleType) -> None:
     policy = s3fifo(twin, [A, B, C], small=0.0)
     for block in (A, B, C):
