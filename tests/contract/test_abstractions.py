@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -93,23 +93,16 @@ def test_a_policy_may_leave_clear_and_len_alone() -> None:
         len(policy)
 
 
-def test_the_default_admission_asks_evict_for_room_for_all() -> None:
-    policy = SmallestPolicy(4)
-    admitted = policy.make_room([B, C, D], 1, set())
-    assert admitted is not None
-    number, victims = admitted
-    assert number == 3
-    assert [block_hash for block_hash, _ in victims] == [A, A]
-
-
-def test_the_default_admission_asks_for_nothing_where_there_is_room() -> None:
-    admitted = SmallestPolicy(4).make_room([B, C], 5, set())
-    assert admitted is not None
-    assert (admitted[0], list(admitted[1])) == (2, [])
-
-
-def test_the_default_admission_gives_up_where_evict_does() -> None:
-    assert SmallestPolicy(4).make_room([B, C, D], 0, set()) is None
+@pytest.mark.parametrize(
+    ("num_free", "room"),
+    [(5, (3, 0)), (3, (3, 0)), (1, (3, 2)), (0, None)],
+    ids=["enough", "just enough", "two short", "more short than may leave"],
+)
+def test_the_default_admission_asks_evict_for_room_for_all(
+    num_free: int, room: tuple[int, int] | None
+) -> None:
+    admitted = SmallestPolicy(4).make_room([B, C, D], num_free, set())
+    assert (admitted and (admitted[0], len(admitted[1]))) == room
 
 
 def test_a_backend_says_where_and_how_large() -> None:
@@ -117,22 +110,21 @@ def test_a_backend_says_where_and_how_large() -> None:
     assert (backend.block_size, backend.medium) == (16, "SHELF")
 
 
-@pytest.mark.parametrize("block_size", [0, -1, True, 1.5, None])
-def test_a_backend_checks_its_block_size(block_size: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="block_size must be"):
-        SmallestBackend(block_size, "SHELF")
-
-
-@pytest.mark.parametrize("medium", [None, 5, b"SHELF"])
-def test_a_backend_checks_its_medium(medium: Any) -> None:
-    with pytest.raises(TypeError, match="medium must be a string"):
-        SmallestBackend(16, medium)
-
-
-@pytest.mark.parametrize("capacity", [-1, 2**31, True, "4"])
-def test_a_policy_checks_its_capacity(capacity: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="cache_capacity must be"):
-        SmallestPolicy(capacity)
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (lambda value: SmallestBackend(value, "SHELF"), "block_size", (0, -1, True, 1.5, None)),
+        (lambda value: SmallestBackend(16, value), "medium", (None, 5, b"SHELF")),
+        (SmallestPolicy, "cache_capacity", (-1, 2**31, True, "4")),
+    ],
+    ids=["a backend's blocks", "a backend's medium", "a policy"],
+)
+def test_what_the_constructors_take_is_checked(
+    make: Callable[[Any], Any], name: str, values: tuple[Any, ...]
+) -> None:
+    for value in values:
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+            make(value)
 
 
 def test_a_backend_may_leave_its_spec_alone() -> None:

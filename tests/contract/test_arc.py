@@ -53,49 +53,34 @@ def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleT
     assert lists(policy) == ("AB", "", "", "")
 
 
-def test_touch_of_a_ready_block_in_t1_moves_it_to_t2(twin: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("ref_cnts", "touches", "t1", "t2"),
+    [
+        pytest.param({}, [[A, C]], "B", "CA", id="from T1 to T2, the last hash first"),
+        pytest.param({A: -1}, [[A]], "BCA", "", id="a pending one stays, most recent"),
+        pytest.param({A: -1}, [[A], [A, A]], "BCA", "", id="however often"),
+        pytest.param({A: 2}, [[A]], "BC", "A", id="a pinned one is promoted"),
+        pytest.param({}, [[C, B, A], [A]], "", "BCA", id="to the most recent end of T2"),
+        pytest.param({}, [[A, B, A]], "C", "BA", id="a repetition is a second sight"),
+    ],
+)
+def test_a_touch_of_a_resident_block(
+    twin: ModuleType, ref_cnts: dict[bytes, int], touches: list[list[bytes]], t1: str, t2: str
+) -> None:
     policy = arc(twin, 4, [A, B, C])
-    policy.touch([A, C])
-    assert lists(policy) == ("B", "CA", "", "")
+    for block, ref_cnt in ref_cnts.items():
+        policy.get(block).ref_cnt = ref_cnt
+    for touched in touches:
+        policy.touch(touched)
+    assert lists(policy) == (t1, t2, "", "")
 
 
-def test_touch_of_a_pending_block_in_t1_keeps_it_there_most_recent(twin: ModuleType) -> None:
+def test_a_block_of_t2_that_is_pending_is_the_most_recent_too(twin: ModuleType) -> None:
     policy = arc(twin, 4, [A, B])
-    policy.get(A).ref_cnt = -1
-    policy.touch([A])
-    assert lists(policy) == ("BA", "", "", "")
-    policy.touch([A, A])
-    assert lists(policy) == ("BA", "", "", "")
-
-
-def test_touch_of_a_pinned_block_promotes_it_like_any_ready_one(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.get(A).ref_cnt = 2
-    policy.touch([A])
-    assert lists(policy) == ("B", "A", "", "")
-
-
-def test_touch_of_a_block_in_t2_makes_it_the_most_recent(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B, C])
-    policy.touch([C, B, A])
-    assert lists(policy) == ("", "ABC", "", "")
-    policy.touch([A])
-    assert lists(policy) == ("", "BCA", "", "")
+    policy.touch([A, B])
     policy.get(B).ref_cnt = -1
     policy.touch([B])
-    assert lists(policy) == ("", "CAB", "", "")
-
-
-def test_touch_takes_the_last_hash_first(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B, C])
-    policy.touch([A, B, C])
-    assert names(policy.t2) == "CBA"
-
-
-def test_a_repetition_is_a_second_sight(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([A, B, A])
-    assert lists(policy) == ("", "BA", "", "")
+    assert lists(policy) == ("", "AB", "", "")
 
 
 def with_ghosts(twin: ModuleType, capacity: int, b1: list[bytes], b2: list[bytes]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -147,23 +148,30 @@ def test_options_that_a_policy_does_not_have(twin: ModuleType, text: str) -> Non
         twin.CPUOffloadingManager(16, 4, text)
 
 
-def test_every_option_can_be_given_its_default(twin: ModuleType) -> None:
-    for name in registry.names():
-        options = registry.entry(name).options
-        text = "&".join(f"{option.name}={option.default}" for option in options)
-        manager = twin.CPUOffloadingManager(16, 4, f"{name}?{text}" if text else name)
-        assert isinstance(manager.policy, twin.policy_class(name))
+def options_of_policies() -> list[tuple[str, registry.Option]]:
+    return [(name, option) for name in registry.names() for option in registry.entry(name).options]
 
 
-def test_an_option_out_of_bounds(twin: ModuleType) -> None:
-    for name in registry.names():
-        for option in registry.entry(name).options:
-            for value in (option.minimum - 1, option.maximum + 1):
-                with pytest.raises(ValueError, match=option.name):
-                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
-            for text in ("", "x", "nan"):
-                with pytest.raises(ValueError, match=option.name):
-                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={text}")
+@pytest.mark.parametrize(("name", "option"), options_of_policies())
+def test_an_option_of_a_policy(twin: ModuleType, name: str, option: registry.Option) -> None:
+    """As the text that names a policy has it, and as an argument of its class."""
+    policy_class = twin.policy_class(name)
+    for value in (option.default, option.minimum, option.maximum):
+        policy = twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}").policy
+        assert isinstance(policy, policy_class)
+        shown = getattr(policy, option.name)
+        assert shown == value or not isinstance(shown, int | float)
+    for value in (option.minimum - 1, option.maximum + 1, math.nan):
+        with pytest.raises(ValueError, match=f"{option.name} must be"):
+            twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
+        with pytest.raises((TypeError, ValueError), match=f"^{option.name} must be"):
+            policy_class(4, **{option.name: value})
+    for text in ("", "x"):
+        with pytest.raises(ValueError, match=option.name):
+            twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={text}")
+    for no_number in (None, True, b"0.5", [1]):
+        with pytest.raises(TypeError, match=f"^{option.name} must be a"):
+            policy_class(4, **{option.name: no_number})
 
 
 def test_an_option_of_the_wrong_type() -> None:

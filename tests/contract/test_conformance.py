@@ -117,14 +117,6 @@ class EvictsMore(ListPolicy):
         return super().evict(n + 1, protected) or super().evict(n, protected)
 
 
-class EvictsInPart(ListPolicy):
-    def evict(self, n: int, protected: Any) -> Any:
-        victims = super().evict(n, protected)
-        if victims is None:
-            super().evict(1, protected)
-        return victims
-
-
 class EvictsNothingOfTwo(ListPolicy):
     def evict(self, n: int, protected: Any) -> Any:
         return None if n == 2 else super().evict(n, protected)
@@ -136,12 +128,6 @@ class KeepsVictims(ListPolicy):
         victims = super().evict(n, protected)
         self.order = before
         return victims
-
-
-class NamesAVictimTwice(ListPolicy):
-    def evict(self, n: int, protected: Any) -> Any:
-        victims = super().evict(n, protected)
-        return victims and [victims[0]] * len(victims)
 
 
 class GivesOtherStatuses(ListPolicy):
@@ -183,12 +169,6 @@ class ReadsRefCntAtInsert(ListPolicy):
     def evict(self, n: int, protected: Any) -> Any:
         stays = [key for key, status in self.order if not self.idle[status.block_id]]
         return super().evict(n, {*protected, *stays})
-
-
-class GivesCopies(ListPolicy):
-    def get(self, block_hash: bytes) -> BlockStatus | None:
-        found = super().get(BlockHash(block_hash))
-        return found and self.own(found)
 
 
 class UsesStatusesAgain(ListPolicy):

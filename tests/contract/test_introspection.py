@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -47,79 +46,36 @@ def test_attributes_of_one_policy_are_read_only_too(twin: ModuleType, manager_na
             setattr(manager, name, {})
 
 
-def lru_things(twin: ModuleType) -> list[Any]:
-    """Return three things with `blocks`, holding A, C, B from least to most recent."""
-    policy = twin.LRUCachePolicy(4)
-    for block_id, block in enumerate((A, B, C)):
-        status = BlockStatus(block_id)
-        status.ref_cnt = 0
-        policy.insert(block, status)
-    over_built_in = twin.LRUOffloadingManager(twin.CPUBackend(16, 4))
-    over_own = twin.LRUOffloadingManager(ListBackend(16, 4))
-    for manager in (over_built_in, over_own):
-        store(manager, [A, B, C])
-    for thing in (policy, over_built_in, over_own):
-        thing.touch([B])
-    return [policy, over_built_in, over_own, over_built_in.policy, over_own.policy]
-
-
-def test_blocks_runs_from_least_to_most_recent(twin: ModuleType) -> None:
-    for thing in lru_things(twin):
-        blocks = thing.blocks
-        assert isinstance(blocks, Mapping)
-        assert names(blocks) == "ACB"
-        assert names(blocks.keys()) == "ACB"
-        assert [status.block_id for status in blocks.values()] == [0, 2, 1]
-        assert [(names([key]), status.ref_cnt) for key, status in blocks.items()] == [
-            ("A", 0),
-            ("C", 0),
-            ("B", 0),
-        ]
-        assert (len(blocks), A in blocks, D in blocks) == (3, True, False)
-        assert (blocks[C].block_id, blocks.get(D)) == (2, None)
-        with pytest.raises(KeyError):
-            blocks[D]
-        assert isinstance(blocks[A], BlockStatus)
-
-
-def arc_things(twin: ModuleType) -> list[Any]:
-    """Return things with T1 = [D, E], T2 = [C], B1 = [A], B2 = [B] and a target of 1."""
-    things = []
-    for backend in (twin.CPUBackend(16, 3), ListBackend(16, 3)):
-        manager = twin.ARCOffloadingManager(backend)
-        things += [manager, manager.policy]
-    manager = twin.CPUOffloadingManager(16, 3, "arc")
-    things.append(manager.policy)
-    for filled in (things[0], things[2], manager):
-        store(filled, [A, B, C])
-        filled.touch([B])
-        filled.touch([C])
-        assert names(store(filled, [D]).block_hashes_evicted) == "A"
-        filled.prepare_load([D])
-        assert names(store(filled, [E]).block_hashes_evicted) == "B"
-        filled.complete_load([D])
-        filled.touch([A])
-    return things
-
-
-def test_the_lists_of_arc_run_from_least_to_most_recent(twin: ModuleType) -> None:
-    for thing in arc_things(twin):
-        for name, content in {"t1": "DE", "t2": "C"}.items():
-            view: Any = getattr(thing, name)
-            assert isinstance(view, Mapping)
-            assert names(view) == content
-            assert len(view) == len(content)
-            assert all(isinstance(status, BlockStatus) for status in view.values())
-        for name, content in {"b1": "A", "b2": "B"}.items():
-            view = getattr(thing, name)
-            assert hasattr(view, "__len__")
-            assert hasattr(view, "__contains__")
-            assert names(view) == content
-            assert len(view) == len(content)
-            assert (D in view, A in view) == (False, content == "A")
-        assert thing.target_t1_size == 1.0
-        assert type(thing.target_t1_size) is float
-        assert thing.cache_capacity == 3
+@pytest.mark.parametrize("pool", ["CPUBackend", "ListBackend"])
+@pytest.mark.parametrize(
+    ("name", "lists"),
+    [
+        ("LRUOffloadingManager", {"blocks": "CDBE"}),
+        ("ARCOffloadingManager", {"t1": "CDE", "t2": "B", "b1": "A", "b2": ""}),
+    ],
+)
+def test_a_manager_shows_the_lists_of_its_policy_least_recent_first(
+    twin: ModuleType, name: str, lists: dict[str, str], pool: str
+) -> None:
+    """What can be asked of them is in `test_views`."""
+    manager = getattr(twin, name)(getattr(twin, pool, ListBackend)(16, 4))
+    store(manager, [A, B, C, D])
+    manager.touch([B])
+    store(manager, [E])
+    manager.prepare_load([C])
+    for view, content in lists.items():
+        assert names(getattr(manager, view)) == content
+        assert getattr(manager, view) == getattr(manager.policy, view)
+    shown = manager.blocks if "blocks" in lists else {**manager.t1, **manager.t2}
+    assert {names([key]): (status.ref_cnt, status.block_id) for key, status in shown.items()} == {
+        "C": (1, 2),
+        "D": (0, 3),
+        "B": (0, 1),
+        "E": (0, 0),
+    }
+    if "t1" in lists:
+        manager.touch([A])
+        assert (manager.target_t1_size, manager.cache_capacity) == (1.0, 4)
 
 
 def test_a_status_shows_the_blocks_current_values(build: Build) -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload import BlockHash, BlockStatus, Hints, LRUCachePolicy
+from kvoffload import BlockHash, Hints, LRUCachePolicy
 from kvoffload.policies import registry
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, names, store
 from tests.observation import observe
+from tests.policies.steps import evict, policy_of, request
 from tests.strategies import BATCHES
 
 ENDS = Hints(ends=True)
@@ -24,9 +25,7 @@ def filled(twin: ModuleType, policy: str, *batches: Sequence[BlockHash]) -> Any:
     """Return a manager that has room for the batches and has stored them as a request each."""
     manager = twin.CPUOffloadingManager(16, sum(map(len, batches)), policy)
     for batch in batches:
-        with manager.begin(batch) as request:
-            request.prepare_store()
-            request.complete_store()
+        request(manager, batch)
     return manager
 
 
@@ -55,9 +54,9 @@ def test_a_session_that_ends_releases_its_blocks_when_it_finishes(
     twin: ModuleType, policy: str
 ) -> None:
     manager = filled(twin, policy, [A, B], [C, D], [E, F])
-    with manager.begin([C, D], hints=ENDS) as request:
+    with manager.begin([C, D], hints=ENDS) as ending:
         assert manager.policy.num_released == 0
-        request.lookup()
+        ending.lookup()
     assert names(leaving(manager, 2)) == "DC"
 
 
@@ -87,10 +86,7 @@ def test_a_use_takes_a_block_back_to_where_it_would_be(
     def run(*, with_release: bool) -> Any:
         manager = twin.CPUOffloadingManager(16, 6, policy)
         for batch in setup:
-            request = manager.begin(batch)
-            request.prepare_store()
-            request.complete_store()
-            request.finish()
+            request(manager, batch)
         if with_release:
             manager.release(released)
         manager.touch([*used, *released])
@@ -104,21 +100,21 @@ def test_a_use_takes_a_block_back_to_where_it_would_be(
 def test_an_end_told_at_the_begin_pushes_nothing_out(twin: ModuleType, policy: str) -> None:
     manager = filled(twin, policy, [A, B], [C, D])
     manager.release([D])
-    request = manager.begin([E, F, G], hints=ENDS)
-    output = request.prepare_store()
+    ending = manager.begin([E, F, G], hints=ENDS)
+    output = ending.prepare_store()
     assert names(output.block_hashes_to_store) == "E"
     assert names(output.block_hashes_evicted) == "D"
     assert manager.stats()["not_admitted"] == 2
-    request.complete_store()
-    request.finish()
+    ending.complete_store()
+    ending.finish()
     assert names(leaving(manager, 1)) == "E"
 
 
 @EVERY_POLICY
 def test_where_nothing_is_free_or_released_nothing_is_stored(twin: ModuleType, policy: str) -> None:
     manager = filled(twin, policy, [A, B])
-    with manager.begin([C, D], hints=ENDS) as request:
-        output = request.prepare_store()
+    with manager.begin([C, D], hints=ENDS) as ending:
+        output = ending.prepare_store()
     assert output is not None
     assert not output.block_hashes_to_store
     assert manager.stats()["refused_stores"] == 0
@@ -138,15 +134,10 @@ def test_a_reset_forgets_them(twin: ModuleType, policy: str) -> None:
 
 @EVERY_POLICY
 def test_a_policy_used_alone_releases_as_well(twin: ModuleType, policy: str) -> None:
-    alone = twin.policy_class(policy)(4)
-    for number, key in enumerate((A, B, C, D)):
-        alone.insert(key, BlockStatus(number))
-        alone.get(key).ref_cnt = 0
+    alone = policy_of(twin, policy, 4, (A, B, C, D))
     alone.release([B, C])
     assert alone.num_released == 2
-    victims = alone.evict(2, [])
-    assert victims is not None
-    assert names(key for key, _ in victims) == "CB"
+    assert evict(alone, 2) == "CB"
 
 
 def test_a_policy_that_a_manager_owns_refuses(twin: ModuleType) -> None:
@@ -175,12 +166,12 @@ class Hearing(LRUCachePolicy):
 def test_a_users_policy_hears_of_it_once_after_the_finish(twin: ModuleType) -> None:
     policy = Hearing(2)
     manager = twin.CPUOffloadingManager(16, 2, policy)
-    request = manager.begin([A, B, C], hints=ENDS)
-    output = request.prepare_store()
+    ending = manager.begin([A, B, C], hints=ENDS)
+    output = ending.prepare_store()
     assert names(output.block_hashes_to_store) == "AB"  # the free slots
-    request.complete_store()
-    request.finish()
-    request.finish()
+    ending.complete_store()
+    ending.finish()
+    ending.finish()
     manager.release([B])
     assert policy.heard == ["finished ABC", "release ABC", "release B"]
     assert names(store(manager, [D]).block_hashes_evicted) == "B"

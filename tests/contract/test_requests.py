@@ -20,6 +20,7 @@ from kvoffload import (
     Request,
     RequestFinishedError,
 )
+from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
@@ -219,6 +220,21 @@ def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build)
     with pytest.raises(BlockNotPinnedError):
         old.complete_load(0, 1)  # it has none left
     check_invariants(manager)
+
+
+def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    request = manager.begin([A, B])
+    manager.prepare_load([A, B])
+    calls.note_loaded(request, 0, 2)
+    manager.reset_cache()
+    store(manager, [A, B])
+    manager.prepare_load([A, B])
+    request.complete_load(0, 2)  # of before
+    assert manager.stats()["pinned"] == 2
+    request.complete_load(0, 2)
+    assert manager.stats()["pinned"] == 0
 
 
 def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
@@ -518,11 +534,11 @@ def test_a_request_is_begun_by_a_manager_alone(twin: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["lru", "lfu"])
 def test_a_request_makes_the_calls_of_a_subclass(twin: ModuleType, name: str) -> None:
-    calls: list[str] = []
+    made: list[str] = []
 
     def passed_on(method: str) -> Any:
         def call(self: Any, *arguments: Any) -> Any:
-            calls.append(method)
+            made.append(method)
             return getattr(twin.CPUOffloadingManager, method)(self, *arguments)
 
         return call
@@ -540,7 +556,7 @@ def test_a_request_makes_the_calls_of_a_subclass(twin: ModuleType, name: str) ->
                 request.prepare_store()
                 request.extend([C])
             request.complete_store()
-    assert calls == [*methods, "touch", "complete_store"] * 2  # the finish is no further use
+    assert made == [*methods, "touch", "complete_store"] * 2  # the finish is no further use
     assert observe(manager) == observe(plain)
 
 

@@ -93,27 +93,25 @@ def test_after_a_reset_a_manager_is_as_new(build: Build) -> None:
     assert used == new
 
 
-def test_a_users_backend_gets_its_blocks_back_least_recent_first(twin: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("name", "touched", "order"),
+    [
+        ("LRUOffloadingManager", [B], "ACDBE"),
+        ("ARCOffloadingManager", [C, A], "BDEAC"),  # T1 before T2
+    ],
+)
+def test_a_users_backend_gets_its_blocks_back_least_recent_first(
+    twin: ModuleType, name: str, touched: list[bytes], order: str
+) -> None:
     backend = ListBackend(16, 5)
-    manager = twin.LRUOffloadingManager(backend)
+    manager = getattr(twin, name)(backend)
     store(manager, [A, B, C, D])
-    manager.touch([B])
+    manager.touch(touched)
     manager.prepare_load([A])
     manager.prepare_store([E])
     manager.reset_cache()
-    assert [block.label for block in backend.freed] == [x.hex() for x in (A, C, D, B, E)]
-    assert backend.get_num_free_blocks() == 5
-
-
-def test_a_users_backend_gets_t1_before_t2(twin: ModuleType) -> None:
-    backend = ListBackend(16, 5)
-    manager = twin.ARCOffloadingManager(backend)
-    store(manager, [A, B, C, D])
-    manager.touch([C, A])
-    manager.prepare_store([E])
-    manager.reset_cache()
-    assert [block.label for block in backend.freed] == [x.hex() for x in (B, D, E, A, C)]
-    assert len(backend.freed) == len({id(block) for block in backend.freed}) == 5
+    assert names(bytes.fromhex(block.label) for block in backend.freed) == order
+    assert len({id(block) for block in backend.freed}) == backend.get_num_free_blocks() == 5
 
 
 def test_a_reset_of_nothing_is_legal(build: Build) -> None:

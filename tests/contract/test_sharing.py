@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockHash, Hints
+from kvoffload import BlockHash
 from kvoffload.managers import calls
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
 from tests.contract.test_releases import ENDS, EVERY_POLICY, leaving
 from tests.parts import ListPolicy
+from tests.policies.steps import request as serve
 
 
-def serve(manager: Any, blocks: list[BlockHash], hints: Hints | None = None) -> None:
-    """Serve a request whose store ends after it."""
-    with manager.begin(blocks, hints=hints) as request:
-        request.prepare_store()
-    request.complete_store()
+def blocks_of(letters: str) -> list[BlockHash]:
+    """Return the blocks that letters name."""
+    return [dict(zip("ABCDE", (A, B, C, D, E), strict=True))[letter] for letter in letters]
 
 
 def new_manager(twin: ModuleType, policy: str = "lru") -> Any:
@@ -37,14 +36,45 @@ def end(manager: Any, blocks: list[BlockHash]) -> None:
     manager.begin(blocks).finish(hints=ENDS)
 
 
+def serve_as(manager: Any, text: str) -> None:
+    """Serve a prompt whose blocks are letters, and behind a plus those of its answer."""
+    prompt, answer = (blocks_of(part) for part in text.partition("+")[::2])
+    with manager.begin(prompt) as request:
+        request.prepare_store()
+        request.extend(answer)
+        request.prepare_store(len(prompt))
+    request.complete_store()
+
+
 @EVERY_POLICY
-def test_a_prompt_that_two_sessions_share_is_not_released(twin: ModuleType, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("served", "released"),
+    [
+        pytest.param(["ABC", "ABDE"], "ED", id="two sessions share a prompt"),
+        pytest.param(["ABC", "ABD"], "D", id="the last answer is rewritten: a branch"),
+        pytest.param(["AB", "AB", "ABC+D"], "DCBA", id="a session goes on"),
+        pytest.param(["AB+CD", "ABE"], "EBA", id="without the answer"),
+        pytest.param(["AB+CD", "ABCE"], "ECBA", id="with a part of it"),
+        pytest.param(["AB+CD", "ABCDE"], "EDCBA", id="with all of it"),
+        pytest.param(["+AB", "AC"], "CA", id="with a part of what was an answer alone"),
+        pytest.param(["AB+C", "ABCD", "ABE"], "E", id="leaves an answer that was sent again"),
+        pytest.param(["AB", "(ABC)", "ABCD"], "DCBA", id="goes on, its last blocks not stored"),
+        pytest.param(["ABC", "(ABD)", "ABDE"], "ED", id="shares a prompt and stores nothing"),
+    ],
+)
+def test_a_session_that_ends_releases_the_blocks_that_are_its_own(
+    twin: ModuleType, policy: str, served: list[str], released: str
+) -> None:
+    """A request in parentheses stores nothing; the last one is of the session that ends."""
     manager = new_manager(twin, policy)
-    serve(manager, [A, B, C])
-    serve(manager, [A, B, D, E])
-    end(manager, [A, B, D, E])
-    assert manager.policy.num_released == 2
-    assert names(leaving(manager, 5)[:2]) == "ED"
+    for text in served:
+        if text[0] == "(":
+            manager.begin(blocks_of(text[1:-1])).finish()
+        else:
+            serve_as(manager, text)
+    end(manager, blocks_of(served[-1].replace("+", "")))
+    assert manager.policy.num_released == len(released)
+    assert names(leaving(manager, 8 - len(manager) + len(released))) == released
 
 
 @EVERY_POLICY
@@ -57,98 +87,6 @@ def test_who_knows_a_prompt_cannot_release_it(twin: ModuleType, policy: str, kno
         assert manager.policy.num_released == 0
     manager.release([A, B, C])
     assert manager.policy.num_released == 3 - known
-
-
-@EVERY_POLICY
-def test_a_session_that_goes_on_keeps_its_blocks_its_own(twin: ModuleType, policy: str) -> None:
-    manager = new_manager(twin, policy)
-    serve(manager, [A, B])
-    serve(manager, [A, B])  # the same again
-    request = manager.begin([A, B, C])
-    request.prepare_store()
-    request.extend([D])
-    request.prepare_store(3)
-    request.finish()
-    request.complete_store()
-    end(manager, [A, B, C, D])
-    assert manager.policy.num_released == 4
-
-
-def answer(manager: Any, prompt: list[BlockHash], answer: list[BlockHash]) -> None:
-    """Serve a prompt and its answer, whose stores end after it."""
-    with manager.begin(prompt) as request:
-        request.prepare_store()
-        request.extend(answer)
-        request.prepare_store(len(prompt))
-    request.complete_store()
-
-
-@EVERY_POLICY
-@pytest.mark.parametrize("resent", [0, 1, 2])
-def test_a_session_goes_on_that_sends_a_part_of_the_answer_again(
-    twin: ModuleType, policy: str, resent: int
-) -> None:
-    """A client may leave out the reasoning of an answer, or all of it."""
-    manager = new_manager(twin, policy)
-    answer(manager, [A, B], [C, D])
-    following = [A, B, *[C, D][:resent], E]
-    serve(manager, following)
-    end(manager, following)
-    assert manager.policy.num_released == len(following)
-
-
-@EVERY_POLICY
-def test_who_leaves_an_answer_that_was_sent_again_shares_what_is_before(
-    twin: ModuleType, policy: str
-) -> None:
-    manager = new_manager(twin, policy)
-    answer(manager, [A, B], [C])
-    serve(manager, [A, B, C, D])
-    serve(manager, [A, B, E])  # where the first prompt ended, the session has gone on already
-    end(manager, [A, B, C, D])
-    assert manager.policy.num_released == 2
-
-
-@EVERY_POLICY
-def test_a_session_goes_on_whose_last_blocks_were_not_stored(twin: ModuleType, policy: str) -> None:
-    manager = new_manager(twin, policy)
-    serve(manager, [A, B])
-    manager.begin([A, B, C]).finish()
-    serve(manager, [A, B, C, D])
-    end(manager, [A, B, C, D])
-    assert manager.policy.num_released == 4
-
-
-@EVERY_POLICY
-def test_who_stores_nothing_does_not_make_a_shared_prompt_its_own(
-    twin: ModuleType, policy: str
-) -> None:
-    manager = new_manager(twin, policy)
-    serve(manager, [A, B, C])
-    manager.begin([A, B, D]).finish()
-    serve(manager, [A, B, D, E])
-    end(manager, [A, B, D, E])
-    assert manager.policy.num_released == 2
-
-
-@EVERY_POLICY
-def test_a_request_of_an_answer_alone_may_go_on_anywhere_in_it(
-    twin: ModuleType, policy: str
-) -> None:
-    manager = new_manager(twin, policy)
-    answer(manager, [], [A, B])
-    serve(manager, [A, C])
-    end(manager, [A, C])
-    assert manager.policy.num_released == 2
-
-
-def test_a_request_that_rewrites_the_last_answer_branches(twin: ModuleType) -> None:
-    manager = new_manager(twin)
-    serve(manager, [A, B, C])
-    serve(manager, [A, B, D])
-    end(manager, [A, B, D])
-    assert names(leaving(manager, 5)[-1:]) == "D"
-    assert manager.policy.num_released == 0
 
 
 def test_shared_lasts_as_long_as_the_block_is_resident(twin: ModuleType) -> None:

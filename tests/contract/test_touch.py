@@ -51,21 +51,19 @@ def test_touch_counts_as_nothing_and_pins_nothing(build: Build) -> None:
     assert manager.stats() == before
 
 
-def test_touch_moves_a_pinned_block(build_lru: Build) -> None:
-    manager = build_lru(3)
-    store(manager, [A, B, C])
-    manager.prepare_load([A])
-    manager.touch([A])
-    manager.complete_load([A])
-    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "BCA"
-
-
-def test_touch_moves_a_pending_block(build_lru: Build) -> None:
+@pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "pinned"])
+def test_touch_moves_a_block_that_is_in_use(build_lru: Build, is_pending: bool) -> None:
     manager = build_lru(3)
     manager.prepare_store([A])
+    if not is_pending:
+        manager.complete_store([A])
+        manager.prepare_load([A])
     store(manager, [B, C])
     manager.touch([A])
-    manager.complete_store([A])
+    if is_pending:
+        manager.complete_store([A])
+    else:
+        manager.complete_load([A])
     assert names(store(manager, [D, E, F]).block_hashes_evicted) == "BCA"
 
 

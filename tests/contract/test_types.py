@@ -118,16 +118,12 @@ def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
     assert [vars(BlockStatus)[name].offset for name in ("ref_cnt", "block_id")] == [0, 8]
 
 
-def test_a_new_status_is_pending() -> None:
+def test_a_new_status_is_pending_and_then_ready_when_idle_or_pinned() -> None:
     status = BlockStatus(7)
     assert (status.ref_cnt, status.block_id, status.is_ready) == (-1, 7, False)
-
-
-@pytest.mark.parametrize(("ref_cnt", "ready"), [(-1, False), (0, True), (1, True), (99, True)])
-def test_a_status_is_ready_when_idle_or_pinned(ref_cnt: int, ready: bool) -> None:
-    status = BlockStatus(0)
-    status.ref_cnt = ref_cnt
-    assert status.is_ready is ready
+    for ref_cnt in (0, 1, 99, -1):
+        status.ref_cnt = ref_cnt
+        assert status.is_ready is (ref_cnt >= 0)
 
 
 def test_readiness_cannot_be_assigned() -> None:
@@ -163,13 +159,8 @@ def test_a_concrete_spec_names_its_medium_and_holds_int64_ids(
         assert spec.block_ids.dtype == np.int64
         assert spec.block_ids.shape == (3,)
         assert spec.block_ids.tolist() == [3, 1, 2]
-
-
-@pytest.mark.parametrize("spec_class", [CPULoadStoreSpec, GPULoadStoreSpec])
-def test_an_empty_spec_is_int64_too(spec_class: type[BlockIDsLoadStoreSpec]) -> None:
-    block_ids = spec_class([]).block_ids
-    assert block_ids.dtype == np.int64
-    assert block_ids.shape == (0,)
+    empty = spec_class([]).block_ids
+    assert (empty.dtype, empty.shape) == (np.int64, (0,))
 
 
 @pytest.mark.parametrize(

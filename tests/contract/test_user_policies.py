@@ -327,17 +327,6 @@ def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
     assert manager.stats()["resident"] + manager.stats()["free"] == 2
 
 
-def test_a_policy_that_answers_nonsense_after_it_dropped_a_block(twin: ModuleType) -> None:
-    policy = faulty(make_room=lambda policy, *_: policy.order.pop() and "nonsense")(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A])
-    policy.armed = True
-    with pytest.raises(PolicyError, match="Faulty"):
-        manager.prepare_store([B])
-    assert manager.lookup([A]) == 1
-    check_invariants(manager)
-
-
 def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
     policy = faulty(get=lambda policy, block: None if block == B else ListPolicy.get(policy, block))
     manager = twin.CPUOffloadingManager(16, 2, policy)
@@ -402,18 +391,43 @@ def test_what_a_users_policy_raises_passes_through_and_changes_nothing(
     assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
 
 
-def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: ModuleType) -> None:
-    def interrupted(policy: ListPolicy, *arguments: Any) -> Any:
-        ListPolicy.evict(policy, *arguments)
-        raise KeyboardInterrupt
+def evict_and_interrupt(policy: ListPolicy, *arguments: Any) -> Any:
+    ListPolicy.evict(policy, *arguments)
+    raise KeyboardInterrupt
 
-    policy = faulty(evict=interrupted)(1)
-    manager = twin.CPUOffloadingManager(16, 1, policy)
-    store(manager, [A])
+
+def evict_and_refuse(policy: ListPolicy, *arguments: Any) -> Any:
+    ListPolicy.evict(policy, *arguments)
+
+
+def drop_and_answer_nonsense(policy: ListPolicy, *_: Any) -> Any:
+    return policy.order.pop() and "nonsense"
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "error", "message"),
+    [
+        ("evict", evict_and_interrupt, KeyboardInterrupt, "^$"),
+        (
+            "evict",
+            evict_and_refuse,
+            PolicyError,
+            "evict nothing to refuse a store, got 1$",
+        ),
+        ("make_room", drop_and_answer_nonsense, PolicyError, "Faulty"),
+    ],
+)
+def test_a_policy_that_has_dropped_blocks_gets_them_back(
+    twin: ModuleType, method: str, fault: Any, error: type[BaseException], message: str
+) -> None:
+    policy = faulty(**{method: fault})(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    store(manager, [A, B])
     policy.armed = True
-    with pytest.raises(KeyboardInterrupt):
-        manager.prepare_store([B])
-    assert manager.lookup([A]) == 1
+    with pytest.raises(error, match=message):
+        manager.prepare_store([C])
+    assert manager.lookup([A, B]) == 2
+    assert manager.stats()["refused_stores"] == 0
     check_invariants(manager)
 
 
@@ -451,21 +465,6 @@ def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> Non
     with pytest.raises(PolicyError):  # it lacks what the manager holds, and is given it now
         manager.prepare_store([C])
     assert names(store(manager, [C]).block_hashes_evicted) == "A"
-    check_invariants(manager)
-
-
-def test_a_policy_that_refuses_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
-    class Dropping(ListPolicy):
-        def evict(self, n: int, protected: Any) -> Any:
-            super().evict(n, protected)
-
-    manager = twin.CPUOffloadingManager(16, 2, Dropping)
-    store(manager, [A, B])
-    message = r"^Dropping must evict nothing to refuse a store, got 1$"
-    with pytest.raises(PolicyError, match=message):
-        manager.prepare_store([C])
-    assert manager.lookup([A, B]) == 2
-    assert manager.stats()["refused_stores"] == 0
     check_invariants(manager)
 
 

@@ -8,31 +8,12 @@ import pytest
 
 from kvoffload import BlockStatus
 from kvoffload.policies import registry
-from tests.blocks import block_hashes
 from tests.conftest import read_budget
 from tests.differential.pairs import Pair, Twins
+from tests.differential.traffic import Traffic
+from tests.differential.workloads import mixed_keys
 
-KEYS = block_hashes(*range(14))
-
-
-def drive_managers(pair: Pair, generator: random.Random) -> None:
-    """Make calls on both managers that leave blocks of every kind behind."""
-    pinned: list[bytes] = []
-    for _ in range(generator.randrange(30)):
-        batch = generator.sample(KEYS, generator.randrange(1, 5))
-        choice = generator.randrange(6)
-        if choice < 3:
-            pair.do("touch", batch)
-            pair.do("prepare_store", batch)
-            if choice:
-                pair.do("complete_store", batch, generator.random() < 0.9)
-        elif choice == 3:
-            if pair.do("prepare_load", batch[:2])[0] == "returned":
-                pinned += batch[:2]
-        elif choice == 4 and pinned:
-            pair.do("complete_load", [pinned.pop(generator.randrange(len(pinned)))])
-        else:
-            pair.do("touch", batch)
+KEYS = mixed_keys(range(14))
 
 
 def drive_policies(pair: Pair, generator: random.Random) -> None:
@@ -67,10 +48,10 @@ def drive_policies(pair: Pair, generator: random.Random) -> None:
 @pytest.mark.parametrize("name", registry.names())
 def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed: int) -> None:
     for number in range(max(1, round(25 * read_budget()))):
-        generator = random.Random(f"{seed} {number}")
-        capacity = generator.randrange(1, 9)
-        pair = Pair(twins, lambda twin, n=capacity: twin.CPUOffloadingManager(16, n, name))
-        drive_managers(pair, generator)
-        pair.python, pair.compiled = pair.python.policy, pair.compiled.policy
-        pair.agree()
+        traffic = Traffic.of(twins, name, seed + number, capacity=1 + number % 8)
+        traffic.run(traffic.draw.randrange(60))
+        pair, generator = traffic.pair, traffic.draw
+        pair.python, pair.compiled = (manager.policy for manager in pair.both)
+        del traffic
+        assert pair.do("touch", KEYS)[0] == "returned"  # the managers are gone
         drive_policies(pair, generator)

@@ -6,14 +6,12 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from kvoffload import Hints
-from tests.differential.pairs import Pair, Twins, require_equal
+from tests.differential.pairs import OpenPair, Pair, Twins
 from tests.differential.workloads import key
-from tests.observation import attempt
 
 SOURCES = 20
 """More than are told apart."""
@@ -67,47 +65,26 @@ def turns(seed: int, count: int, live: int) -> Iterator[Turn]:
         yield turn
 
 
-class Open:
-    """A request of each twin's manager."""
-
-    def __init__(self, pair: Pair, turn: Turn) -> None:
-        self.both = [
-            manager.begin(list(turn.blocks), hints=turn.begin, now=turn.now)
-            for manager in pair.both
-        ]
-
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method on both, and compare what came out."""
-        python, compiled = (attempt(request, method, *arguments) for request in self.both)
-        require_equal(python, compiled, method, arguments)
-        return python[1]
-
-    def finish(self, turn: Turn) -> None:
-        for request in self.both:
-            request.finish(hints=turn.finish, now=turn.now)
-
-
 def replay(pair: Pair, seed: int, count: int, live: int, every: int) -> set[str]:
     """Replay sessions whose stores and loads overlap; return the rules that were followed."""
     draw = random.Random(seed)
-    storing: deque[Open] = deque()
-    loading: deque[tuple[Open, int]] = deque()
+    storing: deque[OpenPair] = deque()
+    loading: deque[tuple[OpenPair, int]] = deque()
     rules = set()
     for number, turn in enumerate(turns(seed, count, live)):
-        request = Open(pair, turn)
+        request = OpenPair(pair, turn.blocks, turn.begin, turn.now)
         if draw.random() < 0.05:  # the same once more, before anybody else
-            Open(pair, turn).finish(turn)
+            OpenPair(pair, turn.blocks, turn.begin, turn.now).finish(turn.finish, turn.now)
         found = request.do("lookup")
         if found:
             request.do("prepare_load", 0, found)
             loading.append((request, found))
         request.do("prepare_store")
         if turn.answer:
-            for each in request.both:
-                each.extend(list(turn.answer))
+            request.do("extend", turn.answer)
             request.do("prepare_store")
         storing.append(request)
-        request.finish(turn)
+        request.finish(turn.finish, turn.now)
         while len(loading) > draw.randrange(3):
             loaded, end = loading.popleft()
             loaded.do("complete_load", 0, end)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from kvoffload.policies import registry
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
-from tests.differential.workloads import key
+from tests.differential.workloads import mixed_keys
 from tests.policies.steps import idle
 
 pytestmark = pytest.mark.thorough
-
-
-def length(number: int) -> int:
-    """Return a key length: most inline, every seventh out of line."""
-    return 70 if number % 7 == 0 else 36
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, name: str) -> None:
     generator = random.Random(seed)
     pair = Pair(twins, lambda twin: twin.policy_class(name)(3))
-    keys = [key(number, length(number)) for number in range(4000)]
+    keys = mixed_keys(range(4000))
     for block_id, block in enumerate(keys):
         pair.do("insert", block, idle(block_id))
     pair.agree()
@@ -59,7 +55,7 @@ def test_a_large_manager_with_a_long_run_of_pinned_blocks(
     numbers = iter(range(10**9))
 
     def request(size: int) -> list[bytes]:
-        return [key(number, length(number)) for number in (next(numbers) for _ in range(size))]
+        return mixed_keys(islice(numbers, size))
 
     def store(batch: list[bytes]) -> Any:
         pair.do("touch", batch)

@@ -129,8 +129,9 @@ def as_arrays(rows: list[list[int]], seed: int) -> tuple[np.ndarray, np.ndarray,
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("workload", GENERATED)
-@pytest.mark.parametrize("capacity", [1, 16, 60])
+@pytest.mark.parametrize(
+    ("workload", "capacity"), [("loops", 1), ("scans", 16), ("conversations", 60)]
+)
 def test_requests_with_hints_and_events(
     twins: Twins, seed: int, name: str, workload: str, capacity: int
 ) -> None:
@@ -172,10 +173,16 @@ def test_requests_with_hints_and_events(
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("workload", GENERATED)
 @pytest.mark.parametrize(
-    ("capacity", "pending", "hinted"),
-    [(0, 0, False), (1, 1, True), (16, 0, True), (16, 6, False), (60, 0, False), (60, 1, True)],
+    ("workload", "capacity", "pending", "hinted"),
+    [
+        ("scans", 0, 0, False),
+        ("loops", 1, 1, True),
+        ("conversations", 16, 0, True),
+        ("scans", 16, 6, False),
+        ("loops", 60, 0, False),
+        ("conversations", 60, 1, True),
+    ],
 )
 def test_rows_are_served_as_a_manager_serves_them_call_by_call(
     twins: Twins, seed: int, name: str, workload: str, capacity: int, pending: int, hinted: bool
@@ -222,8 +229,7 @@ def test_rows_are_served_as_a_manager_serves_them_call_by_call(
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("workload", GENERATED)
-@pytest.mark.parametrize("capacity", [1, 16])
+@pytest.mark.parametrize(("workload", "capacity"), [("scans", 1), ("conversations", 16)])
 def test_one_row_and_what_it_changes(
     twins: Twins, seed: int, name: str, workload: str, capacity: int
 ) -> None:

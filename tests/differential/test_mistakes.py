@@ -11,6 +11,8 @@ import pytest
 from kvoffload import BlockStatus, CachePolicy
 from kvoffload.policies import registry
 from tests.blocks import A, B, block_hash, store
+from tests.contract.test_policies import MISTAKES as OF_POLICIES
+from tests.contract.test_policies import filled
 from tests.differential.pairs import Twins
 from tests.parts import ListBackend, ListPolicy
 
@@ -39,18 +41,14 @@ def over_backend(name: str, method: str, *arguments: Any) -> Mistake:
         manager = getattr(twin, name)(twin.CPUBackend(16, 2))
         store(manager, [A])
         manager.prepare_load([A])
+        manager.prepare_store([B])
         return getattr(manager, method)(*arguments)
 
     return call
 
 
 def on_policy(name: str, method: str, *arguments: Any) -> Mistake:
-    def call(twin: ModuleType) -> Any:
-        policy = twin.policy_class(name)(4)
-        policy.insert(A, BlockStatus(0))
-        return getattr(policy, method)(*arguments)
-
-    return call
+    return lambda twin: getattr(filled(twin.policy_class(name)), method)(*arguments)
 
 
 def non_empty(twin: ModuleType) -> Any:
@@ -104,6 +102,15 @@ def second_manager(name: str) -> Mistake:
     return call
 
 
+def on_pool(method: str, argument: Any) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        pool = twin.CPUBackend(16, 3)
+        pool.free(pool.allocate_blocks([A, B])[0])
+        return getattr(pool, method)(argument)
+
+    return call
+
+
 def free_from_outside(twin: ModuleType) -> Any:
     backend = twin.CPUBackend(16, 4)
     store(twin.LRUOffloadingManager(backend), [A])
@@ -153,16 +160,28 @@ MISTAKES: dict[str, Mistake] = {
         )
     },
     **{f"a second manager over {name}": second_manager(name) for name in registry.names()},
+    **{
+        f"pool {method} {argument!r:.40}": on_pool(method, argument)
+        for method, arguments in (
+            ("free", [None, 5, b"x", *map(BlockStatus, (-2, -1, 0, 2, 3, 9, 2**40))]),
+            ("allocate_blocks", [[b""], [A, 5], None, 5, b"x", [A, B, A]]),
+        )
+        for argument in arguments
+    },
     "a slot of a manager freed from outside": free_from_outside,
     "a backend in use initialised again": backend_again,
     **{
         f"{call} {value!r}": over_backend("ARCOffloadingManager", call, *given)
         for call, *given in (
+            ("prepare_load", [A, B]),
+            ("complete_load", [B]),
+            ("lookup", [A, 5]),
             ("complete_store", [A], "no"),
             ("complete_store", 5, "no"),
             ("lookup", b"abc"),
             ("touch", "abc"),
             ("prepare_store", bytearray(b"abc")),
+            ("prepare_store", [A, b""]),
         )
         for value in (given[-1],)
     },
@@ -171,6 +190,7 @@ MISTAKES: dict[str, Mistake] = {
         for value in ("yes", 1, None, True)
     },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
+    "an unknown attribute": lambda twin: twin.CPUOffloadingManager(16, 2).nonesuch,
     "a policy that is not empty": non_empty,
     "a victim too many": wrong_victim,
     "a short allocation": short_allocation,
@@ -192,24 +212,9 @@ MISTAKES: dict[str, Mistake] = {
         for option in registry.entry(name).options
     },
     **{
-        f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)
+        f"{name} {method} {number}": on_policy(name, method, *arguments)
         for name in registry.names()
-        for method, arguments in (
-            ("insert", (A, BlockStatus(1))),
-            ("insert", (B, None)),
-            ("insert", (B, 5)),
-            ("insert", (b"", BlockStatus(1))),
-            ("remove", (B,)),
-            ("remove", (5,)),
-            ("get", ("text",)),
-            ("evict", (-1, ())),
-            ("evict", (True, ())),
-            ("evict", (2**70, ())),
-            ("evict", (1, [5])),
-            ("evict", (1, 5)),
-            ("touch", (5,)),
-            ("touch", ([A, b""],)),
-        )
+        for number, (method, arguments, *_) in enumerate(OF_POLICIES)
     },
 }
 

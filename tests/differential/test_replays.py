@@ -37,16 +37,17 @@ def replay(pair: Pair, requests: Iterable[Request]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize("workload", GENERATED)
-@pytest.mark.parametrize(("capacity", "key_length"), [(16, 48), (60, 36)])
+@pytest.mark.parametrize(
+    ("workload", "capacity", "key_length"),
+    [("loops", 16, 48), ("scans", 60, 36), ("conversations", 60, 48)],
+)
 def test_generated_workloads(
     twins: Twins, seed: int, name: str, workload: str, capacity: int, key_length: int
 ) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name, True))
     stats = replay(pair, GENERATED[workload](seed, 150, key_length))
     assert stats["stored_blocks"] > 0
-    if capacity == 60:
-        assert stats["evicted_blocks"] > 0
+    assert stats["evicted_blocks"] > 0 or capacity == 16
 
 
 def options_at_their_bounds() -> list[str]:
@@ -60,10 +61,10 @@ def options_at_their_bounds() -> list[str]:
 
 
 @pytest.mark.parametrize("text", options_at_their_bounds())
-@pytest.mark.parametrize("workload", GENERATED)
-def test_options_at_their_bounds(twins: Twins, seed: int, text: str, workload: str) -> None:
+def test_options_at_their_bounds(twins: Twins, seed: int, text: str) -> None:
     pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 60, text, True))
-    replay(pair, GENERATED[workload](seed, 80))
+    for workload in ("scans", "conversations"):
+        replay(pair, GENERATED[workload](seed, 80))
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,11 @@ def key(number: int, length: int = 32) -> bytes:
     """Return the key of a hash id, as long as asked for."""
     digest = sha256(str(number).encode()).digest()
     return (digest * (length // 32 + 1))[:length]
+
+
+def mixed_keys(numbers: Iterable[int]) -> list[bytes]:
+    """Return the keys of hash ids: most lie inline in the index, every seventh does not."""
+    return [key(number, 70 if number % 7 == 0 else 36) for number in numbers]
 
 
 def conversations(seed: int, requests: int, key_length: int = 32) -> Iterator[Request]:

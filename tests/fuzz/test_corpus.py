@@ -12,67 +12,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload import IMPLEMENTATION
+from tests.conftest import AVAILABLE, TWINS
 from tests.differential.pairs import Twins
-from tests.fuzz.calls import MAX_CALLS, run_calls
+from tests.fuzz.calls import MAX_CALLS
+from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).with_name("corpus")
-of_tiers = pytest.mark.skipif(IMPLEMENTATION == "python", reason="tiers need the extensions")
+LONGEST = {"options": 60, "slab": 120}
+"""Bytes of a generated input; 400 for others."""
 
 
 def inputs(target: str) -> list[Path]:
     return sorted((CORPUS / target).iterdir())
 
 
-@pytest.mark.parametrize("path", inputs("calls"), ids=lambda path: path.name)
-def test_calls_of_the_corpus(twins: Twins, path: Path) -> None:
-    run_calls(twins, path.read_bytes())
+def skip_without(target: str) -> None:
+    """Skip where what the target needs is not installed, or not built."""
+    if TARGETS[target].needs:
+        pytest.importorskip(TARGETS[target].needs, reason="needs the extra cli")
+    if target == "slab" and IMPLEMENTATION == "python":
+        pytest.skip("tiers need the extensions")
+    if target == "calls" and list(TWINS) != AVAILABLE:
+        pytest.skip("the compiled twins are not built")
 
 
-@pytest.mark.parametrize("path", inputs("traces"), ids=lambda path: path.name)
-def test_traces_of_the_corpus(path: Path) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.reading import run_reading
-
-    run_reading(path.read_bytes())
-
-
-@pytest.mark.parametrize("path", inputs("merge"), ids=lambda path: path.name)
-def test_merges_of_the_corpus(path: Path) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.merge import run_merge
-
-    run_merge(path.read_bytes())
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [(target, path) for target in TARGETS for path in inputs(target)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_corpus(target: str, path: Path) -> None:
+    skip_without(target)
+    TARGETS[target].function()(path.read_bytes())
 
 
-@of_tiers
-@pytest.mark.parametrize("path", inputs("slab"), ids=lambda path: path.name)
-def test_slabs_of_the_corpus(path: Path) -> None:
-    from tests.fuzz.slab import run_slab
-
-    run_slab(path.read_bytes())
-
-
-@pytest.mark.parametrize("path", inputs("config"), ids=lambda path: path.name)
-def test_descriptions_of_the_corpus(path: Path) -> None:
-    from tests.fuzz.config import run_config
-
-    run_config(path.read_bytes())
-
-
-@pytest.mark.parametrize("path", inputs("prompts"), ids=lambda path: path.name)
-def test_prompts_of_the_corpus(path: Path) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.prompts import run_prompts
-
-    run_prompts(path.read_bytes())
-
-
-@pytest.mark.parametrize("path", inputs("options"), ids=lambda path: path.name)
-def test_options_of_the_corpus(path: Path) -> None:
-    pytest.importorskip("click", reason="reading options needs the cli extra")
-    from tests.fuzz.options import run_options
-
-    run_options(path.read_bytes())
+@pytest.mark.parametrize("target", TARGETS)
+@given(st.data())
+def test_any_bytes(target: str, data: st.DataObject) -> None:
+    """They are calls, requests, damage that is never served, a shape, a value, or an error."""
+    skip_without(target)
+    least = 20 if target == "slab" else 0
+    drawn = data.draw(st.binary(min_size=least, max_size=LONGEST.get(target, 400)))
+    steps = TARGETS[target].function()(drawn)
+    assert steps <= MAX_CALLS or target != "calls"
 
 
 def test_the_fuzzer_starts_from_the_corpus_and_adds_nothing_to_it(tmp_path: Path) -> None:
@@ -94,58 +76,6 @@ def test_the_fuzzer_starts_from_the_corpus_and_adds_nothing_to_it(tmp_path: Path
     *others, seeds = done.stdout.split()
     assert others == ["fuzz", "-runs=1"]
     assert seeds == "-seed_inputs=" + ",".join(map(str, inputs("config")))
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_calls(twins: Twins, data: bytes) -> None:
-    assert run_calls(twins, data) <= MAX_CALLS
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_a_trace_or_an_error(data: bytes) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.reading import run_reading
-
-    run_reading(data)
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_prompts_or_an_error(data: bytes) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.prompts import run_prompts
-
-    run_prompts(data)
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
-    pytest.importorskip("click", reason="reading options needs the cli extra")
-    from tests.fuzz.options import run_options
-
-    run_options(data)
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_a_merge_or_an_error(data: bytes) -> None:
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.merge import run_merge
-
-    run_merge(data)
-
-
-@of_tiers
-@given(st.binary(min_size=20, max_size=120))
-def test_any_bytes_are_damage_that_is_never_served(data: bytes) -> None:
-    from tests.fuzz.slab import run_slab
-
-    run_slab(data)
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_a_shape_or_an_error(data: bytes) -> None:
-    from tests.fuzz.config import run_config
-
-    run_config(data)
 
 
 def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -> None:
@@ -173,8 +103,8 @@ def test_the_corpus_reaches_every_log_and_every_option() -> None:
     assert read == set(range(len(READERS)))
 
 
-@of_tiers
 def test_the_corpus_reaches_every_kind_of_damage_and_every_number_of_files() -> None:
+    skip_without("slab")
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
     from tests.fuzz.merge import files_of
     from tests.fuzz.slab import KINDS, Damage

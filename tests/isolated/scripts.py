@@ -23,17 +23,22 @@ def run_python(
 
 
 def run_script(
-    script: str, *arguments: str, environment: dict[str, str | None] | None = None, status: int = 0
+    script: str,
+    *arguments: str,
+    environment: dict[str, str | None] | None = None,
+    status: int = 0,
+    options: tuple[str, ...] = (),
 ) -> str:
     """Run `script` and return what it printed; fail unless it ends with `status`.
 
+    `options` are Python's, beside those that make warnings errors.
     The variables of `environment` are set; those whose value is None are taken away.
     """
     path = os.pathsep.join([str(ROOT), *sys.path])
     given = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     variables = {name: value for name, value in given.items() if value is not None}
     program = textwrap.dedent(script)
-    completed = run_python("-W", "error", "-c", program, *arguments, env=variables)
+    completed = run_python("-W", "error", *options, "-c", program, *arguments, env=variables)
     if completed.returncode != status:
         raise AssertionError(
             f"the script ended with {completed.returncode}, not {status}\n"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +11,7 @@ import pytest
 
 import kvoffload
 from tests.conftest import AVAILABLE
-from tests.isolated.scripts import ROOT, run_script
+from tests.isolated.scripts import run_script
 
 needs_extensions = pytest.mark.skipif(
     "compiled" not in AVAILABLE, reason="the extensions are not built"
@@ -94,8 +90,7 @@ def extension_modules() -> list[str]:
     return sorted(name for name in found if name.startswith(rooms))
 
 
-SERVER = """
-import importlib.metadata
+CASES = """
 import json
 import os
 import sys
@@ -103,84 +98,45 @@ import traceback
 
 import numpy
 
-for line in sys.stdin:
-    script, variable, value, hidden = json.loads(line)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        status = 1
+script, variable, cases = json.loads(sys.argv[1])
+for value, hidden in cases:
+    print("case", flush=True)
+    if not (child := os.fork()):
         try:
-            os.dup2(writing, 1)
-            os.dup2(writing, 2)
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
             sys.argv[1:] = hidden
             exec(script, {})
-            status = 0
-        except BaseException:
+        except BaseException as error:
+            print("failed", repr(error))
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(writing)
-    with os.fdopen(reading) as printed:
-        text = printed.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(json.dumps([status, text]), flush=True)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
 """
-"""Imports numpy, and then runs one script after the other in a child of its own."""
-
-Choose = Callable[[str | None, list[str]], str]
+"""Imports numpy, and then runs a script once per case, in a child of its own."""
 
 
-@pytest.fixture(scope="module")
-def choose(twins: tuple[ModuleType, ModuleType]) -> Iterator[Choose]:
-    """Return what imports the package in a process under a value, without what is hidden."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        "OPENBLAS_NUM_THREADS": "1",  # threads and fork do not mix
-    }
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        to_server, from_server = server.stdin, server.stdout
-
-        def ask(value: str | None, hidden: list[str]) -> str:
-            print(json.dumps([IMPORT, VARIABLE, value, hidden]), file=to_server, flush=True)
-            status, printed = json.loads(from_server.readline())
-            assert status == 0, printed
-            return str(printed)
-
-        yield ask
-        to_server.close()
+def choose(cases: list[tuple[str | None, list[str]]]) -> list[str]:
+    """Return what importing the package prints under a value, without what is hidden, per case."""
+    environment: dict[str, str | None] = {"OPENBLAS_NUM_THREADS": "1"}  # not with fork
+    given = json.dumps([IMPORT, VARIABLE, cases])
+    return run_script(CASES, given, environment=environment).split("case\n")[1:]
 
 
-@pytest.mark.parametrize("value", VALUES)
-def test_every_value_where_the_compiled_twins_are_present(
-    choose: Choose, value: str | None
-) -> None:
-    assert choose(value, []) == f"implementation {VALUES[value][0]}\n"
-
-
-@needs_extensions
-@pytest.mark.parametrize("value", VALUES)
-def test_every_value_where_the_compiled_twins_are_absent(choose: Choose, value: str | None) -> None:
-    printed = choose(value, extension_modules())
-    if VALUES[value][1] == "python":
-        assert printed == "implementation python\n"
-        return
-    refusal, cause = printed.splitlines()
-    assert refusal.startswith(f"refused {VARIABLE}=0 ")
-    assert cause.startswith("cause ImportError kvoffload.")
-    assert cause.endswith(" is hidden")
+def test_every_value(twins: tuple[ModuleType, ModuleType]) -> None:
+    present = choose([(value, []) for value in VALUES])
+    assert present == [f"implementation {chosen}\n" for chosen, _ in VALUES.values()]
+    absent = choose([(value, extension_modules()) for value in VALUES])
+    for printed, (_, chosen) in zip(absent, VALUES.values(), strict=True):
+        if chosen == "python":
+            assert printed == "implementation python\n"
+            continue
+        refusal, cause = printed.splitlines()
+        assert refusal.startswith(f"refused {VARIABLE}=0 ")
+        assert cause.startswith("cause ImportError kvoffload.")
+        assert cause.endswith(" is hidden")
 
 
 def twin_modules() -> list[str]:
@@ -190,12 +146,14 @@ def twin_modules() -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", twin_modules() or ["none"])
-def test_all_twins_or_none(choose: Choose, name: str) -> None:
-    assert choose(None, [name]) == "implementation python\n"
-    refusal, cause = choose("0", [name]).splitlines()
-    assert VARIABLE in refusal
-    assert cause == f"cause ImportError {name} is hidden"
+def test_all_twins_or_none(twins: tuple[ModuleType, ModuleType]) -> None:
+    names = twin_modules()
+    printed = choose([(value, [name]) for name in names for value in (None, "0")])
+    for name, chosen, refused in zip(names, printed[::2], printed[1::2], strict=True):
+        assert chosen == "implementation python\n"
+        refusal, cause = refused.splitlines()
+        assert VARIABLE in refusal
+        assert cause == f"cause ImportError {name} is hidden"
 
 
 @needs_extensions

@@ -21,7 +21,8 @@ import importlib
 import random
 import sys
 
-from kvoffload import BlockStatus, OffloadError
+from kvoffload import OffloadError
+from tests.policies.steps import idle
 
 twin = importlib.import_module(sys.argv[1])
 name, alone = sys.argv[2], sys.argv[3] == "alone"
@@ -46,12 +47,6 @@ class Trap:
             step()
         finally:
             inside = False
-
-
-def idle(block_id):
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
 
 
 def step_policy():
@@ -187,18 +182,12 @@ import gc
 import importlib
 import sys
 
-from kvoffload import BlockStatus
+from tests.policies.steps import idle
 
 policy = importlib.import_module(sys.argv[1]).policy_class(sys.argv[2])(4)
 armed = False
 sprung = 0
 hoard = []
-
-
-def idle(block_id):
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
 
 
 class Trap:

@@ -26,7 +26,8 @@ import itertools
 import os
 import sys
 
-from kvoffload import BlockStatus, OffloadError
+from kvoffload import OffloadError
+from tests.policies.steps import policy_of
 
 twin = importlib.import_module(sys.argv[1])
 SHORT = [bytes([number]) * 32 for number in range(1, 9)]
@@ -220,11 +221,7 @@ def step():
         1500,
         """
 def step():
-    policy = twin.policy_class(name)(8)
-    for block_id, key in enumerate(KEYS):
-        status = BlockStatus(block_id)
-        status.ref_cnt = 0
-        policy.insert(key, status)
+    policy = policy_of(twin, name, 8, KEYS)
     policy.touch(KEYS)
     policy.evict(3, KEYS[:2])
     policy.evict(99, ())

@@ -28,6 +28,7 @@ gc.disable()
 from kvoffload import BlockStatus, Hints
 from tests.allocations import fail_after
 from tests.observation import observe
+from tests.policies.steps import idle, policy_of
 
 KEYS = [bytes([number]) * (32 if number % 2 else 40) for number in range(1, 13)]
 MANY = [number.to_bytes(4, "big") * (10 if number % 3 == 0 else 4) for number in range(3000)]
@@ -43,12 +44,7 @@ def manager():
 
 
 def policy():
-    built = twin.policy_class(name)(6)
-    for block_id, key in enumerate(KEYS[:6]):
-        status = BlockStatus(block_id)
-        status.ref_cnt = 0
-        built.insert(key, status)
-    return built
+    return policy_of(twin, name, 6, KEYS[:6])
 
 
 def requested(loaded=False, stored=False, ends=False):
@@ -126,10 +122,10 @@ CALLS = {
 }
 
 
-def survives(build, call, fail, restore):
-    # One call with the n-th allocation failing, for every n at which one does.
+def failures(build, call, fail, restore, most, stops):
+    # One call with the n-th allocation failing, for every n; where `stops`, until none fails.
     failed = 0
-    for n in range(400):
+    for n in range(most):
         thing = build()
         before = observe(thing)
         refused = False
@@ -140,26 +136,34 @@ def survives(build, call, fail, restore):
             refused = True
         finally:
             restore()
-        if not refused:
-            thing._check()
+        thing._check()
+        if not refused and stops:
             return failed
+        if not refused:
+            continue
         failed += 1
         assert observe(thing) == before, f"allocation {n}"
         if hasattr(thing, "served"):
             assert len(thing.served) == 5 and not thing.served.is_finished
-        thing._check()
         call(thing)
         thing._check()
-    raise AssertionError("an allocation fails however late it is")
+    assert not stops, "an allocation fails however late it is"
+    return failed
+
+
+def survive(*how):
+    # Every call with failing allocations; return how many failed.
+    total = 0
+    for label, (build, call) in CALLS.items():
+        try:
+            total += failures(build, call, *how)
+        except AssertionError as error:
+            raise AssertionError(f"{label}: {error}") from error
+    return total
 """
 
 C_ALLOCATIONS = """
-total = 0
-for label, (build, call) in CALLS.items():
-    try:
-        total += survives(build, call, fail_after, lambda: fail_after(None))
-    except AssertionError as error:
-        raise AssertionError(f"{label}: {error}") from error
+total = survive(fail_after, lambda: fail_after(None), 400, True)
 assert total >= 8, total
 for construct in (lambda: twin.CPUOffloadingManager(16, 4, name), lambda: twin.CPUBackend(16, 4),
                   lambda: twin.policy_class(name)(4)):
@@ -256,9 +260,7 @@ def later(policy):
     policy.touch(keys(200, 2))
     policy.touch(keys(100, 30)[::-1])
     for key in keys(100, 30):
-        status = BlockStatus(9)
-        status.ref_cnt = 0
-        policy.insert(key, status)
+        policy.insert(key, idle(9))
     policy._check()
     return [key for key, _ in first], observe(policy)
 
@@ -314,26 +316,8 @@ print("nothing changed")
 PYTHON_ALLOCATIONS = """
 import _testcapi
 
-failures = 0
-for label, (build, call) in CALLS.items():
-    for n in range(120):
-        thing = build()
-        before = observe(thing)
-        refused = False
-        _testcapi.set_nomemory(n, n + 1)
-        try:
-            call(thing)
-        except MemoryError:
-            refused = True
-        finally:
-            _testcapi.remove_mem_hooks()
-        thing._check()
-        if refused:
-            failures += 1
-            assert observe(thing) == before, f"{label}: allocation {n}"
-            call(thing)
-            thing._check()
-assert failures > 50, failures
+total = survive(lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks, 120, False)
+assert total > 50, total
 print("nothing changed")
 """
 

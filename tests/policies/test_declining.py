@@ -11,7 +11,6 @@ import pytest
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 from tests.differential.pairs import Pair, Twins
-from tests.differential.workloads import GENERATED
 from tests.policies.steps import request
 from tests.policies.test_duel import following_lru
 from tests.policies.test_hit_density import train
@@ -80,28 +79,6 @@ def test_a_policy_of_one_s_own_declines_as_ever(twin: ModuleType) -> None:
     manager = twin.CPUOffloadingManager(16, 4, First)
     manager.policy.set_declining(False)
     assert manager.prepare_store(FRESH[:3]).block_hashes_to_store == FRESH[:1]
-
-
-@pytest.mark.parametrize("workload", GENERATED)
-@pytest.mark.parametrize("capacity", [1, 16, 60])
-def test_the_twins_agree(twins: Twins, seed: int, workload: str, capacity: int) -> None:
-    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, "hit-density"))
-    for manager in (pair.python, pair.compiled):
-        manager.policy.set_declining(False)
-    chance = random.Random(seed)
-    pinned: list[list[bytes]] = []
-    for keys in GENERATED[workload](seed, 300):
-        pair.do("touch", keys)
-        _, found = pair.do("lookup", keys)
-        if found and chance.random() < 0.3:
-            pair.do("prepare_load", keys[:found])
-            pinned.append(keys[:found])
-        if len(pinned) > 3:
-            pair.do("complete_load", pinned.pop(0))
-        pair.do("prepare_store", keys)
-        pair.do("touch", keys)
-        pair.do("complete_store", keys)
-    pair.agree()
 
 
 @pytest.mark.thorough

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import itertools
 import random
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from types import ModuleType
@@ -26,7 +28,7 @@ from kvoffload.replay import Configuration, replay
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import KEY_LENGTHS, A, B, C, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
-from tests.policies.steps import policy_of, request
+from tests.policies.steps import request
 from tests.policies.stress import (
     WORKLOADS,
     Request,
@@ -46,12 +48,6 @@ def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
 
 def is_sampled(block: bytes, shift: int, secret: bytes = REPEATABLE) -> bool:
     return sample_of(hash_key(block, words_of(secret))) % (1 << shift) == 0
-
-
-def serve_all(manager: Any, requests: list[Request], in_flight: int) -> int:
-    if in_flight:
-        return serve_interleaved(manager, requests, in_flight)
-    return serve(manager, requests)
 
 
 def following_lru(twin: ModuleType) -> tuple[Any, dict[bytes, int]]:
@@ -166,28 +162,26 @@ def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
     check_invariants(manager)
 
 
-@pytest.mark.parametrize("guard", [-1, 2, 0.5, float("nan"), "yes", None, True])
-def test_the_option_is_checked(twin: ModuleType, guard: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="guard must be"):
-        policy_of(twin, "hit-density", 4, guard=guard)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("in_flight", [0, 4])
+@pytest.mark.parametrize(
+    "serve",
+    [
+        pytest.param(partial(serve_pending, pending=1), id="stores that overlap"),
+        pytest.param(partial(serve_pending, pending=5), id="stores that take long"),
+        pytest.param(partial(serve_interleaved, in_flight=4), id="requests that overlap"),
+    ],
+)
 @pytest.mark.parametrize("capacity", [1, 7, 127, 300, 5000])
 @pytest.mark.parametrize("name", ["phases", "mixture"])
 def test_the_twins_follow_the_same_rule(
-    twins: Twins, name: str, capacity: int, in_flight: int
+    twins: Twins, name: str, capacity: int, serve: Callable[[Any, list[Request]], int]
 ) -> None:
+    """And measure the same lag of stores."""
     requests = WORKLOADS[name](2, 360)
     pair = Pair(twins, lambda twin: manager_of(twin, capacity))
     for start in range(0, len(requests), 40):
-        hits = [
-            serve_all(manager, requests[start : start + 40], in_flight)
-            for manager in (pair.python, pair.compiled)
-        ]
+        hits = [serve(manager, requests[start : start + 40]) for manager in pair.both]
         assert hits[0] == hits[1]
-        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
         pair.agree()
 
 
@@ -280,18 +274,6 @@ def test_an_immediate_repeat_is_served_to_the_miniatures_and_no_use(
     assert manager.policy.num_requests == 4
     assert round(manager.policy.trial_hits["lru"]) == 9
     check_invariants(manager)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("pending", [1, 5, 300])
-def test_the_twins_measure_one_lag(twins: Twins, pending: int) -> None:
-    requests = WORKLOADS["mixture"](3, 700 if pending == 300 else 300)
-    pair = Pair(twins, lambda twin: manager_of(twin, 260))
-    for start in range(0, len(requests), 100):
-        for manager in (pair.python, pair.compiled):
-            serve_pending(manager, requests[start : start + 100], pending)
-        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
-        pair.agree()
 
 
 def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:

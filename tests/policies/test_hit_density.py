@@ -166,6 +166,15 @@ def test_what_several_sessions_use_belongs_to_no_source(twin: ModuleType) -> Non
     assert expect(manager, [B], "one") == 3
 
 
+def test_sixteen_sources_are_told_apart_and_all_others_are_one(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    for number in range(19):
+        hints = Hints(expect_s=60.0, source=f"client {number}")
+        manager.begin(block_hashes(number), hints=hints).finish()
+    shown = [(source.name, source.hints) for source in manager.policy.hint_sources]
+    assert shown == [*((f"client {number}", 1) for number in range(16)), (None, 3)]
+
+
 def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     served = manager.begin([A, B])
@@ -400,18 +409,6 @@ def test_nothing_is_drawn_at_random(twin: ModuleType) -> None:
         rings = [list(ring) for ring in policy.rings]
         leaving.append((rings, [block for block, _ in policy.evict(len(policy), ())]))
     assert leaving[0] == leaving[1]
-
-
-@pytest.mark.parametrize("ghosts", [-0.1, 16.1, float("nan"), "many", None, True])
-def test_the_number_of_ghosts_is_checked(twin: ModuleType, ghosts: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="ghosts must be"):
-        density(twin, 4, ghosts=ghosts)
-
-
-def test_the_option_is_part_of_the_policy_string(twin: ModuleType) -> None:
-    assert manager_of(twin, 4, "?ghosts=2").policy.ghosts == 2.0
-    with pytest.raises(ValueError, match="has no option 'ghost'"):
-        manager_of(twin, 4, "?ghost=2")
 
 
 def test_capacity_zero_stores_nothing(twin: ModuleType) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from kvoffload import BlockStatus
 from kvoffload.testing.policies import check_invariants
-from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
@@ -171,32 +170,3 @@ def test_a_failed_store_leaves_the_queue(twin: ModuleType) -> None:
     manager.complete_store(block_hashes(2, 3), success=False)
     check_invariants(manager)
     assert set(manager.policy.blocks) == set(block_hashes(0, 1))
-
-
-@pytest.mark.refused_allocations
-def test_an_allocation_that_fails_changes_nothing(twins: tuple[ModuleType, ModuleType]) -> None:
-    """A search that is cancelled after it has taken marks and moved the hand leaves no trace."""
-    _, compiled = twins
-    outcomes = []
-    for allocations in range(8):
-        policy, same = (policy_of(compiled, "sieve", 200) for _ in range(2))
-        chain = block_hashes(*range(150))
-        for one in (policy, same):
-            for block in chain:
-                one.insert(block, idle())
-            use(one, *chain[:75])
-        fail_after(allocations)
-        try:
-            outcomes.append(policy.evict(100, ()) is not None)
-        except MemoryError:
-            outcomes.append(False)
-        finally:
-            fail_after(None)
-        check_invariants(policy)
-        if not outcomes[-1]:
-            assert list(policy.blocks) == list(same.blocks)
-            assert policy.hand == same.hand
-            for _ in range(5):
-                assert [b for b, _ in policy.evict(20, ())] == [b for b, _ in same.evict(20, ())]
-    assert outcomes[0] is False
-    assert outcomes[-1] is True

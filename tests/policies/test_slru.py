@@ -103,18 +103,3 @@ def test_a_block_that_left_comes_back_on_probation(twin: ModuleType) -> None:
     assert evict(policy, 2) == "BA"
     policy.insert(A, idle())
     assert segments(policy) == ("A", "")
-
-
-@pytest.mark.parametrize("share", [None, True, b"0.5"])
-def test_a_share_that_is_not_a_number(twin: ModuleType, share: Any) -> None:
-    with pytest.raises(TypeError, match=r"^protected must be a number, got "):
-        slru(twin, 4, [], share)
-
-
-def test_the_share_is_an_option_of_the_policy_string(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 10, "slru?protected=0.3")
-    assert manager.policy.protected_size == 3
-    with pytest.raises(ValueError, match="protected must be in"):
-        twin.CPUOffloadingManager(16, 10, "slru?protected=2")
-    with pytest.raises(ValueError, match="has no option 'share'"):
-        twin.CPUOffloadingManager(16, 10, "slru?share=1")
