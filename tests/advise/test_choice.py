@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
+from kvoffload.advise.advice import PARTS
 from kvoffload.advise.choice import LEAST_NOISE, POLICIES, STUDENT_T, choose, noise
-from kvoffload.advise.grid import PARTS
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
 

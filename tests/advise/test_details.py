@@ -7,7 +7,7 @@ import pytest
 
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
-from kvoffload.advise.wording import findings
+from kvoffload.advise.findings import findings
 from kvoffload.replay import Configuration, DecodedTrace, Tier, replay
 from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
@@ -33,7 +33,7 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     for one in closer.policies:
         result = replay(trace, Configuration(policy=one.policy, host=200, groups=SETUP.chunks))
         hits = result.log["host"]
-        assert int(hits.sum()) == advice.cell(one.policy).saved_tokens
+        assert int(hits.sum()) == advice.of(one.policy).offloaded_tokens
         lengths = 512 * np.diff(trace.starts)
         assert len(one.over_time) == POINTS
         assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
@@ -112,10 +112,9 @@ def test_what_is_written_to_the_disk_is_reported_per_day(found):
     for cell in closer.disk_cells:
         written = cell.counts.tier_stored * MIB
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
-        index = advice.memories.index(cell.memory)
-        assert cell.alone == advice.cell(cell.host_policy, index).hit_ratio
+        assert cell.alone == advice.of(cell.host_policy, cell.memory).hit_ratio
         assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
-    titles = [finding.title for finding in findings(advice, found=closer)]
+    titles = [finding.title for finding in findings(advice, details=closer)]
     assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
 
 
@@ -124,7 +123,7 @@ def test_without_times_blocks_written_are_reported():
     advice = advise(recorded, SETUP)
     closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))
     assert closer.disk_cells[0].bytes_per_day is None
-    assert " blocks written" in findings(advice, found=closer)[-1].text
+    assert " blocks written" in findings(advice, details=closer)[-1].text
 
 
 def test_a_trace_of_nothing_is_no_trouble():
@@ -137,16 +136,16 @@ def test_a_trace_of_nothing_is_no_trouble():
 
 def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     advice, closer = found
-    useful = findings(advice, found=closer)[-1].text
+    useful = findings(advice, details=closer)[-1].text
     assert "both hit" in useful
     assert "hardly any" not in useful
     nothing = details(RecordedTrace.of(WORKLOAD), advice, Disk(MIB, ("lru", "hit-density")))
     assert all(
-        abs(cell.counts.hit_ratio - advice.cell(cell.host_policy).hit_ratio) < 0.005
+        abs(cell.counts.hit_ratio - advice.of(cell.host_policy).hit_ratio) < 0.005
         for cell in nothing.disk_cells
         if cell.memory == SETUP.memory
     )
-    text = findings(advice, found=nothing)[-1].text
+    text = findings(advice, details=nothing)[-1].text
     assert "adds hardly any hits: both hit" in text
     assert "host memory on its own" in text
     assert "fewest" not in text
@@ -154,13 +153,13 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     idle = []
     for cell in closer.disk_cells:
         if cell.policy == "hit-density":
-            hits = int(advice.cell(cell.host_policy).hit_ratio * cell.counts.asked_tokens)
+            hits = int(advice.of(cell.host_policy).hit_ratio * cell.counts.asked_tokens)
             counts = dataclasses.replace(
                 cell.counts, host_tokens=hits, tier_tokens=0, tier_stored=1
             )
             cell = dataclasses.replace(cell, counts=counts)
         idle.append(cell)
-    text = findings(advice, found=dataclasses.replace(closer, disk_cells=idle))[-1].text
+    text = findings(advice, details=dataclasses.replace(closer, disk_cells=idle))[-1].text
     assert "both hit" in text
     assert "hit-density behind" not in text
 
