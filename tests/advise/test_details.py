@@ -8,7 +8,7 @@ import pytest
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
 from kvoffload.advise.findings import findings
-from kvoffload.replay import Configuration, DecodedTrace, Tier, replay
+from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
 
@@ -30,6 +30,7 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     advice, closer = found
     trace = DecodedTrace.of(WORKLOAD)
     assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
+    assert closer.first_tokens == []  # without rates
     for one in closer.policies:
         result = replay(trace, Configuration(policy=one.policy, host=200, groups=SETUP.chunks))
         hits = result.log["host"]
@@ -84,26 +85,6 @@ def test_of_a_long_trace_a_sample_is_looked_at():
     assert np.median(sampled) == pytest.approx(np.median(exact), rel=0.15)
     empty, _ = stack_distances(DecodedTrace.of([]))
     assert len(empty) == 0
-
-
-def test_a_disk_hits_what_host_memory_has_not():
-    trace = DecodedTrace.of(WORKLOAD)
-
-    def tiers(capacity, disk_capacity):
-        return replay(trace, Configuration(host=capacity, tier=Tier("private", disk_capacity)))
-
-    def hits(capacity):
-        return replay(trace, Configuration(host=capacity)).hits
-
-    both = tiers(100, 800)
-    assert both.hits == both.host_hits + both.tier_hits == hits(800)  # as the larger lru
-    assert both.host_hits <= hits(800)
-    assert both.tier_stored <= both.stored
-    everything = tiers(100, trace.unique_blocks)
-    assert everything.tier_stored == trace.unique_blocks  # written once, and never again
-    assert everything.hits == hits(trace.unique_blocks)
-    alone = tiers(800, 0)
-    assert (alone.host_hits, alone.tier_hits, alone.tier_stored) == (hits(800), 0, 0)
 
 
 def test_what_is_written_to_the_disk_is_reported_per_day(found):
@@ -174,7 +155,3 @@ def test_first_tokens_take_what_is_not_hit_and_what_is_read():
     found = {one.policy: (one.p50, one.p95) for one in closer.first_tokens}
     # a prompt has 2,000 tokens, of which 48 fewer than its blocks
     assert found == {"lru": (1.0, 2000 / 512), None: (2000 / 512, 2000 / 512)}
-
-
-def test_without_rates_there_are_no_times(found):
-    assert found[1].first_tokens == []
