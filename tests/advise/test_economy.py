@@ -180,14 +180,15 @@ def test_both_answers_stand_side_by_side(advice):
 def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
     model = model_shape("qwen3-235b-a22b")
     engine = engine_of(model, accelerator("h100"))
-    assert engine.workers == 8 > model.kv_heads
+    assert engine.workers == 8 > model.kinds[0].kv_heads
     setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token(), engine=engine)
     once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "")
     assert any("those of one worker, not of the 8" in text for text in once.remarks())
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
     assert not any("of one worker" in text for text in right.remarks())
-    uneven = dataclasses.replace(once, model=dataclasses.replace(model, kv_heads=10))
+    kinds = (dataclasses.replace(model.kinds[0], kv_heads=10),)
+    uneven = dataclasses.replace(once, model=dataclasses.replace(model, kinds=kinds))
     setup = dataclasses.replace(setup, token_bytes=uneven.model.bytes_per_token())
     uneven = dataclasses.replace(uneven, advice=dataclasses.replace(advice, setup=setup))
     (remark,) = [text for text in uneven.remarks() if "of one worker" in text]

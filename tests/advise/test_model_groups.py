@@ -165,19 +165,19 @@ def test_a_state_takes_the_bytes_of_its_type(tmp_path, dtype, tokens):
 
 def test_a_page_that_does_not_divide_the_largest_is_padded():
     kinds = (Layers(FULL, 2, 3, 64, 64), Layers(WINDOW, 2, 2, 64, 64, window=32))
-    layout = ModelShape("m", "", 4, groups=kinds).layout()
+    layout = ModelShape("m", "", kinds).layout()
     assert [group.block_tokens for group in layout.groups] == [16, 16]
     assert layout.block_bytes == 2 * 16 * 3 * 128 * 2
 
 
 def test_groups_are_as_wide_as_the_commonest_kind_where_the_rarest_is_nearly_as_common():
     kinds = (Layers(FULL, 13, 8, 64, 64), Layers(WINDOW, 12, 8, 64, 64, window=32))
-    assert [one.layers for one in ModelShape("m", "", 25, groups=kinds).layout().groups] == [13, 12]
+    assert [one.layers for one in ModelShape("m", "", kinds).layout().groups] == [13, 12]
 
 
 def test_groups_of_the_same_kind_and_blocks_are_one():
     kinds = (Layers(FULL, 2, 8, 64, 64), Layers(FULL, 3, 4, 64, 64))
-    layout = ModelShape("m", "", 5, groups=kinds).layout()
+    layout = ModelShape("m", "", kinds).layout()
     assert [group.layers for group in layout.groups] == [5]
     assert layout.block_bytes == 16 * (2 * 8 + 3 * 4) * 128 * 2
 
@@ -210,4 +210,4 @@ MAMBA = Layers(STATE, 2, state=State(6, 64, channels=12, taps=3))
 )
 def test_what_cannot_be_divided_is_named(kinds, workers, message):
     with pytest.raises(ValueError, match=message):
-        ModelShape("m", "", 4, groups=kinds).layout(tensor_parallel=workers)
+        ModelShape("m", "", kinds).layout(tensor_parallel=workers)
