@@ -18,7 +18,7 @@ from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.comparison import Comparison, compared_advice, read_advice
 from kvoffload.advise.knee import Knee, find_knee, knee_configurations
 from kvoffload.advise.report import require_report, write_report
-from kvoffload.advise.retention import RetentionCell, compared, retentions
+from kvoffload.advise.retention import compared, retentions
 from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
@@ -317,7 +317,7 @@ def advise(
             device_memory,
             recorded.trace.unique_blocks,
             block_tokens=known.count,
-            token_bytes=_token_bytes(cache, source, known.count),
+            source=source,
             cache=cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
@@ -503,24 +503,10 @@ def _subject(
     behind: Disk | None,
     **context: Any,
 ) -> Subject:
-    """Replay one engine with everything that is compared."""
-    advice, alone, shares = _by_device_memory(recorded, setup, typical, effort)
-    return Subject(
-        advice=advice,
-        alone=alone,
-        details=details(recorded, advice, behind),
-        retentions=_retentions(recorded, advice, effort),
-        shares=shares,
-        **context,
-    )
+    """Replay one engine with everything that is compared.
 
-
-def _by_device_memory(
-    recorded: RecordedTrace, setup: Setup, typical: int, effort: Effort
-) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
-    """Return the advice; if a cache is assumed, also those without one and with parts of it.
-
-    `typical` is the size of the assumed cache if none was given, bytes; 0 for none.
+    If a cache is assumed, also without one and with parts of it: `typical` is its size if none was
+    given, bytes; 0 for none.
     """
     setups = [setup]
     if setup.capacity(typical):
@@ -532,18 +518,17 @@ def _by_device_memory(
         ]
         setups = [whole, setup, *parts]
     advice, *others = _advised(recorded, setups, effort, "replays")
-    return advice, others[0] if others else None, tuple(others[1:])
-
-
-def _retentions(
-    recorded: RecordedTrace, advice: Advice, effort: Effort
-) -> tuple[RetentionCell, ...]:
-    """Return the retention intervals compared; none if they make no difference."""
-    total = len(compared(advice.setup.chunks))
-    if not total:
-        return ()
-    with effort.on("comparing intervals", total, "intervals") as how:
-        return tuple(retentions(recorded, advice, **how))
+    intervals = len(compared(setup.chunks))
+    if intervals:
+        with effort.on("comparing intervals", intervals, "intervals") as how:
+            context["retentions"] = tuple(retentions(recorded, advice, **how))
+    return Subject(
+        advice=advice,
+        alone=others[0] if others else None,
+        shares=tuple(others[1:]),
+        details=details(recorded, advice, behind),
+        **context,
+    )
 
 
 def _why_no_block_tokens(survey: Survey) -> str:
@@ -583,12 +568,13 @@ def _setup(
     unique_blocks: int,
     *,
     block_tokens: int,
-    token_bytes: int,
+    source: Source,
     cache: CacheOptions,
     full_blocks: bool,
     policies: tuple[str, ...],
 ) -> Setup:
     """Return the setup, with all sizes in bytes."""
+    token_bytes = _token_bytes(cache, source, block_tokens)
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     groups = cache.groups(block_tokens, block_tokens * token_bytes)
