@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
-
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
 from .configuration import DISK_PATH
+from .subject import Subject
 from .units import bytes_text, percent_text
 from .wording import assumed_workers_text, noise_text, rates_text, workers_text
 
-if TYPE_CHECKING:
-    from .subject import Subject
-
-__all__ = ["NOT_MODELLED", "group_remarks", "prompt_text", "remarks"]
+__all__ = ["NOT_MODELLED", "group_remarks", "remarks"]
 
 NOT_MODELLED = (
     "Simplifications: an engine computes one prompt at a time, without chunks, batches, preemption "
@@ -30,25 +25,6 @@ LOOPS = {
     "closed": "Each request of a session comes once the previous one is answered.",
     "recorded": "Requests of a session keep their recorded waits.",
 }
-
-PROMPT_TOKENS = 8192
-"""Tokens of the prompt whose slots `prompt_text` counts."""
-
-
-def prompt_text(groups: GroupChunks) -> str:
-    """Return the slots that a prompt takes, and those of its windows and states, in words."""
-    length = max(PROMPT_TOKENS, *groups.chunk_tokens)
-    kinds = [group.kind for group in groups.layout.groups]
-    indexes = {index for call in groups.offers(length, 0, 0) for index in call}
-    slots = Counter(kinds[index.group] for index in indexes)
-    texts = [str(slots["full"] + slots["chunked"])]
-    for kind in ("window", "state"):
-        count = kinds.count(kind)
-        if count:
-            texts.append(f"{slots[kind]} for its {kind}{'s' if count > 1 else ''}")
-    if not slots["full"] + slots["chunked"]:
-        texts = texts[1:]
-    return f"a prompt of {length:,} tokens takes {', and '.join(texts)}"
 
 
 def group_remarks(groups: GroupChunks) -> list[str]:

@@ -16,7 +16,9 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload._extras import require
 from kvoffload.traces.outputs import open_output
 
+from .remarks import remarks
 from .subject import Subject
+from .tables import curves, tables
 from .units import unbroken
 
 if TYPE_CHECKING:
@@ -55,19 +57,20 @@ def report_html(answer: Subject) -> str:
     style, script = _page("report.css"), _page("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["unbroken"] = unbroken
-    found, tables, curves = answer.findings(), answer.tables(), answer.curves()
+    found, shown, chart = answer.findings(), tables(answer), curves(answer)
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,
         headline=answer.headline(),
         first_findings=[finding for finding in found if finding.title in FIRST],
         findings=[finding for finding in found if finding.title not in FIRST],
-        tables=[table for table in tables if not table.is_detail],
-        more_tables=[table for table in tables if table.is_detail],
-        curves=curves,
-        chart=over_memory(curves),
+        tables=[table for table in shown if not table.is_detail],
+        more_tables=[table for table in shown if table.is_detail],
+        curves=chart,
+        chart=over_memory(chart),
         pictures=_details(answer),
         snippets=answer.snippets(),
         meanings=answer.meanings(),
+        remarks=remarks(answer),
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=_hash(style),
         script=Markup(script),  # noqa: S704 - our own file

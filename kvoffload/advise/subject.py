@@ -8,20 +8,18 @@ from kvoffload._printable import printable
 from kvoffload.replay.policies import summary
 
 from .advice import Advice
-from .answer import Curves, Snippet, Table
+from .answer import Snippet
 from .comparison import Comparison
 from .configuration import python_text, vllm_text
 from .details import Details
 from .findings import Finding, capacity_text, findings
 from .knee import Knee
 from .model_shape import ModelShape
-from .remarks import prompt_text, remarks
 from .retention import RetentionCell, vllm_flag, worth
 from .setup import Setup
-from .tables import curves, tables
 from .units import bytes_text, count_text, duration_text
 from .verdicts import headline, verdict
-from .wording import fits_text
+from .wording import fits_text, prompt_text
 
 __all__ = ["Subject"]
 
@@ -133,18 +131,6 @@ class Subject:
             f"{bytes_text(setup.memory)} holds {capacity:,} blocks, {tokens} tokens ({part} of the "
             "distinct blocks)"
         )
-
-    def curves(self) -> Curves:
-        """Return the chart."""
-        return curves(self)
-
-    def tables(self) -> list[Table]:
-        """Return the tables."""
-        return tables(self)
-
-    def remarks(self) -> list[str]:
-        """Return the assumptions behind the figures."""
-        return remarks(self)
 
     def meanings(self) -> list[tuple[str, str]]:
         """Return an explanation of each row of the table of policies; none of a fleet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kvoffload.replay import Result
 
@@ -14,12 +13,10 @@ from .answer import Column, Curve, Curves, Table, TableCell, best, column
 from .choice import saving
 from .economy import balance
 from .setup import FleetTier
+from .subject import Subject
 from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
 from .verdicts import verdict
 from .wording import each_text, p95_text, tier_text
-
-if TYPE_CHECKING:
-    from .subject import Subject
 
 __all__ = ["curves", "heats", "routers", "tables"]
 

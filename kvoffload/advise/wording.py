@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvoffload.replay import Result
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.results import ERROR_PARTS
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
@@ -23,10 +26,15 @@ __all__ = [
     "noise_text",
     "p95_text",
     "points",
+    "prompt_text",
     "rates_text",
     "tier_text",
     "workers_text",
 ]
+
+
+PROMPT_TOKENS = 8192
+"""Tokens of the prompt whose slots `prompt_text` counts."""
 
 
 def points(difference: float) -> str:
@@ -129,3 +137,19 @@ def case_text(case: Case) -> str:
         return f"{case.router}, {each_text(0)}"
     text = f"{case.router}, {case.policy}, {each_text(case.memory)}"
     return text if case.tier is None else f"{text}, {tier_text(case.tier)}"
+
+
+def prompt_text(groups: GroupChunks) -> str:
+    """Return the slots that a prompt takes, and those of its windows and states, in words."""
+    length = max(PROMPT_TOKENS, *groups.chunk_tokens)
+    kinds = [group.kind for group in groups.layout.groups]
+    indexes = {index for call in groups.offers(length, 0, 0) for index in call}
+    slots = Counter(kinds[index.group] for index in indexes)
+    texts = [str(slots["full"] + slots["chunked"])]
+    for kind in ("window", "state"):
+        count = kinds.count(kind)
+        if count:
+            texts.append(f"{slots[kind]} for its {kind}{'s' if count > 1 else ''}")
+    if not slots["full"] + slots["chunked"]:
+        texts = texts[1:]
+    return f"a prompt of {length:,} tokens takes {', and '.join(texts)}"

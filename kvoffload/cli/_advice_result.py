@@ -14,10 +14,11 @@ from kvoffload.advise.answer import column
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import Engine, balance
-from kvoffload.advise.remarks import NOT_MODELLED
+from kvoffload.advise.remarks import NOT_MODELLED, remarks
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.setup import Case
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.tables import tables
 from kvoffload.advise.units import bytes_text
 from kvoffload.advise.wording import tier_text
 from kvoffload.replay import Result
@@ -259,7 +260,7 @@ def print_answer(answer: Subject) -> None:
     """Print the verdict, the tables, the findings, the remarks, and what to paste."""
     print_prose(answer.headline())
     above = [answer.name, answer.trace_text(), answer.memory_text()]
-    for table in answer.tables():
+    for table in tables(answer):
         click.echo()
         chosen = None if table.kind else table.chosen  # else a cell has the mark
         rows = [f"{name} *" if name == chosen else name for name in table.rows]
@@ -270,7 +271,7 @@ def print_answer(answer: Subject) -> None:
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
     click.echo()
-    for remark in answer.remarks():
+    for remark in remarks(answer):
         print_prose(remark)
     for snippet in answer.snippets():
         click.echo(f"\n{snippet.title}:\n")

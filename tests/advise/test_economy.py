@@ -9,6 +9,7 @@ from kvoffload.advise.accelerators import accelerator_names
 from kvoffload.advise.economy import workers_for
 from kvoffload.advise.findings import findings
 from kvoffload.advise.models import model_shape
+from kvoffload.advise.remarks import remarks
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import duration_text
 from kvoffload.advise.verdicts import headline, side_by_side
@@ -183,15 +184,15 @@ def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
     assert engine.workers == 8 > model.kinds[0].kv_heads
     setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token(), engine=engine)
     once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "")
-    assert any("those of one worker, not of the 8" in text for text in once.remarks())
+    assert any("those of one worker, not of the 8" in text for text in remarks(once))
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
-    assert not any("of one worker" in text for text in right.remarks())
+    assert not any("of one worker" in text for text in remarks(right))
     kinds = (dataclasses.replace(model.kinds[0], kv_heads=10),)
     uneven = dataclasses.replace(once, model=dataclasses.replace(model, kinds=kinds))
     setup = dataclasses.replace(setup, token_bytes=uneven.model.bytes_per_token())
     uneven = dataclasses.replace(uneven, advice=dataclasses.replace(advice, setup=setup))
-    (remark,) = [text for text in uneven.remarks() if "of one worker" in text]
+    (remark,) = [text for text in remarks(uneven) if "of one worker" in text]
     assert "must divide the 10 KV heads" in remark
 
 
@@ -199,6 +200,6 @@ def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
 def test_whose_memory_vllm_is_given_is_said(advice, workers):
     engine = None if workers is None else engine_of(None, None, workers=workers)
     found = dataclasses.replace(advice, setup=dataclasses.replace(advice.setup, engine=engine))
-    text = Subject("t", found, None, "bfloat16", "", "").remarks()[-1]
+    text = remarks(Subject("t", found, None, "bfloat16", "", ""))[-1]
     assert "cpu_bytes_to_use is the memory of all workers of an engine together" in text
     assert text.endswith(f"of {workers or 1} here, --tensor-parallel {workers or 1}.")

@@ -11,9 +11,10 @@ from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.findings import findings
-from kvoffload.advise.remarks import group_remarks, prompt_text
+from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.retention import retentions, vllm_flag, worth
 from kvoffload.advise.verdicts import headline
+from kvoffload.advise.wording import prompt_text
 from kvoffload.policies import registry
 from kvoffload.replay import (
     Configuration,

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.report import report_html, write_report
-from kvoffload.advise.tables import heats, routers
+from kvoffload.advise.tables import curves, heats, routers
 from kvoffload.advise.units import percent_text
 from kvoffload.errors import MissingExtraError
 from kvoffload.policies import registry
@@ -168,13 +168,13 @@ def test_a_fleet_has_a_chart_with_a_line_per_router():
     subject = fleet_subject()
     found = pictures(fleet_page())
     assert {*routers(subject.advice), "enough"} <= found[None][0]
-    curves = subject.curves()
+    drawn = curves(subject)
     for line, (router, results) in zip(
-        curves.lines, next(heats(subject.advice)).rows.items(), strict=True
+        drawn.lines, next(heats(subject.advice)).rows.items(), strict=True
     ):
         assert line.name == router
         assert line.shares == [None if one is None else one.saved for one in results]
-    assert curves.chosen == subject.advice.case.router
+    assert drawn.chosen == subject.advice.case.router
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
