@@ -210,11 +210,14 @@ class Setup:
 
         The first of a fleet are without offloading, one per router.
         """
-        routers = dict.fromkeys((ROUND_ROBIN, *(self.routers if self.engines else ())))
+        if not self.engines:
+            pairs = itertools.product(self.memories(), self.replayed)
+            return [Case(memory, policy=policy) for memory, policy in pairs]
+        routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
         seeing = {one for one in routers if parse_router(one).options.get("sees") == "tier"}
-        memories = [memory for memory in self.memories() if memory]
+        _, *memories = self.memories()
         every = itertools.product(memories, self.tiers, self.replayed, routers)
-        none = [Case(0, router=router) for router in routers] if self.engines else []
+        none = [Case(0, router=router) for router in routers]
         return [
             case
             for case in (*none, *itertools.starmap(Case, every))

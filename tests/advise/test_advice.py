@@ -9,7 +9,7 @@ import pytest
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.advice import Facts
 from kvoffload.advise.findings import findings
-from kvoffload.advise.setup import Case
+from kvoffload.advise.setup import Case, FleetTier
 from kvoffload.advise.verdicts import headline
 from kvoffload.advise.wording import fits_text
 from kvoffload.policies import registry
@@ -94,9 +94,10 @@ def test_progress_ends_at_the_number_of_replays_and_never_falls():
 def test_the_recommendation_names_its_policy_and_its_reasons(advice):
     assert advice.policy in registry.names()
     assert headline(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
-    titles = [finding.title for finding in findings(advice)]
-    assert titles[0] == "Reason"
-    assert {"More memory", "Ceiling", "Traffic"} <= set(titles)
+    texts = {finding.title: finding.text for finding in findings(advice)}
+    assert next(iter(texts)) == "Reason"
+    assert {"More memory", "Ceiling"} <= set(texts)
+    assert "; in the busiest tenth " in texts["Traffic"]
 
 
 def test_without_times_there_are_no_rates():
@@ -177,3 +178,8 @@ def test_a_trace_that_the_assumed_cache_holds_is_said():
     assert "All blocks of this trace, 1 MiB, fit into the cache assumed" in fits_text(setup, facts)
     assert fits_text(setup, dataclasses.replace(facts, unique_blocks=1025)) == ""
     assert fits_text(dataclasses.replace(setup, device_is_assumed=False), facts) == ""
+
+
+def test_on_one_engine_what_is_asked_of_several_has_no_effect():
+    several = {"routers": ("session",), "tiers": (FleetTier("shared", MIB),), "loop": "closed"}
+    assert dataclasses.replace(SETUP, **several).configurations(9) == SETUP.configurations(9)

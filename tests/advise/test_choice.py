@@ -163,6 +163,7 @@ def test_prices_decide_where_there_are_any():
         (None, shared),  # the least host memory, then the smallest tier
         (Prices(host=5, tier=0.1), shared),  # 200 + 100, against 2,000 and 200 + 400
         (Prices(host=1, tier=1), {}),  # 400, against 40 + 1,000
+        (Prices(host=1, tier=0.3), shared),  # 40 + 300: it is there once
     ):
         fleets = [(change, of_fleet(0.8)) for change in ({}, shared, private)]
         assert chosen_of(*fleets, prices=prices) == chosen, prices
