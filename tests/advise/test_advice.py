@@ -165,6 +165,7 @@ def test_a_memory_that_is_never_filled_gives_no_recommendation():
 
 
 def test_a_request_without_blocks_is_no_trouble():
+    assert advise([], SETUP).objections == ["the trace has no requests"]
     empty = Request(0, 0, 1, ())
     found = advise([empty] * 300, SETUP)
     assert found.policy is None

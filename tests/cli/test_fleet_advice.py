@@ -149,6 +149,7 @@ def test_what_host_memory_cannot_gain_is_not_offloaded(kvoffload, trace, advise,
     assert "kv-transfer-config" not in text
     page = report.read_text(encoding="utf-8")
     assert "Offloading does not pay" in page
+    assert ">Verdict</h2>" in page
     assert "cpu_bytes_to_use" not in page
     paid = advise(*asked[:4], "--router", "session", *RATES)
     assert (paid["pays"], paid["recommendation"]["memory"] > 0) == (True, True)
