@@ -14,6 +14,7 @@ from kvoffload.advise.choice import (
     Prices,
     choose,
     choose_fleet,
+    choose_policy,
     noise,
     p95_error,
 )
@@ -55,6 +56,8 @@ def test_another_policy_is_taken_only_where_it_is_ahead_of_both_by_more_than_noi
     assert (choice.policy, choice.best) == ("hit-density", "arc")
     assert choice.behind["hit-density"] == pytest.approx(0.02)
     assert choice.noise["hit-density"] > 0.02
+    shares = {"lru": 0.5, "hit-density": 0.5, "arc": 0.75}
+    assert choose_policy(shares, lambda *_: 0.25) == "lru"  # as far ahead as noise
     ahead_of_one = steady(lru=340, hit_density=330, arc=341)
     assert choose(ahead_of_one).policy == "lru"
 
