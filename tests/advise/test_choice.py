@@ -96,6 +96,9 @@ def test_a_steady_difference_is_noise_only_where_it_is_too_small_to_notice():
     best, other = steady(arc=300, lru=295)
     assert noise(best.parts, other.parts) == LEAST_NOISE
     assert choose([best, other]).within_noise() == ["arc"]
+    choice = choose([best, other])
+    behind = {"arc": 0.0, "lru": choice.noise["lru"]}
+    assert replace(choice, behind=behind).within_noise() == ["arc", "lru"]
 
 
 def test_nothing_replayed_is_all_noise():

@@ -70,6 +70,10 @@ def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
         ({"is_encoder_decoder": True}, "it has is_encoder_decoder"),
         (DEEPSEEK | {"index_topk": 2048, "index_topk_freq": 4}, "several layers share one index"),
         (DEEPSEEK | {"index_topk_pattern": "FSSS"}, "several layers share one index"),
+        (
+            DEEPSEEK | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            "its latent attention attends to a window",
+        ),
     ],
 )
 def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):

@@ -175,6 +175,11 @@ def test_groups_are_as_wide_as_the_commonest_kind_where_the_rarest_is_nearly_as_
     assert [one.layers for one in ModelShape("m", "", kinds).layout().groups] == [13, 12]
 
 
+def test_as_many_groups_as_there_may_be_are_counted():
+    kinds = (Layers(FULL, 1, 8, 64, 64), Layers(WINDOW, 255, 8, 64, 64, window=32))
+    assert len(ModelShape("m", "", kinds).layout().groups) == 256
+
+
 def test_groups_of_the_same_kind_and_blocks_are_one():
     kinds = (Layers(FULL, 2, 8, 64, 64), Layers(FULL, 3, 4, 64, 64))
     layout = ModelShape("m", "", kinds).layout()
