@@ -1,35 +1,39 @@
-"""Advice on policy and memory from a trace: the figures, and whether they suffice to choose."""
+"""Advice from a trace: what was compared, what to take, and whether the figures suffice."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import DecodedTrace, HintOptions, Result
+from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import BELADY, INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request
 
-from .choice import Choice, choose
-from .economy import balance_of
-from .grid import evicts_early, part_seconds, replay_grid
-from .setup import VLLM_DEFAULT, Setup
+from .choice import Choice, choose, choose_fleet, saving
+from .economy import balance
+from .setup import VLLM_DEFAULT, Case, Setup
 from .units import bytes_text, percent_text
 
 __all__ = [
     "DEVICE_SHARES",
     "LEAST_REQUESTS",
     "LEAST_REUSE",
+    "LEAST_SECONDS",
+    "PARTS",
     "Advice",
-    "Cell",
+    "Facts",
+    "Rates",
     "RecordedTrace",
     "advise",
+    "evicts_early",
 ]
 
 DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
@@ -44,45 +48,21 @@ LEAST_SECONDS = 1e-6
 LEAST_REUSE = 0.01
 """Least hit ratio of an unbounded cache for a recommendation."""
 
+PARTS = 10
+"""Parts of a trace, of equally many requests, that are counted apart."""
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Results of a policy in one memory.
 
-    Attributes
-    ----------
-    hit_ratio : float
-        Share of the tokens asked for that are hits.
-    saved_tokens : int
-        Tokens, over the trace, that need no prefill: those of the blocks that are hits.
-    stored : int
-        Slots stored.
-    stored_per_hit : float or None
-        Slots stored per block hit; None without a hit.
-    store_rate, load_rate : float or None
-        Bytes per second to host memory and back, at the trace's rate; None if it has no times.
-    busiest_store_rate, busiest_load_rate : float or None
-        The same in the part of the trace where the sum of both is highest.
-    loaded : int
-        Slots loaded for the hits.
-    device_tokens : int
-        Tokens that the accelerator's own cache has; of windows it keeps less in front of loads.
-    honest_hit_ratio, liar_hit_ratio : float or None
-        `hit_ratio` of the honest sessions and of those that give false hints; None without such.
+class Rates(NamedTuple):
+    """Bytes per second to host memory and from it, at the trace's rate.
+
+    The last two are those of the part of the trace where their sum is highest. All are None if the
+    trace has no times.
     """
 
-    hit_ratio: float
-    saved_tokens: int
-    stored: int
-    stored_per_hit: float | None
-    store_rate: float | None
-    load_rate: float | None
-    busiest_store_rate: float | None
-    busiest_load_rate: float | None
-    loaded: int
-    device_tokens: int
-    honest_hit_ratio: float | None = None
-    liar_hit_ratio: float | None = None
+    store: float | None
+    load: float | None
+    busiest_store: float | None
+    busiest_load: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +94,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The advice that a trace gives.
+    """The advice that a trace gives, on one engine or on several behind a router.
 
     Attributes
     ----------
@@ -122,45 +102,53 @@ class Advice:
         The question.
     facts : Facts
         Counts of the trace.
-    memories, capacities : list of int
-        The memories that were compared, bytes and blocks.
-    cells : dict of (str, int) to Cell
-        By policy and index in `memories`.
-    choices : list of Choice
-        The choice in each memory, whether or not the trace suffices: among the policies that pay,
-        where that is known and there are any.
-    paying : list of tuple of str, or None
-        In each memory, the policies that save more prefill than moving blocks takes; None where the
-        rates of the engine are not known.
-    reuse : float
-        The hit ratio of an unbounded cache without an accelerator's cache in front.
-    ceilings : list of float or None
-        In each memory, the hit ratio that no policy can exceed at this retention interval; None
-        where it is not known, because no group is full.
+    rows : mapping of Case to Result
+        What was compared, and its results.
+    offloading : Case
+        The choice among the cases with host memory. Of several engines the fleet that is enough,
+        whether or not the trace suffices. Of one engine, in the memory asked for, with the policy
+        that is recommended, or where none is, the one that hits most.
+    case : Case
+        The choice with no offloading among the cases. One engine does not offload if no policy
+        saves more prefill than moving blocks takes.
     unbounded : float
-        The hit ratio of an unbounded cache.
+        The hit ratio of an unbounded cache, of one engine behind the accelerator's.
+    reuse : float
+        The same without an accelerator's cache in front.
+    objections : list of str
+        Why the trace does not suffice for a recommendation; empty if it does.
+    choices : mapping of int to Choice
+        The choice of a policy in each memory of one engine, whether or not the trace suffices:
+        among the policies that pay, where that is known and there are any.
+    paying : mapping of int to tuple of str, or None
+        In each memory of one engine, the policies that save more prefill than moving blocks takes;
+        None where the rates of the engine are not known.
+    ceilings : mapping of int to float or None
+        In each memory of one engine, the hit ratio that no policy can exceed at this retention
+        interval; None where it is not known, because no group is full.
     unbounded_is_ceiling : bool
         Whether no policy can exceed `unbounded` at this retention interval, with any memory (see
         `GroupChunks.is_bounded`).
-    objections : list of str
-        Why the trace does not suffice for a recommendation; empty if it does.
     all_tokens : int
         Tokens of all blocks: those asked for, and those that the accelerator's own cache has.
+    seconds : list of float
+        How long each of `PARTS` parts of the trace lasts.
     """
 
     setup: Setup
     facts: Facts
-    memories: list[int]
-    capacities: list[int]
-    cells: dict[tuple[str, int], Cell]
-    choices: list[Choice]
-    paying: list[tuple[str, ...]] | None
-    ceilings: list[float | None]
+    rows: Mapping[Case, Result] = field(repr=False)
+    offloading: Case
+    case: Case
     unbounded: float
-    unbounded_is_ceiling: bool
     reuse: float
     objections: list[str]
-    all_tokens: int
+    choices: Mapping[int, Choice] = field(default_factory=dict)
+    paying: Mapping[int, tuple[str, ...]] | None = None
+    ceilings: Mapping[int, float | None] = field(default_factory=dict)
+    unbounded_is_ceiling: bool = True
+    all_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def lacks_reuse(self) -> bool:
@@ -169,26 +157,73 @@ class Advice:
         return is_long and self.setup.chunks.is_plain and self.unbounded < LEAST_REUSE
 
     @property
-    def memory_index(self) -> int:
-        """Index in `memories` of the one that was asked for."""
-        return self.memories.index(self.setup.memory)
-
-    @property
     def policy(self) -> str | None:
-        """The recommended policy; None if the trace does not suffice, or where none pays."""
-        if self.objections or self.pays is False:
-            return None
-        return self.choices[self.memory_index].policy
+        """The recommended policy; None if the trace does not suffice, or not to offload."""
+        return self.case.policy if self.case.offloads and not self.objections else None
 
     @property
     def pays(self) -> bool | None:
-        """Whether a policy saves more prefill than moving blocks takes, in the memory asked for.
+        """Whether offloading saves enough to be recommended.
 
-        None if the trace does not suffice, or where the rates of the engine are not known.
+        None if the trace does not suffice, or if offloading gains and the rates of the engine are
+        not known.
         """
-        if self.objections or self.paying is None:
+        if self.objections or (self.case.offloads and not self.setup.knows_times):
             return None
-        return bool(self.paying[self.memory_index])
+        return self.case.offloads
+
+    @property
+    def result(self) -> Result:
+        """The result of the choice; of one engine that of `offloading`."""
+        return self.rows[self.case if self.setup.engines else self.offloading]
+
+    def like(self, **change: Any) -> Result | None:
+        """Return the result of the choice with a change, fields of a `Case`; None if not compared.
+
+        Without offloading, memory 0, tier and policy have no effect; if that is the choice, other
+        memories are those of `offloading`.
+        """
+        same = self.case if self.case.offloads or "memory" not in change else self.offloading
+        wanted = same._replace(**{"router": self.case.router} | change)
+        return self.rows.get(wanted if wanted.offloads else Case(0, router=wanted.router))
+
+    def of(self, policy: str, memory: int | None = None) -> Result:
+        """Return the result of a policy on one engine, by default in the memory asked for."""
+        return self.rows[Case(self.setup.memory if memory is None else memory, policy=policy)]
+
+    @property
+    def choice(self) -> Choice:
+        """The choice of a policy of one engine in the memory asked for."""
+        return self.choices[self.setup.memory]
+
+    @property
+    def vllm_default(self) -> Result:
+        """Results of vLLM's default on one engine in the memory that was asked for."""
+        return self.of(VLLM_DEFAULT)
+
+    def ranking(self) -> list[str]:
+        """Return the policies, the one with the most hits in the memory asked for first."""
+        return sorted(self.setup.policies, key=lambda policy: -self.of(policy).hit_ratio)
+
+    @property
+    def candidates(self) -> list[Case]:
+        """The fleets that may be recommended; the others are compared with them.
+
+        These have a router that was named. If all such routers see a tier, which needs host memory,
+        those without offloading are added.
+        """
+        return _candidates(self.rows, self.setup)
+
+    @property
+    def best(self) -> Case:
+        """The candidate that saves most; of equal ones the first."""
+        return max(self.candidates, key=lambda case: saving(self.rows[case]))
+
+    @property
+    def may_need_more(self) -> bool:
+        """Whether the largest memory compared is needed, and does not hold all blocks."""
+        most = self.setup.memories()[-1]
+        return self.case.memory == most and self.setup.capacity(most) < self.facts.unique_blocks
 
     @property
     def device_hit_ratio(self) -> float:
@@ -200,15 +235,6 @@ class Advice:
         """Blocks, or tokens with groups, that the accelerator's own cache serves."""
         return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
 
-    def cell(self, policy: str, memory_index: int | None = None) -> Cell:
-        """Return the results of a policy in the memory asked for, or in that of another index."""
-        return self.cells[policy, self.memory_index if memory_index is None else memory_index]
-
-    @property
-    def vllm_default(self) -> Cell:
-        """Results of vLLM's default in the memory that was asked for."""
-        return self.cell(VLLM_DEFAULT)
-
     def ceiling_tokens(self) -> tuple[int | None, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         unit = self.setup.chunks.hit_unit
@@ -216,12 +242,27 @@ class Advice:
         def tokens(ratio: float) -> int:
             return round(ratio * (self.facts.asked_tokens // unit)) * unit
 
-        best = self.ceilings[self.memory_index]
+        best = self.ceilings[self.setup.memory]
         return None if best is None else tokens(best), tokens(self.unbounded)
 
-    def ranking(self) -> list[str]:
-        """Return the policies, the one with the most hits in the memory asked for first."""
-        return sorted(self.setup.policies, key=lambda p: -self.cell(p).hit_ratio)
+    def stored_per_hit(self, result: Result) -> float | None:
+        """Return the slots stored per block hit; None without a hit."""
+        hits = result.offloaded_tokens / self.setup.block_tokens
+        return result.stored / hits if hits else None
+
+    def rates(self, result: Result) -> Rates:
+        """Return the bytes that one of `rows` moves per second."""
+        size = self.setup.block_bytes
+        span = sum(self.seconds)
+        if span < LEAST_SECONDS:
+            return Rates(None, None, None, None)
+        parts = [
+            (part.stored * size / time, (part.loaded or 0) * size / time)
+            for part, time in zip(result.parts, self.seconds, strict=True)
+            if time >= LEAST_SECONDS
+        ]
+        busiest = max(parts, key=sum, default=(None, None))
+        return Rates(result.stored * size / span, (result.loaded or 0) * size / span, *busiest)
 
 
 def advise(
@@ -232,12 +273,12 @@ def advise(
     elsewhere: Elsewhere | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Advice:
-    """Replay a trace through the policies in several memories and return the advice.
+    """Replay a trace through everything that is compared and return the advice.
 
     Parameters
     ----------
     requests : iterable of Request or RecordedTrace
-        The trace; it is iterated over once.
+        The trace; it is iterated over once. For several engines, a trace recorded with arrivals.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
     jobs : int
@@ -245,84 +286,130 @@ def advise(
     elsewhere : Elsewhere, optional
         Other machines, which compute them instead.
     progress : callable, optional
-        Called with the number of replays done, out of `setup.replays`.
+        Called with the number of replays done, out of the different ones among
+        `setup.configurations`.
 
     Raises
     ------
     TraceError
         As the trace does.
     ValueError
-        If the setup is that of a fleet, for `advise_fleet`.
+        As `Configuration` and `Configuration.check_trace` do.
     """
-    if setup.engines:
-        raise ValueError(f"engines must be 0 without a router, got {setup.engines:,}")
-    memories = setup.memories()
-    capacities = [setup.capacity(memory) for memory in memories]
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
     trace = recorded.trace
-    replays = Replays(trace)
-    everything = setup.configuration(INFINITE, 1)
-    ideal = replays.of(everything)
-    used = [setup.capped(memory, trace.unique_blocks) for memory in memories]
-    distinct = sorted(set(used), reverse=True)
-    spared = setup.replays - setup.replays_per_memory * len(distinct)
-    has_ceilings = setup.chunks.num_full > 0
-    grid = replay_grid(
-        trace,
-        setup,
-        (*setup.replayed, BELADY) if has_ceilings else setup.replayed,
-        distinct,
-        jobs=jobs,
-        elsewhere=elsewhere,
-        progress=None if progress is None else lambda done: progress(spared + done),
+    configurations = setup.configurations(trace.unique_blocks)
+    how = {"jobs": jobs, "elsewhere": elsewhere, "progress": progress}
+    rows = replayed(trace, configurations, parts=1 if setup.engines else PARTS, **how)
+    everything = Configuration(
+        policy=INFINITE,
+        host=1,
+        device=0 if setup.engines else setup.capacity(setup.device_memory),
+        groups=setup.chunks,
     )
-    seconds = part_seconds(recorded.times)
-    asked_slots = used[memories.index(setup.memory)]
-    asked_tokens = grid[VLLM_DEFAULT, asked_slots].asked_tokens
-    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=asked_tokens)
-    cells = {
-        (policy, index): _cell(grid[policy, capacity], setup, seconds)
-        for policy in setup.replayed
-        for index, capacity in enumerate(used)
-    }
-    paying = _paying(cells, setup, len(used))
-    choices = [
-        choose(
-            [grid[policy, capacity] for policy in setup.policies],
-            among=() if paying is None else paying[index],
-        )
-        for index, capacity in enumerate(used)
-    ]
-    asked, whole = ideal.asked_tokens or 1, ideal.asked_tokens + ideal.device_tokens
-    unbounded = reuse = ideal.hit_ratio
+    replays = Replays(trace)
+    ideal = whole = replays.of(everything)
     if ideal.device_tokens:
-        reuse = replays.of(replace(everything, device=0)).hit_ratio
-    is_bounded = setup.chunks.is_bounded(junctions=ideal.has_junctions)
+        whole = replays.of(replace(everything, device=0))
+    make = _on_fleet if setup.engines else _on_engine
+    return make(recorded, setup, rows, ideal, whole.hit_ratio)
+
+
+def replayed(
+    trace: DecodedTrace, configurations: Mapping[Case, Configuration], **how: Any
+) -> dict[Case, Result]:
+    """Return the result of each case; `how` are arguments of `replay_all`."""
+    found = {
+        result.configuration: result for result in replay_all(trace, configurations.values(), **how)
+    }
+    return {case: found[configuration] for case, configuration in configurations.items()}
+
+
+def _on_fleet(
+    recorded: RecordedTrace, setup: Setup, rows: dict[Case, Result], ideal: Result, reuse: float
+) -> Advice:
+    def enough(some: Iterable[Case]) -> Case:
+        chosen = choose_fleet({rows[case].configuration: rows[case] for case in some}, setup.prices)
+        return next(case for case in rows if rows[case].configuration == chosen)
+
+    named, facts = _candidates(rows, setup), recorded.facts()
     return Advice(
         setup=setup,
         facts=facts,
-        memories=memories,
-        capacities=capacities,
-        cells=cells,
+        rows=rows,
+        offloading=enough(case for case in named if case.offloads),
+        case=enough(named),
+        unbounded=ideal.hit_ratio,
+        reuse=reuse,
+        objections=_objections(facts, setup, ideal.hit_ratio),
+    )
+
+
+def _candidates(cases: Iterable[Case], setup: Setup) -> list[Case]:
+    cases = list(cases)
+    named = [case for case in cases if case.router in setup.routers]
+    if all(case.offloads for case in named):
+        named += [case for case in cases if not case.offloads]
+    return named
+
+
+def _on_engine(
+    recorded: RecordedTrace, setup: Setup, rows: dict[Case, Result], ideal: Result, reuse: float
+) -> Advice:
+    memories, unbounded = setup.memories(), ideal.hit_ratio
+    is_bounded = setup.chunks.is_bounded(junctions=ideal.has_junctions)
+    ceilings: dict[int, float | None] = dict.fromkeys(memories)
+    for memory in memories:
+        best = rows.pop(Case(memory, policy=BELADY), None)
+        if best is not None:
+            ratio = best.host_tokens / (ideal.asked_tokens or 1)
+            ceilings[memory] = min(ratio, unbounded if is_bounded else 1.0)
+    paying, rates = None, setup.rates
+    if rates is not None:
+        paying = {
+            memory: tuple(
+                policy
+                for policy in setup.policies
+                if balance(setup, rows[Case(memory, policy=policy)], rates).pays
+            )
+            for memory in memories
+        }
+    choices = {
+        memory: choose(
+            [rows[Case(memory, policy=policy)] for policy in setup.policies],
+            among=() if paying is None else paying[memory],
+        )
+        for memory in memories
+    }
+    seconds = part_seconds(recorded.times)
+    asked_tokens = rows[Case(setup.memory)].asked_tokens
+    all_tokens = ideal.asked_tokens + ideal.device_tokens
+    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=asked_tokens)
+    objections = _objections(
+        facts,
+        setup,
+        unbounded,
+        on_device=1 - asked_tokens / all_tokens if all_tokens else 0.0,
+        evicts=any(evicts_early(rows[Case(setup.memory, policy=p)]) for p in setup.policies),
+    )
+    pays, choice = paying is None or bool(paying[setup.memory]), choices[setup.memory]
+    policy = choice.policy if pays and not objections else choice.best
+    offloading = Case(setup.memory, policy=policy)
+    return Advice(
+        setup=setup,
+        facts=facts,
+        rows=rows,
+        offloading=offloading,
+        case=offloading if pays else Case(0),
+        unbounded=unbounded,
+        reuse=reuse,
+        objections=objections,
         choices=choices,
         paying=paying,
-        ceilings=[
-            min(grid[BELADY, capacity].host_tokens / asked, unbounded if is_bounded else 1.0)
-            if has_ceilings
-            else None
-            for capacity in used
-        ],
-        unbounded=unbounded,
+        ceilings=ceilings,
         unbounded_is_ceiling=is_bounded,
-        reuse=reuse,
-        objections=_objections(
-            facts,
-            setup,
-            ideal=unbounded,
-            on_device=1 - facts.asked_tokens / whole if whole else 0.0,
-            evicts=any(evicts_early(grid[policy, asked_slots]) for policy in setup.policies),
-        ),
-        all_tokens=whole,
+        all_tokens=all_tokens,
+        seconds=seconds,
     )
 
 
@@ -384,96 +471,65 @@ class RecordedTrace:
         )
 
 
-def _cell(result: Result, setup: Setup, seconds: Sequence[float]) -> Cell:
-    loaded = [part.loaded or 0 for part in result.parts]
-    rates = [
-        (part.stored * setup.block_bytes / time, count * setup.block_bytes / time)
-        for part, count, time in zip(result.parts, loaded, seconds, strict=True)
-        if time >= LEAST_SECONDS
-    ]
-    busiest = max(rates, key=sum, default=(None, None))
-    span = sum(seconds)
-    has_times = span >= LEAST_SECONDS
-    saved = result.offloaded_tokens
-    blocks_hit = saved / setup.block_tokens
-    return Cell(
-        hit_ratio=result.hit_ratio,
-        saved_tokens=saved,
-        stored=result.stored,
-        stored_per_hit=result.stored / blocks_hit if saved else None,
-        store_rate=result.stored * setup.block_bytes / span if has_times else None,
-        load_rate=sum(loaded) * setup.block_bytes / span if has_times else None,
-        busiest_store_rate=busiest[0],
-        busiest_load_rate=busiest[1],
-        loaded=sum(loaded),
-        device_tokens=result.device_tokens,
-        honest_hit_ratio=result.honest_hit_ratio,
-        liar_hit_ratio=result.liar_hit_ratio,
-    )
+def evicts_early(result: Result) -> bool:
+    """Return whether anything is evicted in the first half of the trace."""
+    return any(part.evicted for part in result.parts[: PARTS // 2])
 
 
-def _paying(
-    cells: dict[tuple[str, int], Cell], setup: Setup, num_memories: int
-) -> list[tuple[str, ...]] | None:
-    """Return the policies that pay in each memory; None where that is not known."""
-    rates = setup.rates
-    if rates is None:
-        return None
-    return [
-        tuple(p for p in setup.policies if balance_of(setup, cells[p, index], rates).pays)
-        for index in range(num_memories)
-    ]
+def part_seconds(times: Iterable[float]) -> list[float]:
+    """Return how long each part lasts, from its first arrival to that of the next, seconds.
 
-
-def reuse_objection(ideal: float, setup: Setup) -> str:
-    """Return that a cache without bounds would hit hardly anything."""
-    plain = setup.chunks.is_plain
-    at = "" if plain else " at this retention interval"
-    objection = (
-        f"there is almost no reuse{at}: a cache without bounds would hit {percent_text(ideal)} of "
-        f"the {setup.counted}, and at least {percent_text(LEAST_REUSE)} is needed"
-    )
-    if plain:  # with groups, resume points may be missing
-        objection += ". Offloading gains nothing on such requests"
-    return objection
-
-
-def too_few(requests: int) -> list[str]:
-    """Return why there are too few requests; nothing if they suffice."""
-    if requests >= LEAST_REQUESTS:
-        return []
-    return [
-        f"the trace is too short: {requests:,} requests, and at least {LEAST_REQUESTS} are needed"
-    ]
+    `times` are the arrivals of all requests, milliseconds.
+    """
+    marks = np.maximum.accumulate(np.fromiter(times, dtype=np.float64))
+    if not len(marks):
+        return [0.0] * PARTS
+    ends = [min(len(marks) * part // PARTS, len(marks) - 1) for part in range(PARTS + 1)]
+    return [float(seconds) for seconds in np.diff(marks[ends]) / 1000]
 
 
 def _objections(
-    facts: Facts, setup: Setup, *, ideal: float, on_device: float, evicts: bool
+    facts: Facts, setup: Setup, ideal: float, *, on_device: float = 0.0, evicts: bool = True
 ) -> list[str]:
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
+    if not facts.requests:
+        return ["the trace has no requests"]
+    needed = f"at least {percent_text(LEAST_REUSE)} is needed"
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)
-        objection = (
+        served = (
             "the accelerator's own prefix cache, "
             f"{'assumed to have' if setup.device_is_assumed else 'of'} {size}, serves "
             f"{percent_text(on_device)} of the {setup.counted} itself, which leaves almost no "
             f"reuse: behind it a cache without bounds would hit {percent_text(ideal)} "
-            f"of the others, and at least {percent_text(LEAST_REUSE)} is needed. Running "
+            f"of the others, and {needed}. Running "
             "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
         )
-        return [objection]
+        return [served]
+    plain = setup.chunks.is_plain
     if ideal < LEAST_REUSE:
-        return [reuse_objection(ideal, setup)]
-    found = too_few(facts.requests)
+        at = "" if plain else " at this retention interval"
+        text = (
+            f"there is almost no reuse{at}: a cache without bounds would hit {percent_text(ideal)} "
+            f"of the {setup.counted}, and {needed}"
+        )
+        if plain:  # with groups, resume points may be missing
+            text += ". Offloading gains nothing on such requests"
+        return [text]
+    found = []
+    if facts.requests < LEAST_REQUESTS:
+        found.append(
+            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
+            "are needed"
+        )
     if not evicts:
-        change = "record for longer, or ask for less --capacity"
-        way_out = change.capitalize()
-        if setup.chunks.is_plain:  # with groups, what all blocks take is not counted
+        way_out = change = "record for longer, or ask for less --capacity"
+        if plain:  # with groups, what all blocks take is not counted
             size = bytes_text(facts.unique_blocks * setup.block_bytes)
-            way_out = f"All of its {facts.unique_blocks:,} distinct blocks take {size}; {change}"
+            way_out = f"all of its {facts.unique_blocks:,} distinct blocks take {size}; {change}"
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "
-            f"{way_out}"
+            f"{way_out[0].upper()}{way_out[1:]}"
         )
     return found

@@ -1,10 +1,12 @@
-"""The choice of a policy: hit density, or LRU where it hits as much.
+"""The choices: of a policy, hit density or LRU where it hits as much; and of a whole fleet.
 
-Of `POLICIES`, hit density is recommended, or LRU if it is at most `LEAST_NOISE` behind. Noise often
-decides which of many policies hits most on one trace: chosen by one half of a public trace, the
-best of all loses more on the other half than hit density does. So any other policy must be ahead of
-both by more than noise. Without either among the candidates, the one with the most hits is
-recommended.
+The cheapest fleet that saves about as much as the best is enough (`choose_fleet`).
+
+*Policies.* Of `POLICIES`, hit density is recommended, or LRU if it is at most `LEAST_NOISE` behind.
+Noise often decides which of many policies hits most on one trace: chosen by one half of a public
+trace, the best of all loses more on the other half than hit density does. So any other policy must
+be ahead of both by more than noise. Without either among the candidates, the one with the most hits
+is recommended.
 
 *Noise.* The trace is one sample of the traffic to come. It is divided into five parts of equally
 many requests (the cache is kept between them), and two results are compared part by part. The error
@@ -21,18 +23,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvoffload.replay import Result
+from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
+from kvoffload.replay.routers import ROUTERS
 
 __all__ = [
+    "ENOUGH",
     "LEAST_NOISE",
     "POLICIES",
+    "ROUND_ROBIN",
+    "SLOWER",
     "Choice",
+    "Prices",
     "choose",
+    "choose_fleet",
     "choose_policy",
     "difference_error",
-    "half_width",
     "noise",
+    "p95_error",
+    "saving",
 ]
 
 POLICIES = ("lru", "hit-density")
@@ -43,6 +52,19 @@ LEAST_NOISE = 0.002
 
 STUDENT_T = 3.747
 """Student's t for a 98 % interval of the mean of `ERROR_PARTS` values."""
+
+ROUND_ROBIN = "round-robin"
+
+ENOUGH = 0.01
+"""Share of the prefill, or of the tokens, that a fleet may save less than the best.
+
+It is also the noise between routers, and between policies other than those of `POLICIES`.
+"""
+
+SLOWER = 1.25
+"""Factor by which 95 % of the first tokens may take longer than in the surest fleet."""
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,7 @@ def difference_error(one: Sequence[Result], other: Sequence[Result]) -> float:
         return math.inf
     mean = sum(differences) / whole
     residues = [d - mean * count for d, count in zip(differences, asked, strict=True)]
-    return half_width(residues) * ERROR_PARTS / whole
+    return _half_width(residues) * ERROR_PARTS / whole
 
 
 def _in_error_parts(counts: Sequence[int]) -> list[int]:
@@ -103,7 +125,7 @@ def _in_error_parts(counts: Sequence[int]) -> list[int]:
     return [sum(counts[size * part : size * (part + 1)]) for part in range(ERROR_PARTS)]
 
 
-def half_width(residues: Sequence[float]) -> float:
+def _half_width(residues: Sequence[float]) -> float:
     """Return half of the 98 % confidence interval of a mean.
 
     `residues` are the differences of its `ERROR_PARTS` values from it.
@@ -151,3 +173,77 @@ def choose(results: Sequence[Result], among: Sequence[str] = ()) -> Choice:
         noise={policy: noise_of(best, policy) for policy in ratios},
         candidates=candidates,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of memory per GiB, in any money.
+
+    Attributes
+    ----------
+    host, tier : float
+        That of host memory, and of a tier.
+    """
+
+    host: float
+    tier: float
+
+
+def saving(result: Result) -> float:
+    """Return the share of the prefill that is saved; without a rate, that of the tokens."""
+    return result.token_hit_ratio or 0.0 if result.saved is None else result.saved
+
+
+def choose_fleet(
+    results: Mapping[Configuration, Result], prices: Prices | None = None
+) -> Configuration:
+    """Choose the cheapest fleet that is enough.
+
+    A fleet is enough if it saves within .01 of the best and, among those that do, gives 95 % of
+    the first tokens within 1.25 times the least time. To each of these times its error is added: a
+    router that is fast by chance does not win. Of equally cheap fleets, the policy is chosen as by
+    `choose_policy`, then the router that is higher in the table.
+
+    Parameters
+    ----------
+    results : mapping of Configuration to Result
+        Fleets of one number of engines over one trace, at least one.
+    prices : Prices, optional
+        Without them the least host memory is cheapest, then the smallest tier.
+    """
+    best = max(map(saving, results.values()))
+    enough = [fleet for fleet in results if saving(results[fleet]) >= best - ENOUGH]
+    times = {
+        fleet: (results[fleet].ttft_p95 or 0.0) + p95_error(results[fleet]) for fleet in enough
+    }
+    enough = [fleet for fleet in enough if times[fleet] <= SLOWER * min(times.values())]
+    least = min(_cost(fleet, prices) for fleet in enough)
+    cheapest = [fleet for fleet in enough if _cost(fleet, prices) == least]
+    most: dict[str, float] = {}
+    for fleet in cheapest:
+        most[fleet.policy] = max(most.get(fleet.policy, 0.0), saving(results[fleet]))
+    policy = choose_policy(most, lambda *_: ENOUGH)
+    return min(
+        (fleet for fleet in cheapest if fleet.policy == policy),
+        key=lambda fleet: list(ROUTERS).index(fleet.spec.name),
+    )
+
+
+def _cost(fleet: Configuration, prices: Prices | None) -> tuple[float, float]:
+    host = fleet.engines * fleet.host
+    tier = 0
+    if fleet.tier is not None:
+        tier = fleet.tier.slots * (fleet.engines if fleet.tier.kind == "private" else 1)
+    if prices is None:
+        return host, tier
+    return (prices.host * host + prices.tier * tier) * fleet.block_bytes / _GIB, 0.0
+
+
+def p95_error(result: Result) -> float:
+    """Return the error of the 95th percentile of first tokens, seconds; 0 without a rate.
+
+    It is half of the 98 % confidence interval of the mean over parts of the trace.
+    """
+    values = result.ttft_p95_of_parts
+    mean = sum(values) / (len(values) or 1)
+    return _half_width([value - mean for value in values])

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvoffload._printable import printable
 from kvoffload.errors import describe
@@ -39,38 +39,40 @@ def _if_known(text: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "-" if value is None else text(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A compared value: its types, and its text."""
+class _Value(NamedTuple):
+    """A compared value: its types, its text, and its name in JSON."""
 
-    name: str
     types: tuple[type, ...]
     text: Callable[[Any], str]
+    name: str = ""  # of a field of the advice; if there is none, it is found otherwise
 
 
+_TEXT, _SHARE = (str, type(None)), (float, int, type(None))
+_ASKED = {
+    "engines": _Value((int,), _count, "engines"),
+    "model": _Value(_TEXT, _name, "model"),
+    "host memory asked for": _Value((int,), bytes_text, "memory"),
+    "accelerator's cache": _Value((int,), bytes_text, "device_memory"),
+    "tokens per block": _Value((int,), _count, "block_tokens"),
+    "bytes per block": _Value((int,), bytes_text, "block_bytes"),
+    "requests": _Value((int,), _count, "requests"),
+    "distinct blocks": _Value((int,), _count, "unique_blocks"),
+    "reuse": _Value((float, int), percent_text, "unbounded_hit_ratio"),
+}
+_OF_FLEET = {
+    "router": _Value(_TEXT, _name, "router"),
+    "policy": _Value(_TEXT, _name, "policy"),
+    "host memory": _Value((int, type(None)), _if_known(bytes_text), "memory"),
+    "tier": _Value(_TEXT, _name, "tier"),
+    "hit ratio": _Value(_SHARE, percent_text, "token_hit_ratio"),
+    "prefill saved": _Value(_SHARE, percent_text, "saved"),
+}
 _VALUES = {
-    value.name: value
-    for value in (
-        _Value("engines", (int,), _count),
-        _Value("model", (str, type(None)), _name),
-        _Value("host memory asked for", (int,), bytes_text),
-        _Value("accelerator's cache", (int,), bytes_text),
-        _Value("accelerators", (str, type(None)), _name),
-        _Value("disk", (int, type(None)), _if_known(bytes_text)),
-        _Value("tokens per block", (int,), _count),
-        _Value("bytes per block", (int,), bytes_text),
-        _Value("requests", (int,), _count),
-        _Value("distinct blocks", (int,), _count),
-        _Value("reuse", (float, int), percent_text),
-        _Value("router", (str, type(None)), _name),
-        _Value("policy", (str, type(None)), _name),
-        _Value("host memory", (int, type(None)), _if_known(bytes_text)),
-        _Value("tier", (str, type(None)), _name),
-        _Value("hit ratio", (float, int, type(None)), percent_text),
-        _Value("prefill saved", (float, int, type(None)), percent_text),
-        _Value("tokens saved", (int, type(None)), _if_known(count_text)),
-        _Value("time gained", (float, int, type(None)), _if_known(duration_text)),
-    )
+    **(_ASKED | _OF_FLEET),
+    "accelerators": _Value(_TEXT, _name),
+    "disk": _Value((int, type(None)), _if_known(bytes_text)),
+    "tokens saved": _Value((int, type(None)), _if_known(count_text)),
+    "time gained": _Value(_SHARE, _if_known(duration_text)),
 }
 _SHARES = ("reuse", "hit ratio", "prefill saved")
 
@@ -163,24 +165,16 @@ def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
     """Return the compared values of advice, by name."""
     of = _Fields(advice)
     of.get("version", str)
+    is_fleet = "engines" in advice
     found = {
-        "model": of.get("model", str, type(None)),
-        "host memory asked for": of.get("memory", int),
-        "accelerator's cache": of.get("device_memory", int),
-        "tokens per block": of.get("block_tokens", int),
-        "bytes per block": of.get("block_bytes", int),
-        "requests": of.get("requests", int),
-        "distinct blocks": of.get("unique_blocks", int),
-        "reuse": of.get("unbounded_hit_ratio", float, int),
+        label: of.get(one.name, *one.types)
+        for label, one in _ASKED.items()
+        if is_fleet or label != "engines"
     }
-    if "engines" in advice:
-        found = {"engines": of.get("engines", int)} | found
+    if is_fleet:
         chosen = of.get("recommendation", dict, type(None))
-        names = ("router", "policy", "memory", "tier", "token_hit_ratio", "saved")
-        labels = ("router", "policy", "host memory", "tier", "hit ratio", "prefill saved")
-        for name, label in zip(names, labels, strict=True):
-            value = None if chosen is None else _Fields(chosen).get(name, *_VALUES[label].types)
-            found[label] = value
+        for label, one in _OF_FLEET.items():
+            found[label] = None if chosen is None else _Fields(chosen).get(one.name, *one.types)
         return found
     policy = of.get("recommendation", str, type(None))
     if "engine" in advice:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.replay import Result, Tier
+from kvoffload.replay import Result
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import stack_distances
 from kvoffload.replay.results import Log, percentiles
 
 from .advice import LEAST_SECONDS, Advice, RecordedTrace
-from .setup import VLLM_DEFAULT
+from .setup import VLLM_DEFAULT, Case, FleetTier
 
 __all__ = ["Details", "Disk", "DiskCell", "FirstTokens", "PolicyDetails", "Reuse", "details"]
 
@@ -185,29 +185,18 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     disk : Disk, optional
         A disk to put behind each of the memories.
     """
-    replays = Replays(recorded.trace)
-    chosen = advice.policy or advice.choices[advice.memory_index].best
-    capacity = _capacity(advice, advice.memory_index)
+    replays, default = Replays(recorded.trace), Case(advice.setup.memory)
     policies, first_tokens = [], []
-    for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
-        log = _log(replays, advice, policy, capacity)
+    for case in dict.fromkeys((advice.offloading, default)):
+        log = replays.of(advice.rows[case].configuration).log
         hits, asked = log["host"], log["asked"]
-        policies.append(PolicyDetails(policy, _over_time(hits, asked), _by_share(hits, asked)))
-        first_tokens += _first_tokens(advice, policy, log)
-    first_tokens += _first_tokens(advice, None, _log(replays, advice, VLLM_DEFAULT, 0))
-    cells = []
-    if disk is not None:
-        cells = _disk_cells(replays, advice, policy=chosen, disk=disk)
+        policies.append(PolicyDetails(case.policy, _over_time(hits, asked), _by_share(hits, asked)))
+        first_tokens += _first_tokens(advice, case, log)
+    none = Case(0)
+    without = replays.of(advice.setup.configuration(none, advice.facts.unique_blocks))
+    first_tokens += _first_tokens(advice, none, without.log)
+    cells = [] if disk is None else _disk_cells(replays, advice, disk)
     return Details(policies, _reuse(recorded, advice), disk, cells, first_tokens)
-
-
-def _log(replays: Replays, advice: Advice, policy: str, capacity: int) -> Log:
-    """Return what becomes of each request; with a capacity of 0 without offloading."""
-    return replays.of(advice.setup.configuration(policy, capacity)).log
-
-
-def _capacity(advice: Advice, index: int) -> int:
-    return advice.setup.capped(advice.memories[index], advice.facts.unique_blocks)
 
 
 def _over_time(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list[float]:
@@ -228,7 +217,7 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
     return [int(count) for count in np.bincount(classes, minlength=len(SHARES) + 3)]
 
 
-def _first_tokens(advice: Advice, policy: str | None, log: Log) -> list[FirstTokens]:
+def _first_tokens(advice: Advice, case: Case, log: Log) -> list[FirstTokens]:
     """Return the times of prompts; empty if rates are not known.
 
     Without offloading, nothing is hit or read.
@@ -238,9 +227,10 @@ def _first_tokens(advice: Advice, policy: str | None, log: Log) -> list[FirstTok
         return []
     computed, hits = log["missed"], log["host"]
     seconds = computed / engine.prefill_rate
-    if policy is not None and hits.any():
-        loaded_bytes = advice.cell(policy).loaded * setup.block_bytes
+    if case.offloads and hits.any():
+        loaded_bytes = (advice.rows[case].loaded or 0) * setup.block_bytes
         seconds = seconds + hits * (loaded_bytes / hits.sum() / engine.link_bandwidth)
+    policy = case.policy if case.offloads else None
     return [FirstTokens(policy, *percentiles(seconds), *percentiles(computed))]
 
 
@@ -259,24 +249,19 @@ def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     return Reuse((blocks - unique) / (blocks or 1), at, share)
 
 
-def _disk_cells(replays: Replays, advice: Advice, *, policy: str, disk: Disk) -> list[DiskCell]:
-    setup, seconds = advice.setup, advice.facts.seconds
-    block_bytes = setup.block_bytes
-    disk_capacity = setup.capped(disk.size, advice.facts.unique_blocks)
-    fronts = [(policy, index) for index in range(len(advice.memories))]
-    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.memory_index)]
+def _disk_cells(replays: Replays, advice: Advice, disk: Disk) -> list[DiskCell]:
+    setup, seconds, chosen = advice.setup, advice.facts.seconds, advice.offloading
+    fronts = [chosen._replace(memory=memory) for memory in setup.memories()]
+    fronts += [Case(setup.memory)] if chosen.policy != VLLM_DEFAULT else []
     cells = []
-    for disk_policy in disk.policies:
-        for host_policy, index in fronts:
-            memory = advice.memories[index]
-            tier = Tier("private", disk_capacity, disk_policy)
-            counts = replays.of(
-                setup.configuration(host_policy, _capacity(advice, index), tier=tier)
-            )
+    for policy in disk.policies:
+        for front in fronts:
+            case = front._replace(tier=FleetTier("private", disk.size, policy))
+            counts = replays.of(setup.configuration(case, advice.facts.unique_blocks))
             per_day = None
             if seconds >= LEAST_SECONDS:
-                per_day = counts.tier_stored * block_bytes * SECONDS_PER_DAY / seconds
+                per_day = counts.tier_stored * setup.block_bytes * SECONDS_PER_DAY / seconds
             wear = None if per_day is None else per_day / disk.size
-            ratio = advice.cell(host_policy, index).hit_ratio
-            cells.append(DiskCell(disk_policy, host_policy, memory, counts, ratio, per_day, wear))
+            alone = advice.rows[front].hit_ratio
+            cells.append(DiskCell(policy, front.policy, front.memory, counts, alone, per_day, wear))
     return cells

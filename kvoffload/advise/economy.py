@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
+from kvoffload.replay import Result
+
 from .accelerators import MEMORY_SHARE, Accelerator
 from .model_shape import ModelShape
 
 if TYPE_CHECKING:
-    from .advice import Advice, Cell
     from .setup import Setup
 
 __all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
@@ -142,16 +143,11 @@ class Balance:
         return self.net_seconds > 0
 
 
-def balance(advice: Advice, cell: Cell, engine: Engine) -> Balance:
-    """Return the balance of a policy; both rates of the engine must be known."""
-    return balance_of(advice.setup, cell, engine)
-
-
-def balance_of(setup: Setup, cell: Cell, engine: Engine) -> Balance:
-    """Return the balance of a cell; both rates of the engine must be known."""
+def balance(setup: Setup, result: Result, engine: Engine) -> Balance:
+    """Return the balance of a result; both rates of the engine must be known."""
     block_bytes = setup.block_bytes
     return Balance(
-        prefill_seconds=cell.saved_tokens / engine.prefill_rate,
-        load_seconds=cell.loaded * block_bytes / engine.link_bandwidth,
-        store_seconds=cell.stored * block_bytes / engine.link_bandwidth,
+        prefill_seconds=result.offloaded_tokens / engine.prefill_rate,
+        load_seconds=(result.loaded or 0) * block_bytes / engine.link_bandwidth,
+        store_seconds=result.stored * block_bytes / engine.link_bandwidth,
     )

@@ -13,15 +13,14 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvoffload.replay import Result
+from kvoffload.replay import Configuration, Result
 from kvoffload.replay.processes import Elsewhere
 
-from .advice import RecordedTrace
+from .advice import PARTS, RecordedTrace, evicts_early, replayed
 from .choice import difference_error
-from .grid import evicts_early, replay_grid
-from .setup import Setup
+from .setup import Case, Setup
 
-__all__ = ["Knee", "Rung", "find_knee", "knee_replays"]
+__all__ = ["Knee", "Rung", "find_knee", "knee_configurations"]
 
 WORTH = 0.01
 """Share of the tokens asked for that twice the memory must gain to be worth it."""
@@ -92,17 +91,13 @@ def ladder(least: int, most: int) -> list[int]:
     return sizes[first : max(first, last) + 1]
 
 
-def knee_replays(recorded: RecordedTrace, setup: Setup) -> int:
-    """Return how many replays `find_knee` needs."""
-    return len(set(setup.policies)) * len(set(_capacities(recorded, setup).values()))
-
-
-def _capacities(recorded: RecordedTrace, setup: Setup) -> dict[int, int]:
-    """Return the memories of the curve, bytes, and the slots to replay for each."""
+def knee_configurations(recorded: RecordedTrace, setup: Setup) -> dict[Case, Configuration]:
+    """Return what `find_knee` replays: each policy in each memory of the curve, ascending."""
     unique = recorded.trace.unique_blocks
     whole = max(1, unique * len(setup.chunks.layout.groups) * setup.block_bytes)
     memories = ladder(max(setup.block_bytes, whole // LEAST_SHARE), whole)
-    return {memory: setup.capped(memory, unique) for memory in memories}
+    cases = (Case(memory, policy=policy) for memory in memories for policy in setup.policies)
+    return {case: setup.configuration(case, unique) for case in cases}
 
 
 def find_knee(
@@ -126,36 +121,30 @@ def find_knee(
     elsewhere : Elsewhere, optional
         Other machines, which compute them instead.
     progress : callable, optional
-        Called with the number of replays done, out of `knee_replays`.
+        Called with the number of replays done, out of the different ones among
+        `knee_configurations`.
 
     Complexity: about twenty replays per policy of `setup`.
     """
-    capacity = _capacities(recorded, setup)
-    slots = dict.fromkeys(capacity.values())
-    found = replay_grid(
+    found: dict[int, list[Result]] = {}
+    rows = replayed(
         recorded.trace,
-        setup,
-        setup.policies,
-        slots,
+        knee_configurations(recorded, setup),
+        parts=PARTS,
         jobs=jobs,
         elsewhere=elsewhere,
         progress=progress,
     )
+    for case, result in rows.items():
+        found.setdefault(case.memory, []).append(result)
     best = {
-        memory: max(
-            (found[policy, slots] for policy in setup.policies),
-            key=operator.attrgetter("offloaded_tokens"),
-        )
-        for memory, slots in capacity.items()
+        memory: max(some, key=operator.attrgetter("offloaded_tokens"))
+        for memory, some in found.items()
     }
-    everything = best[max(capacity)]
-    curve = [_rung(memory, best[memory], best.get(2 * memory, everything)) for memory in capacity]
+    everything = best[max(best)]
+    curve = [_rung(memory, now, best.get(2 * memory, everything)) for memory, now in best.items()]
     knee = _from_which_on(curve, lambda rung: rung.gain < WORTH)
-    filled = [
-        memory
-        for memory, slots in capacity.items()
-        if any(evicts_early(found[policy, slots]) for policy in setup.policies)
-    ]
+    filled = [memory for memory, some in found.items() if any(map(evicts_early, some))]
     greatest = max(filled, default=curve[0].memory)
     return Knee(
         memory=min(knee, greatest),

@@ -142,24 +142,10 @@ class _Config(Fields):
     def shape(self) -> ModelShape:
         """Return the shape."""
         self._refuse_what_is_not_counted()
-        types = self._types()
-        kinds = self._kinds(types)
-        attention = next((one for one in kinds if one.state is None), None)
-        if attention is None:
+        kinds = self._kinds(self._types())
+        if all(one.state is not None for one in kinds):
             self.refuse("none of its layers has attention")
-        layers = sum(one.count for one in kinds)
-        alike = len(kinds) == 1 and attention.kind == "full" and not attention.index_bytes
-        alike = alike and attention.key_size == attention.value_size
-        return ModelShape(
-            self.path,
-            "",
-            layers,
-            attention.kv_heads,
-            attention.key_size,
-            attention.latent,
-            attention.rotary,
-            groups=() if alike else kinds,
-        )
+        return ModelShape(self.path, "", kinds)
 
     def _refuse_what_is_not_counted(self) -> None:
         for prefix, reason in _REFUSED_TYPES.items():

@@ -30,47 +30,23 @@ class ModelShape:
         The name that users type.
     repository : str
         Repository on the Hugging Face Hub that publishes the configuration.
-    layers : int
-        Layers that keep a cache.
-    kv_heads : int
-        KV heads per layer; 0 with latent attention. Where layers differ, this and the sizes below
-        are those of the first kind with attention.
-    head_size : int
-        Elements of a head's key, and of its value; 0 with latent attention.
-    latent : int
-        Elements of the compressed vector per layer; 0 without latent attention.
-    rotary : int
-        Elements of the rotary key per layer; 0 without latent attention.
+    kinds : tuple of Layers
+        Layers that keep a cache, by kind, in order of each kind's first layer; at least one has
+        attention.
     parameters : float
         Number of parameters; 0 if not known.
     active : float
         Parameters active per token; 0: all.
     weights : float
         Bytes of the weights as published; 0: 2 per parameter.
-    groups : tuple of Layers
-        Layers by kind, in order of each kind's first layer; empty where all are alike and keep
-        keys and values, or a latent vector, of every token.
     """
 
     name: str
     repository: str
-    layers: int
-    kv_heads: int = 0
-    head_size: int = 0
-    latent: int = 0
-    rotary: int = 0
+    kinds: tuple[Layers, ...]
     parameters: float = 0.0
     active: float = 0.0
     weights: float = 0.0
-    groups: tuple[Layers, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[Layers, ...]:
-        """Layers by kind, in order of each kind's first layer; at least one."""
-        if self.groups:
-            return self.groups
-        sizes = (self.kv_heads, self.head_size, self.head_size, self.latent, self.rotary)
-        return (Layers("full", self.layers, *sizes),)
 
     @property
     def source(self) -> str:

@@ -16,14 +16,21 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload._extras import require
 from kvoffload.traces.outputs import open_output
 
-from .answer import Answer
+from .remarks import remarks
 from .subject import Subject
+from .tables import curves, tables
 from .units import unbroken
 
 if TYPE_CHECKING:
     from .chart import Picture
 
 __all__ = ["report_html", "require_report", "write_report"]
+
+FIRST = (
+    *("Changes", "Capacity", "Prefixes", "Time", "First token", "Retention", "Accelerator"),
+    *("Router", "Memory", "More memory", "Tier"),
+)
+"""Findings shown at the top of the page."""
 
 
 def require_report() -> None:
@@ -32,14 +39,14 @@ def require_report() -> None:
         require(name, "a report", "report")
 
 
-def write_report(answer: Answer, path: str | os.PathLike[str]) -> None:
+def write_report(answer: Subject, path: str | os.PathLike[str]) -> None:
     """Write the page to a file; on failure the file is what it was, and an OSError names it."""
     page = report_html(answer)
     with open_output(path) as file:
         file.write(page.encode())
 
 
-def report_html(answer: Answer) -> str:
+def report_html(answer: Subject) -> str:
     """Return the page; MissingExtraError if jinja2 is not installed."""
     require_report()
     import jinja2
@@ -50,19 +57,20 @@ def report_html(answer: Answer) -> str:
     style, script = _page("report.css"), _page("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["unbroken"] = unbroken
-    found, tables, curves = answer.findings(), answer.tables(), answer.curves()
+    found, shown, chart = answer.findings(), tables(answer), curves(answer)
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,
         headline=answer.headline(),
-        first_findings=[finding for finding in found if finding.title in answer.FIRST],
-        findings=[finding for finding in found if finding.title not in answer.FIRST],
-        tables=[table for table in tables if not table.is_detail],
-        more_tables=[table for table in tables if table.is_detail],
-        curves=curves,
-        chart=over_memory(curves),
+        first_findings=[finding for finding in found if finding.title in FIRST],
+        findings=[finding for finding in found if finding.title not in FIRST],
+        tables=[table for table in shown if not table.is_detail],
+        more_tables=[table for table in shown if table.is_detail],
+        curves=chart,
+        chart=over_memory(chart),
         pictures=_details(answer),
         snippets=answer.snippets(),
         meanings=answer.meanings(),
+        remarks=remarks(answer),
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=_hash(style),
         script=Markup(script),  # noqa: S704 - our own file
@@ -72,11 +80,11 @@ def report_html(answer: Answer) -> str:
     )
 
 
-def _details(answer: Answer) -> list[Picture]:
+def _details(answer: Subject) -> list[Picture]:
     """Return the pictures of the details; none of a fleet."""
     from .chart import by_share, over_time
 
-    if not isinstance(answer, Subject) or answer.details is None:
+    if answer.details is None:
         return []
     numbers = answer.setup.replayed
     policies = [(numbers.index(one.policy), one) for one in answer.details.policies]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvoffload.replay import Configuration, GroupChunks, replay_all
+from kvoffload.replay import GroupChunks, Result, replay_all
 from kvoffload.replay.groups import Retention
 from kvoffload.replay.processes import Elsewhere
 
@@ -62,35 +62,30 @@ def retentions(
     share the replays, or other machines compute them; `progress` is called with the number of
     intervals done.
     """
-    setup, groups = advice.setup, advice.setup.chunks
+    setup, groups, case = advice.setup, advice.setup.chunks, advice.offloading
     intervals = compared(groups)
     if not intervals:
         return []
-    policy = advice.policy or advice.choices[advice.memory_index].best
-    known, whole = advice.cell(policy), advice.all_tokens
-    served = (known.saved_tokens + known.device_tokens) / (whole or 1)
-    given = groups.retention
-    cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
-    wanted = [interval for interval in intervals if interval not in cells]
-    every = [
-        Configuration(
-            policy=policy,
-            host=setup.capped(setup.memory, recorded.trace.unique_blocks),
-            device=setup.device_blocks,
-            groups=GroupChunks.of(
+    found = {groups.retention: advice.rows[case]}
+    wanted = []
+    for interval in intervals:
+        if interval not in found:
+            other = GroupChunks.of(
                 groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
-            ),
-        )
-        for interval in wanted
-    ]
-    for result in replay_all(recorded.trace, every, jobs=jobs, elsewhere=elsewhere):
-        interval = result.configuration.groups.retention
-        asked, on_device = result.asked_tokens, result.device_tokens
-        served = (result.offloaded_tokens + on_device) / (asked + on_device or 1)
-        cells[interval] = RetentionCell(interval, result.hit_ratio, served, result.stored)
+            )
+            of_other = replace(setup, groups=other)
+            wanted.append(of_other.configuration(case, recorded.trace.unique_blocks))
+    for result in replay_all(recorded.trace, wanted, jobs=jobs, elsewhere=elsewhere):
+        found[result.configuration.groups.retention] = result
         if progress is not None:
-            progress(len(cells))
-    return [cells[interval] for interval in intervals]
+            progress(len(found))
+    return [_cell(interval, found[interval]) for interval in intervals]
+
+
+def _cell(interval: Retention, result: Result) -> RetentionCell:
+    whole = result.asked_tokens + result.device_tokens
+    served = (result.offloaded_tokens + result.device_tokens) / (whole or 1)
+    return RetentionCell(interval, result.hit_ratio, served, result.stored)
 
 
 def worth(cells: Sequence[RetentionCell], interval: Retention) -> RetentionCell | None:

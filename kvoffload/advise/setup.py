@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from kvoffload.replay import Configuration, GroupChunks, Tier
 from kvoffload.replay.configuration import DECODE_NS, Loop
 from kvoffload.replay.groups import STEP_TOKENS
-from kvoffload.replay.routers import ROUTERS
+from kvoffload.replay.offline import BELADY
+from kvoffload.replay.routers import ROUTERS, parse_router
 
-from .choice import POLICIES
+from .choice import POLICIES, ROUND_ROBIN, Prices
 from .economy import Engine
 
-__all__ = ["SIZES", "STACK_ROUTERS", "VLLM_DEFAULT", "FleetTier", "Prices", "Setup"]
+__all__ = ["SIZES", "STACK_ROUTERS", "VLLM_DEFAULT", "Case", "FleetTier", "Prices", "Setup"]
 
 SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """The memories that are compared, as multiples of the one asked for."""
@@ -30,20 +32,6 @@ LINK_BANDWIDTH = 50 * 10**9
 
 TIER_BANDWIDTH = 10 * 10**9
 """The same from a tier."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices of memory per GiB, in any money.
-
-    Attributes
-    ----------
-    host, tier : float
-        That of host memory, and of a tier.
-    """
-
-    host: float
-    tier: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +51,32 @@ class FleetTier:
     kind: Literal["shared", "private"]
     memory: int
     policy: str = "lru"
+
+
+class Case(NamedTuple):
+    """What an operator could deploy, as it is compared.
+
+    Attributes
+    ----------
+    memory : int
+        Host memory of each engine, bytes; 0: no offloading.
+    tier : FleetTier or None
+        The tier behind it.
+    policy : str
+        Its policy; without host memory, vLLM's default.
+    router : str
+        The router in front.
+    """
+
+    memory: int
+    tier: FleetTier | None = None
+    policy: str = VLLM_DEFAULT
+    router: str = ROUND_ROBIN
+
+    @property
+    def offloads(self) -> bool:
+        """Whether there is host memory."""
+        return self.memory > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +157,12 @@ class Setup:
     @property
     def chunks(self) -> GroupChunks:
         """The groups; of a model whose layers are one full group, blocks of the trace."""
-        if self.groups is not None:
+        if self.groups is not None and not self.engines:
             return self.groups
         return GroupChunks.of_blocks(
             self.block_tokens,
             block_bytes=self.block_tokens * self.token_bytes,
-            step_tokens=self.step_tokens,
+            step_tokens=None if self.engines else self.step_tokens,
         )
 
     @property
@@ -166,17 +180,6 @@ class Setup:
         """The word for what memory is divided into: ``"blocks"``, or ``"slots"`` with `groups`."""
         return f"{self.chunks.slot_name}s"
 
-    def capped(self, memory: int, unique_blocks: int) -> int:
-        """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
-        most = unique_blocks * len(self.chunks.layout.groups)
-        return max(1, min(self.capacity(memory), most))
-
-    def configuration(self, policy: str, slots: int, tier: Tier | None = None) -> Configuration:
-        """Return one engine with a policy in that many slots of host memory."""
-        return Configuration(
-            policy=policy, host=slots, device=self.device_blocks, groups=self.chunks, tier=tier
-        )
-
     def memories(self) -> list[int]:
         """Return the memories that are compared, bytes, ascending.
 
@@ -188,33 +191,85 @@ class Setup:
         return [0, *found] if self.engines else found
 
     @property
-    def device_blocks(self) -> int:
-        """Slots of the accelerator's own prefix cache."""
-        return self.capacity(self.device_memory)
-
-    @property
-    def replays(self) -> int:
-        """Number of replays needed, the ceilings counted as one per memory."""
-        return self.replays_per_memory * len(self.memories())
-
-    @property
-    def replays_per_memory(self) -> int:
-        """Number of replays per memory: of the policies, and of the ceiling where there is one."""
-        return len(self.replayed) + (self.chunks.num_full > 0)
-
-    @property
     def replayed(self) -> tuple[str, ...]:
-        """The policies to compare, and vLLM's default."""
-        return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
+        """The policies to compare; of one engine vLLM's default besides."""
+        default = () if self.engines else (VLLM_DEFAULT,)
+        return tuple(dict.fromkeys((*self.policies, *default)))
 
     def capacity(self, memory: int) -> int:
         """Return how many slots fit into `memory` bytes."""
         return memory // self.block_bytes
 
+    def capped(self, memory: int, unique_blocks: int) -> int:
+        """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
+        most = unique_blocks * len(self.chunks.layout.groups)
+        return min(self.capacity(memory), max(1, most))
+
+    def cases(self) -> list[Case]:
+        """Return what is compared, by memory, tier, policy and router.
+
+        The first of a fleet are without offloading, one per router.
+        """
+        if not self.engines:
+            pairs = itertools.product(self.memories(), self.replayed)
+            return [Case(memory, policy=policy) for memory, policy in pairs]
+        routers = dict.fromkeys((ROUND_ROBIN, *self.routers))
+        seeing = {one for one in routers if parse_router(one).options.get("sees") == "tier"}
+        _, *memories = self.memories()
+        every = itertools.product(memories, self.tiers, self.replayed, routers)
+        none = [Case(0, router=router) for router in routers]
+        return [
+            case
+            for case in (*none, *itertools.starmap(Case, every))
+            if case.tier is not None or case.router not in seeing or not any(self.tiers)
+        ]
+
+    def configuration(self, case: Case, unique_blocks: int) -> Configuration:
+        """Return a case as it is replayed over a trace with that many distinct blocks."""
+        tier = None
+        if case.tier is not None:
+            slots = self.capped(case.tier.memory, unique_blocks)
+            tier = Tier(case.tier.kind, slots, case.tier.policy)
+        more: dict[str, Any] = {"device": self.capacity(self.device_memory)}
+        if self.engines:
+            more = {
+                "device": self.capped(self.device_memory, unique_blocks),
+                "engines": self.engines,
+                "router": case.router,
+                "rate": self.rate,
+                "link": self.link,
+                "tier_link": self.tier_bandwidth,
+                "decode_ns": self.decode_ns,
+                "slots": self.slots,
+                "loop": self.loop,
+            }
+        return Configuration(
+            policy=case.policy,
+            host=self.capped(case.memory, unique_blocks),
+            groups=self.chunks,
+            tier=tier,
+            **more,
+        )
+
+    def configurations(self, unique_blocks: int) -> dict[Case, Configuration]:
+        """Return what is replayed: `cases`, and of one engine the ceiling in each memory.
+
+        Without a full group no ceiling is known.
+        """
+        cases = self.cases()
+        if not self.engines and self.chunks.num_full:
+            cases += [Case(memory, policy=BELADY) for memory in self.memories()]
+        return {case: self.configuration(case, unique_blocks) for case in cases}
+
     @property
     def rate(self) -> int | None:
         """Tokens of prompts that an engine computes per second; None if not known."""
         return None if self.engine is None else int(self.engine.prefill_rate) or None
+
+    @property
+    def knows_times(self) -> bool:
+        """Whether it is known how long prompts take; of one engine its link, too."""
+        return (self.rate if self.engines else self.rates) is not None
 
     @property
     def link(self) -> int:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import click
 
 from kvoffload.advise import Advice
-from kvoffload.advise.advice import Cell
-from kvoffload.advise.answer import Answer, column
+from kvoffload.advise.answer import column
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
-from kvoffload.advise.economy import balance
-from kvoffload.advise.fleet_subject import FleetSubject
-from kvoffload.advise.fleet_wording import NOT_MODELLED, tier_text
-from kvoffload.advise.fleets import FleetCase
+from kvoffload.advise.economy import Engine, balance
+from kvoffload.advise.remarks import NOT_MODELLED, remarks
 from kvoffload.advise.retention import or_none
+from kvoffload.advise.setup import Case
 from kvoffload.advise.subject import Subject
+from kvoffload.advise.tables import tables
 from kvoffload.advise.units import bytes_text
+from kvoffload.advise.wording import tier_text
+from kvoffload.replay import Result
 
 from ._fields import Row
 from ._fields import as_object as row_object
@@ -36,9 +38,9 @@ OF_CASE = (
 """The figures of a case that JSON has."""
 
 
-def as_object(subject: Subject | FleetSubject) -> dict[str, object]:
+def as_object(subject: Subject) -> dict[str, object]:
     """Return the advice as ``--json`` prints it, without what it prints of every result."""
-    return _engine_object(subject) if isinstance(subject, Subject) else _fleet_object(subject)
+    return _fleet_object(subject) if subject.setup.engines else _engine_object(subject)
 
 
 def _engine_object(subject: Subject) -> dict[str, object]:
@@ -46,7 +48,7 @@ def _engine_object(subject: Subject) -> dict[str, object]:
     policy, is_plain = advice.policy, setup.chunks.is_plain
     configuration = None
     if policy is not None:
-        slots = advice.capacities[advice.memory_index]
+        slots = setup.capacity(setup.memory)
         configuration = {
             "python": python_text(policy, slots, setup.block_tokens),
             "vllm": vllm_arguments(policy, setup.memory, setup.chunks, subject.disk()),
@@ -74,29 +76,33 @@ def _engine_object(subject: Subject) -> dict[str, object]:
         "findings": [asdict(finding) for finding in subject.findings()],
         "configuration": configuration,
         "headline": subject.headline(),
-        "engine": _engine(subject),
+        "engine": _engine(setup.rates),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
-        "memories": _memories(subject, advice),
+        "memories": _memories(advice),
         "without_device_memory": None
         if subject.alone is None
-        else {
-            **_recommendation(subject.alone),
-            "memories": _memories(subject, subject.alone),
-        },
+        else {**_recommendation(subject.alone), "memories": _memories(subject.alone)},
         "by_device_memory": [
             {
                 "device_memory": one.setup.device_memory,
                 "device_hit_ratio": one.device_hit_ratio,
                 **_recommendation(one),
-                **_memory(subject, one, one.memory_index),
+                **_memory(one, one.setup.memory),
             }
             for one in subject.by_device_memory()
         ],
         "details": None if subject.details is None else _details(subject.details),
+        **_since(subject),
+        **({} if is_plain else {"retentions": retentions}),
+    }
+
+
+def _since(subject: Subject) -> dict[str, object]:
+    """Return how the memory was found, and what changed."""
+    return {
         "knee": None if subject.knee is None else asdict(subject.knee),
         "changes": None if subject.since is None else asdict(subject.since),
-        **({} if is_plain else {"retentions": retentions}),
     }
 
 
@@ -128,8 +134,7 @@ def _details(details: Details) -> dict[str, object]:
     return {**asdict(replace(details, disk_cells=[])), "disk_cells": cells}
 
 
-def _engine(subject: Subject) -> dict[str, object] | None:
-    engine = subject.engine
+def _engine(engine: Engine | None) -> dict[str, object] | None:
     if engine is None:
         return None
     chip = engine.accelerator
@@ -144,50 +149,56 @@ def _engine(subject: Subject) -> dict[str, object] | None:
     }
 
 
-def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
-    """Return prefill saved and time on the link, seconds; null if the rates are not known."""
-    if subject.engine is None:
-        names = ("prefill_seconds", "load_seconds", "store_seconds", "net_seconds")
-        return dict.fromkeys(names)
-    found = balance(advice, cell, subject.engine)
-    return {**asdict(found), "net_seconds": found.net_seconds}
+def _memories(advice: Advice) -> list[dict[str, object]]:
+    return [_memory(advice, memory) for memory in advice.setup.memories()]
 
 
-def _memories(subject: Subject, advice: Advice) -> list[dict[str, object]]:
-    return [_memory(subject, advice, index) for index in range(len(advice.memories))]
-
-
-def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
-    choice = advice.choices[index]
+def _memory(advice: Advice, memory: int) -> dict[str, object]:
+    choice = advice.choices[memory]
     return {
-        "memory": advice.memories[index],
-        "capacity": advice.capacities[index],
-        "best_possible_hit_ratio": advice.ceilings[index],
+        "memory": memory,
+        "capacity": advice.setup.capacity(memory),
+        "best_possible_hit_ratio": advice.ceilings[memory],
         "best": choice.best,
         "choice": choice.policy,
         "policies": {
-            policy: _cell(advice, policy, index)
-            | _times(subject, advice, advice.cell(policy, index))
+            policy: _result(advice, advice.of(policy, memory))
             | {"behind": choice.behind[policy], "noise": choice.noise[policy]}
             for policy in advice.setup.policies
         },
     }
 
 
-def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
-    """Return a cell: slots loaded only with groups, and hit ratios apart only if some lie."""
-    cell = asdict(advice.cell(policy, index))
-    if cell["liar_hit_ratio"] is None:
-        del cell["honest_hit_ratio"], cell["liar_hit_ratio"]
-    del cell["device_tokens"]
-    if advice.setup.chunks.is_plain:
-        del cell["loaded"]
-    return cell
+def _result(advice: Advice, result: Result) -> dict[str, object]:
+    """Return the figures of a policy in one memory; null what is not known.
+
+    Slots loaded are there only with groups, and hit ratios apart only if some sessions lie.
+    """
+    rates, engine = advice.rates(result), advice.setup.rates
+    found: dict[str, object] = {
+        "hit_ratio": result.hit_ratio,
+        "saved_tokens": result.offloaded_tokens,
+        "stored": result.stored,
+        "stored_per_hit": advice.stored_per_hit(result),
+        "store_rate": rates.store,
+        "load_rate": rates.load,
+        "busiest_store_rate": rates.busiest_store,
+        "busiest_load_rate": rates.busiest_load,
+    }
+    if not advice.setup.chunks.is_plain:
+        found["loaded"] = result.loaded
+    if result.liar_hit_ratio is not None:
+        found |= {name: getattr(result, name) for name in ("honest_hit_ratio", "liar_hit_ratio")}
+    if engine is None:
+        times = ("prefill_seconds", "load_seconds", "store_seconds", "net_seconds")
+        return found | dict.fromkeys(times)
+    one = balance(advice.setup, result, engine)
+    return found | asdict(one) | {"net_seconds": one.net_seconds}
 
 
-def _fleet_object(subject: FleetSubject) -> dict[str, object]:
-    advice, setup = subject.advice, subject.setup
-    arguments = vllm_arguments(advice.case.fleet.policy, advice.case.memory, setup.chunks)
+def _fleet_object(subject: Subject) -> dict[str, object]:
+    advice, setup, case = subject.advice, subject.setup, subject.advice.case
+    arguments = vllm_arguments(case.policy, case.memory, setup.chunks)
     engine = setup.engine
     return {
         "requests": advice.facts.requests,
@@ -210,32 +221,34 @@ def _fleet_object(subject: FleetSubject) -> dict[str, object]:
         "tier_bandwidth": setup.tier_bandwidth,
         "prices": None if setup.prices is None else asdict(setup.prices),
         "pays": "unknown" if advice.pays is None else advice.pays,
-        "recommendation": _case(subject, advice.case) if subject.is_recommended else None,
-        "best": _case(subject, advice.best),
+        "recommendation": None if advice.objections else _case(advice, case),
+        "best": _case(advice, advice.best),
         "objections": list(advice.objections),
         "headline": subject.headline(),
         "findings": [asdict(finding) for finding in subject.findings()],
-        "configuration": {"vllm": arguments} if subject.offloads else None,
-        "knee": None if subject.knee is None else asdict(subject.knee),
-        "changes": None if subject.since is None else asdict(subject.since),
+        "configuration": {"vllm": arguments} if subject.is_recommended else None,
+        **_since(subject),
         "not_modelled": NOT_MODELLED,
         "results": [
             {
-                **row_object(Row(case.fleet, advice.results[case.fleet], bytes_text(case.memory))),
+                **_row(case, result),
                 "memory": case.memory,
                 "tier_memory": case.tier.memory if case.tier else None,
             }
-            for case in advice.cases
+            for case, result in advice.rows.items()
         ],
     }
 
 
-def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
-    result = subject.advice.results[case.fleet]
-    found = row_object(Row(case.fleet, result, bytes_text(case.memory)))
+def _row(case: Case, result: Result) -> Mapping[str, Any]:
+    return row_object(Row(result.configuration, result, bytes_text(case.memory)))
+
+
+def _case(advice: Advice, case: Case) -> dict[str, Any]:
+    found = _row(case, advice.rows[case])
     return {
-        "router": case.fleet.router,
-        "policy": case.fleet.policy if case.offloads else None,
+        "router": case.router,
+        "policy": case.policy if case.offloads else None,
         "memory": case.memory,
         "tier": None if case.tier is None else tier_text(case.tier),
         "tier_memory": None if case.tier is None else case.tier.memory,
@@ -243,11 +256,11 @@ def _case(subject: FleetSubject, case: FleetCase) -> dict[str, Any]:
     }
 
 
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: Subject) -> None:
     """Print the verdict, the tables, the findings, the remarks, and what to paste."""
     print_prose(answer.headline())
     above = [answer.name, answer.trace_text(), answer.memory_text()]
-    for table in answer.tables():
+    for table in tables(answer):
         click.echo()
         chosen = None if table.kind else table.chosen  # else a cell has the mark
         rows = [f"{name} *" if name == chosen else name for name in table.rows]
@@ -258,7 +271,7 @@ def print_answer(answer: Answer) -> None:
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
     click.echo()
-    for remark in answer.remarks():
+    for remark in remarks(answer):
         print_prose(remark)
     for snippet in answer.snippets():
         click.echo(f"\n{snippet.title}:\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.advise.answer import Column, column
-from kvoffload.advise.fleets import p95_error
+from kvoffload.advise.choice import p95_error
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.events import NANOSECONDS

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 import click
 
 from kvoffload.advise.answer import column
-from kvoffload.advise.fleet_wording import NOT_MODELLED
-from kvoffload.advise.fleets import FleetChoice, choose_fleet, p95_error, saving
-from kvoffload.advise.setup import Prices
+from kvoffload.advise.choice import ROUND_ROBIN, Prices, choose_fleet, p95_error, saving
+from kvoffload.advise.remarks import NOT_MODELLED
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.offline import BELADY, CEILINGS, INFINITE
 
-from ._fields import PLACES, columns, seconds
+from ._fields import PLACES, Row, columns, seconds
 from ._terminal import print_prose, print_tables
 from ._view import View
 
@@ -41,7 +40,7 @@ class Fleets(View):
                 {"engines": engines, "capacity": given, "pooled": hits, **ceilings}
                 for (engines, given), hits, ceilings in self._totals()
             ],
-            "enough": [self._choice_object(choice) for choice in self._choices()],
+            "enough": [self._choice_object(*choice) for choice in self._choices()],
         }
 
     def print(self) -> None:
@@ -68,7 +67,7 @@ class Fleets(View):
         self._print_totals()
         click.echo()
         for choice in self._choices():
-            print_prose(self._choice_text(choice))
+            print_prose(self._choice_text(*choice))
             click.echo()
         print_prose(NOT_MODELLED)
 
@@ -107,49 +106,62 @@ class Fleets(View):
             ],
         )
 
-    def _choices(self) -> list[FleetChoice]:
-        """Return the choice for each number of engines with which several were compared."""
-        by_engines: dict[int, dict[Configuration, Result]] = {}
+    def _choices(self) -> list[tuple[Row, dict[str, float | None]]]:
+        """Return the choice for each number of engines with which several were compared.
+
+        Each comes with what others save: the best, the same behind ``round-robin``, and with twice
+        the host memory; None for what was not compared.
+        """
+        by_engines: dict[int, dict[Configuration, Row]] = {}
         for row in self.rows:
             some = by_engines.setdefault(row.configuration.engines, {})
-            some[row.configuration] = row.result
-        choices = [choose_fleet(some, self.prices) for some in by_engines.values() if len(some) > 1]
-        return [choice for choice in choices if choice is not None]
+            some.setdefault(row.configuration, row)
+        found = []
+        for rows in by_engines.values():
+            if len(rows) == 1:
+                continue
+            chosen = choose_fleet({one: row.result for one, row in rows.items()}, self.prices)
+            others = {
+                "round_robin": rows.get(replace(chosen, router=ROUND_ROBIN)),
+                "twice": rows.get(replace(chosen, host=2 * chosen.host)),
+            }
+            savings = {
+                name: None if row is None else saving(row.result) for name, row in others.items()
+            }
+            best = max(saving(row.result) for row in rows.values())
+            found.append((rows[chosen], {"best": best, **savings}))
+        return found
 
-    def _given(self, fleet: Configuration) -> tuple[str, str | None]:
-        return next((row.given, row.tier) for row in self.rows if row.configuration == fleet)
-
-    def _choice_text(self, choice: FleetChoice) -> str:
+    def _choice_text(self, row: Row, others: Mapping[str, float | None]) -> str:
         """Return a choice in words."""
-        fleet, found = choice.fleet, choice.result
-        given, tier = self._given(fleet)
+        fleet, found = row.configuration, row.result
         what = "tokens" if found.saved is None else "prefill"
+        tier = "" if row.tier is None else f", tier {row.tier}"
         text = (
             f"Enough for {fleet.engines:,} engine{'s' * (fleet.engines > 1)}: {fleet.router}, "
-            f"{fleet.policy}, {given} each{'' if tier is None else f', tier {tier}'}. It saves "
+            f"{fleet.policy}, {row.given} each{tier}. It saves "
             f"{percent_text(saving(found))} of the {what}, the best saves "
-            f"{percent_text(saving(choice.best))}"
+            f"{percent_text(others['best'])}"
         )
-        for other, name in ((choice.by_turns, "round-robin"), (choice.twice, "twice the memory")):
-            if other is not None and other is not found:
-                text += f", {name} {percent_text(saving(other))}"
+        if fleet.router != ROUND_ROBIN and others["round_robin"] is not None:
+            text += f", {ROUND_ROBIN} {percent_text(others['round_robin'])}"
+        if others["twice"] is not None:
+            text += f", twice the memory {percent_text(others['twice'])}"
         if found.ttft_p95 is not None:
             time, error = seconds(found.ttft_p95), seconds(p95_error(found))
             text += f"; 95 % of the first tokens come within {time} ± {error} s"
         return f"{text}."
 
-    def _choice_object(self, choice: FleetChoice) -> dict[str, object]:
+    def _choice_object(self, row: Row, others: Mapping[str, float | None]) -> dict[str, object]:
         """Return a choice as ``--json`` prints it."""
-        given, tier = self._given(choice.fleet)
-        others = {"best": choice.best, "round_robin": choice.by_turns, "twice": choice.twice}
         return {
-            "engines": choice.fleet.engines,
-            "capacity": given,
-            "tier": tier,
-            "policy": choice.fleet.policy,
-            "router": choice.fleet.router,
-            "saving": saving(choice.result),
-            **{name: None if one is None else saving(one) for name, one in others.items()},
+            "engines": row.configuration.engines,
+            "capacity": row.given,
+            "tier": row.tier,
+            "policy": row.configuration.policy,
+            "router": row.configuration.router,
+            "saving": saving(row.result),
+            **others,
         }
 
 

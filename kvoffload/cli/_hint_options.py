@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -14,66 +12,67 @@ from kvoffload.advise.units import percent_text
 from kvoffload.replay import HintOptions
 from kvoffload.replay.hints import HINT_KINDS, NothingToldError, TraceHints
 
-_NAMES = ("noise", "share", "liars", "seed")
+from ._options import bundled
+
 _NONE = "none"
 
 
-def hint_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of hints; the command is called with `hints`, None for none."""
-
-    @functools.wraps(function)
-    def command(*, hints: str, **options: Any) -> Any:
-        given = {name: options.pop(f"hints_{name}") for name in _NAMES}
-        return function(hints=_read(hints, given), **options)
-
-    for option in (
-        click.option(
-            "--hints-seed",
-            type=click.IntRange(min=0),
-            help="Seed of the draws for hints.  [default: 0]",
-        ),
-        click.option(
-            "--hints-liars",
-            type=float,
-            metavar="SHARE",
-            help="Share of all sessions that always say 1 s.  [default: 0]",
-        ),
-        click.option(
-            "--hints-share",
-            type=float,
-            metavar="SHARE",
-            help="Share of the other sessions that give hints.  [default: 1]",
-        ),
-        click.option(
-            "--hints-noise",
-            type=float,
-            metavar="FACTOR",
-            help="Factor by which expected times are off, one standard deviation.  [default: 1]",
-        ),
-        click.option(
-            "--hints",
-            type=click.Choice([_NONE, *HINT_KINDS]),
-            default=_NONE,
-            show_default=True,
-            help="Hints that clients give, as recorded: the session ends (ends), when its next "
-            "request is expected (expect), or both.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def _read(told: str, given: dict[str, Any]) -> HintOptions | None:
+def _read(
+    hints: str,
+    hints_noise: float | None,
+    hints_share: float | None,
+    hints_liars: float | None,
+    hints_seed: int | None,
+) -> HintOptions | None:
     """Return the options; refuse bad ones, and those that would have no effect."""
+    given = {"noise": hints_noise, "share": hints_share, "liars": hints_liars, "seed": hints_seed}
     options = {name: value for name, value in given.items() if value is not None}
-    if told == _NONE:
+    if hints == _NONE:
         for name, value in options.items():
             raise click.UsageError(f"--hints-{name} must go with --hints, got {value:g} without")
         return None
     try:
-        return HintOptions(told=told, **options)  # type: ignore[arg-type]
+        return HintOptions(told=hints, **options)  # type: ignore[arg-type]
     except ValueError as error:
         raise click.UsageError(f"--hints-{error}") from None
+
+
+hint_options = bundled(
+    "hints",
+    _read,
+    click.option(
+        "--hints-seed",
+        type=click.IntRange(min=0),
+        help="Seed of the draws for hints.  [default: 0]",
+    ),
+    click.option(
+        "--hints-liars",
+        type=float,
+        metavar="SHARE",
+        help="Share of all sessions that always say 1 s.  [default: 0]",
+    ),
+    click.option(
+        "--hints-share",
+        type=float,
+        metavar="SHARE",
+        help="Share of the other sessions that give hints.  [default: 1]",
+    ),
+    click.option(
+        "--hints-noise",
+        type=float,
+        metavar="FACTOR",
+        help="Factor by which expected times are off, one standard deviation.  [default: 1]",
+    ),
+    click.option(
+        "--hints",
+        type=click.Choice([_NONE, *HINT_KINDS]),
+        default=_NONE,
+        show_default=True,
+        help="Hints that clients give, as recorded: the session ends (ends), when its next "
+        "request is expected (expect), or both.",
+    ),
+)
+"""The options of hints: ``hints``, None for none."""
 
 
 @contextlib.contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from kvoffload.errors import describe
 from kvoffload.replay.configuration import DECODE_NS
+
+from ._options import bundled
 
 RECORDED = "recorded"
 MOST_RATE = 10**12
@@ -25,35 +25,6 @@ def read_rate(text: str, other: str = "") -> int:
         words = f"{other} or an integer" if other else "an integer"
         raise ValueError(f"must be {words} 1 ... {MOST_RATE}, got {describe(text)}")
     return int(digits)
-
-
-def loop_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a closed loop; the command is called with `loop`.
-
-    These are arguments of a `Configuration`, and empty without a closed loop.
-    """
-
-    @functools.wraps(function)
-    def command(*, closed_loop: str | None, decode_ms: float | None, **options: Any) -> Any:
-        return function(loop=_loop(closed_loop, decode_ms), **options)
-
-    for option in (
-        click.option(
-            "--decode-ms",
-            type=click.FloatRange(min=0, max=MOST_DECODE_MS),
-            help="Milliseconds per token of an answer in a closed loop.  [default: "
-            f"{DECODE_NS // _NS_A_MS}]",
-        ),
-        click.option(
-            "--closed-loop",
-            metavar=f"TOKENS_PER_SECOND|{RECORDED}",
-            help="Send each request of a session only after the previous one was answered, by an "
-            f"engine that computes this many prompt tokens per second. {RECORDED}: answers take "
-            "as long as recorded.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
@@ -74,3 +45,23 @@ def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
     decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * _NS_A_MS)
     loop = "closed" if rate is not None else "recorded"
     return {"loop": loop, "rate": rate, "decode_ns": decode_ns}
+
+
+loop_options = bundled(
+    "loop",
+    _loop,
+    click.option(
+        "--decode-ms",
+        type=click.FloatRange(min=0, max=MOST_DECODE_MS),
+        help="Milliseconds per token of an answer in a closed loop.  [default: "
+        f"{DECODE_NS // _NS_A_MS}]",
+    ),
+    click.option(
+        "--closed-loop",
+        metavar=f"TOKENS_PER_SECOND|{RECORDED}",
+        help="Send each request of a session only after the previous one was answered, by an "
+        f"engine that computes this many prompt tokens per second. {RECORDED}: answers take "
+        "as long as recorded.",
+    ),
+)
+"""The options of a closed loop: ``loop``, arguments of a `Configuration`, empty without one."""

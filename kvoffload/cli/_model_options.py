@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import click
 
@@ -18,7 +15,7 @@ from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 
-from ._options import check_number, value_of
+from ._options import bundled, check_number, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,53 +46,9 @@ def read_interval(text: str) -> Interval:
     return Interval(int(text))
 
 
-def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name a model and say how its cache is kept.
-
-    The command is called with `cache`, which has the ``--step-tokens`` and the
-    ``--kv-bytes-per-token`` of the command, too.
-    """
-
-    @functools.wraps(function)
-    def command(**options: Any) -> Any:
-        given = {field.name: options.pop(field.name, None) for field in fields(CacheOptions)}
-        return function(cache=CacheOptions(**given), **options)
-
-    for option in (
-        click.option(
-            "--retention",
-            metavar="0|N|none",
-            callback=value_of(read_interval),
-            help="Where a prompt can be resumed from windows and states of the model "
-            "(--prefix-cache-retention-interval of vllm serve): only at its end (0), also after "
-            "every N tokens, or everywhere (none).  [default: 0]",
-        ),
-        click.option(
-            "--tensor-parallel",
-            type=click.IntRange(min=1),
-            help="Workers that each layer of the model is divided among.  [default: 1; for "
-            "advise, as many as hold the model]",
-        ),
-        click.option(
-            "--kv-cache-dtype",
-            type=click.Choice(list(DTYPE_BYTES)),
-            help="Element type of the model's KV cache.  [default: bfloat16]",
-        ),
-        click.option(
-            "--model",
-            metavar="MODEL",
-            callback=value_of(read_model),
-            help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
-            "for vllm serve; kvoffload models lists the known names.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The options of `model_options`, as given."""
+    """A model and how its cache is kept, as given."""
 
     model: ModelShape | None
     kv_cache_dtype: str | None
@@ -202,6 +155,42 @@ class CacheOptions:
 def _usage_error(error: ValueError) -> click.UsageError:
     option = "tensor-parallel" if str(error).startswith("tensor_parallel") else "model"
     return click.UsageError(f"--{option}: {error}")
+
+
+model_options = bundled(
+    "cache",
+    CacheOptions,
+    click.option(
+        "--retention",
+        metavar="0|N|none",
+        callback=value_of(read_interval),
+        help="Where a prompt can be resumed from windows and states of the model "
+        "(--prefix-cache-retention-interval of vllm serve): only at its end (0), also after "
+        "every N tokens, or everywhere (none).  [default: 0]",
+    ),
+    click.option(
+        "--tensor-parallel",
+        type=click.IntRange(min=1),
+        help="Workers that each layer of the model is divided among.  [default: 1; for "
+        "advise, as many as hold the model]",
+    ),
+    click.option(
+        "--kv-cache-dtype",
+        type=click.Choice(list(DTYPE_BYTES)),
+        help="Element type of the model's KV cache.  [default: bfloat16]",
+    ),
+    click.option(
+        "--model",
+        metavar="MODEL",
+        callback=value_of(read_model),
+        help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
+        "for vllm serve; kvoffload models lists the known names.",
+    ),
+)
+"""The options that name a model and say how its cache is kept: ``cache``.
+
+It has the ``--step-tokens`` and the ``--kv-bytes-per-token`` of the command, too.
+"""
 
 
 def groups_object(groups: GroupChunks) -> dict[str, object]:

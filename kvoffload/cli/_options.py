@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -238,83 +239,96 @@ def read_delimiter(text: str) -> str:
     return found
 
 
-def reading_options(function: CommandFunction) -> CommandFunction:
-    """Add the options of a command that reads a trace; it is called with `reading`."""
-    names = [field.name for field in fields(Reading) if not field.name.startswith("_")]
+def bundled(
+    name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds options, the last in the help first.
 
-    @functools.wraps(function)
-    def command(**options: Any) -> Any:
-        reading = Reading(**{name: options.pop(name) for name in names})
-        return function(reading=reading, **options)
+    The command is called with what `make` returns of them, as `name`. Parameters of `make` that
+    begin with an underscore are none of options; those of options that a command lacks are None.
+    """
+    names = [one for one in inspect.signature(make).parameters if not one.startswith("_")]
 
-    for option in (
-        quiet_option,
-        click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
-        click.option(
-            "--limit", type=click.IntRange(min=1), help="Read at most this many requests."
-        ),
-        click.option(
-            "--delimiter",
-            metavar="CHARACTER",
-            callback=value_of(read_delimiter),
-            help="What separates the columns of a table, if its first line does not show it.",
-        ),
-        click.option(
-            "--salt",
-            metavar="TEXT",
-            callback=value_of(read_salt),
-            help="A secret with which prompts make the same ids each time. By default, a random "
-            "key is used and not kept.",
-        ),
-        click.option(
-            "--tokens-per-image",
-            metavar="N",
-            type=click.IntRange(1, MAX_TOKENS_PER_IMAGE),
-            help="Tokens that a part of a prompt without text counts as, such as a picture or a "
-            "file; 1,000 by default.",
-        ),
-        click.option(
-            "--bytes-per-token",
-            type=click.IntRange(1, MAX_BYTES_PER_TOKEN),
-            help="Bytes of text that count as a token without a tokenizer; 4 by default.",
-        ),
-        click.option(
-            "--tokenizer",
-            metavar="PATH",
-            help="For prompts, a tokenizer.json of Hugging Face, or a folder with it, whose chat "
-            "template is used, too. By default, tokens are approximated from bytes.",
-        ),
-        click.option(
-            "--fields",
-            metavar="NAMES",
-            callback=value_of(read_fields),
-            help="Where a log that is not recognised has its prompts: messages=FIELD or "
-            "prompt=FIELD, and system, tools, time, session, model, output (tokens); dotted "
-            "paths, or columns of a table.",
-        ),
-        click.option(
-            "--format",
-            "format",
-            metavar="NAME",
-            type=click.Choice(FORMAT_NAMES),
-            help=f"Format of the trace: {', '.join(FORMAT_NAMES)}. Recognised if not given: "
-            "oracle-general and most tables by the file's name, the others by their first line. "
-            "openai stands for any log of prompts.",
-        ),
-        click.option(
-            "--model-name",
-            metavar="NAME",
-            help="Read only the requests to this model, if the log names models (lmcache).",
-        ),
-        click.option(
-            "--same-ids",
-            is_flag=True,
-            help="Treat the block ids of several files as one numbering, for a trace that was "
-            "split. By default, ids that are not hashes are kept apart per file.",
-        ),
-    ):
-        command = option(command)
-    return cast("CommandFunction", command)
+    def add(function: CommandFunction) -> CommandFunction:
+        @functools.wraps(function)
+        def command(**given: Any) -> Any:
+            made = make(**{one: given.pop(one, None) for one in names})
+            return function(**given, **{name: made})
+
+        for option in options:
+            command = option(command)
+        return cast("CommandFunction", command)
+
+    return add
+
+
+reading_options = bundled(
+    "reading",
+    Reading,
+    quiet_option,
+    click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
+    click.option("--limit", type=click.IntRange(min=1), help="Read at most this many requests."),
+    click.option(
+        "--delimiter",
+        metavar="CHARACTER",
+        callback=value_of(read_delimiter),
+        help="What separates the columns of a table, if its first line does not show it.",
+    ),
+    click.option(
+        "--salt",
+        metavar="TEXT",
+        callback=value_of(read_salt),
+        help="A secret with which prompts make the same ids each time. By default, a random "
+        "key is used and not kept.",
+    ),
+    click.option(
+        "--tokens-per-image",
+        metavar="N",
+        type=click.IntRange(1, MAX_TOKENS_PER_IMAGE),
+        help="Tokens that a part of a prompt without text counts as, such as a picture or a "
+        "file; 1,000 by default.",
+    ),
+    click.option(
+        "--bytes-per-token",
+        type=click.IntRange(1, MAX_BYTES_PER_TOKEN),
+        help="Bytes of text that count as a token without a tokenizer; 4 by default.",
+    ),
+    click.option(
+        "--tokenizer",
+        metavar="PATH",
+        help="For prompts, a tokenizer.json of Hugging Face, or a folder with it, whose chat "
+        "template is used, too. By default, tokens are approximated from bytes.",
+    ),
+    click.option(
+        "--fields",
+        metavar="NAMES",
+        callback=value_of(read_fields),
+        help="Where a log that is not recognised has its prompts: messages=FIELD or "
+        "prompt=FIELD, and system, tools, time, session, model, output (tokens); dotted "
+        "paths, or columns of a table.",
+    ),
+    click.option(
+        "--format",
+        "format",
+        metavar="NAME",
+        type=click.Choice(FORMAT_NAMES),
+        help=f"Format of the trace: {', '.join(FORMAT_NAMES)}. Recognised if not given: "
+        "oracle-general and most tables by the file's name, the others by their first line. "
+        "openai stands for any log of prompts.",
+    ),
+    click.option(
+        "--model-name",
+        metavar="NAME",
+        help="Read only the requests to this model, if the log names models (lmcache).",
+    ),
+    click.option(
+        "--same-ids",
+        is_flag=True,
+        help="Treat the block ids of several files as one numbering, for a trace that was "
+        "split. By default, ids that are not hashes are kept apart per file.",
+    ),
+)
+"""The options of a command that reads a trace."""
 
 
 def read_policy(text: str) -> str:

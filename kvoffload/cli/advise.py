@@ -16,11 +16,9 @@ from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.comparison import Comparison, compared_advice, read_advice
-from kvoffload.advise.fleet_subject import FleetSubject
-from kvoffload.advise.fleets import FleetAdvice, advise_fleet, cases_of, fleets_of
-from kvoffload.advise.knee import Knee, find_knee, knee_replays
+from kvoffload.advise.knee import Knee, find_knee, knee_configurations
 from kvoffload.advise.report import require_report, write_report
-from kvoffload.advise.retention import RetentionCell, compared, retentions
+from kvoffload.advise.retention import compared, retentions
 from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
@@ -319,7 +317,7 @@ def advise(
             device_memory,
             recorded.trace.unique_blocks,
             block_tokens=known.count,
-            token_bytes=_token_bytes(cache, source, known.count),
+            source=source,
             cache=cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
@@ -348,7 +346,6 @@ def advise(
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
                 setup = replace(setup, memory=each)
             setup = replace(setup, engine=engine)
-            subject: Subject | FleetSubject
             if engines is None:
                 subject = _subject(recorded, setup, typical, effort, behind=behind, **context)
             else:
@@ -361,7 +358,7 @@ def advise(
                 )
                 grows = None in capacities
                 advice = _fleet_advice(recorded, setup, typical, effort, grows=grows)
-                subject = FleetSubject(advice=advice, **context)
+                subject = Subject(advice=advice, **context)
         if earlier is not None:
             subject = replace(subject, since=_since(subject, source, *earlier))
         faults = write_files((report, functools.partial(write_report, subject)))
@@ -392,9 +389,7 @@ def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_f
         raise click.UsageError("--step-tokens must go without --engines, got both")
 
 
-def _since(
-    subject: Subject | FleetSubject, source: Source, path: str, earlier: dict[str, Any]
-) -> Comparison:
+def _since(subject: Subject, source: Source, path: str, earlier: dict[str, Any]) -> Comparison:
     """Compare the advice with an earlier one."""
     try:
         return compared_advice(path, earlier, {**source.head(), **as_object(subject)})
@@ -409,7 +404,7 @@ def _knee(recorded: RecordedTrace, setup: Setup, effort: Effort) -> Knee:
     what several prompts share. A cache that is only assumed is left out: it may serve all reuse,
     and running requests share it.
     """
-    total = knee_replays(recorded, setup)
+    total = len({*knee_configurations(recorded, setup).values()})
     with effort.on("finding the knee", total, "replays") as how:
         return find_knee(recorded, setup, **how)
 
@@ -421,7 +416,7 @@ def _fleet_advice(
     effort: Effort,
     *,
     grows: bool,
-) -> FleetAdvice:
+) -> Advice:
     """Replay the fleets; note what limits them.
 
     If memory `grows`, larger sizes are tried as long as the largest is needed: the knee was found
@@ -443,24 +438,40 @@ def _fleet_advice(
         loop=loop,
     )
     try:
-        cases = cases_of(question, trace.unique_blocks)
+        fleets = question.configurations(trace.unique_blocks)
     except ValueError as error:
         raise click.UsageError(f"--{error}") from None
-    memories = {case.fleet: bytes_text(case.memory) for case in reversed(cases) if case.offloads}
+    memories = {
+        fleet: bytes_text(case.memory) for case, fleet in reversed(fleets.items()) if case.offloads
+    }
     for policy in question.policies:
         manager_of(policy, min(fleet.host for fleet in memories), "block")
     note_limits(trace, memories, is_given=not grows, quiet=effort.quiet)
-    advice = _replayed(recorded, question, effort)
+    (advice,) = _advised(recorded, [question], effort, "fleets")
     while grows and advice.may_need_more:
         question = replace(question, memory=MORE * question.memory)
-        advice = _replayed(recorded, question, effort)
+        (advice,) = _advised(recorded, [question], effort, "fleets")
     return advice
 
 
-def _replayed(recorded: RecordedTrace, question: Setup, effort: Effort) -> FleetAdvice:
-    total = len(fleets_of(question, recorded.trace.unique_blocks))
-    with effort.on("replaying", total, "fleets") as how:
-        return advise_fleet(recorded, question, **how)
+def _advised(
+    recorded: RecordedTrace, questions: list[Setup], effort: Effort, unit: str
+) -> list[Advice]:
+    """Return the advice on each question, with one bar of progress."""
+    unique = recorded.trace.unique_blocks
+    totals = [len({*question.configurations(unique).values()}) for question in questions]
+    found: list[Advice] = []
+    with effort.on("replaying", sum(totals), unit) as how:
+        show = how["progress"]
+        for question in questions:
+            before = sum(totals[: len(found)])
+
+            def progress(done: int, before: int = before) -> None:
+                if show is not None:
+                    show(before + done)
+
+            found.append(advise_on(recorded, question, **how | {"progress": progress}))
+    return found
 
 
 def _tiers(
@@ -492,24 +503,10 @@ def _subject(
     behind: Disk | None,
     **context: Any,
 ) -> Subject:
-    """Replay one engine with everything that is compared."""
-    advice, alone, shares = _by_device_memory(recorded, setup, typical, effort)
-    return Subject(
-        advice=advice,
-        alone=alone,
-        details=details(recorded, advice, behind),
-        retentions=_retentions(recorded, advice, effort),
-        shares=shares,
-        **context,
-    )
+    """Replay one engine with everything that is compared.
 
-
-def _by_device_memory(
-    recorded: RecordedTrace, setup: Setup, typical: int, effort: Effort
-) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
-    """Return the advice; if a cache is assumed, also those without one and with parts of it.
-
-    `typical` is the size of the assumed cache if none was given, bytes; 0 for none.
+    If a cache is assumed, also without one and with parts of it: `typical` is its size if none was
+    given, bytes; 0 for none.
     """
     setups = [setup]
     if setup.capacity(typical):
@@ -520,30 +517,18 @@ def _by_device_memory(
             if setup.capacity(int(typical * share))
         ]
         setups = [whole, setup, *parts]
-    total = sum(one.replays for one in setups)
-    found: list[Advice] = []
-    with effort.on("replaying", total, "replays") as how:
-        show = how["progress"]
-        for one in setups:
-            before = sum(other.setup.replays for other in found)
-
-            def progress(done: int, before: int = before) -> None:
-                if show is not None:
-                    show(before + done)
-
-            found.append(advise_on(recorded, one, **how | {"progress": progress}))
-    return found[0], found[1] if len(found) > 1 else None, tuple(found[2:])
-
-
-def _retentions(
-    recorded: RecordedTrace, advice: Advice, effort: Effort
-) -> tuple[RetentionCell, ...]:
-    """Return the retention intervals compared; none if they make no difference."""
-    total = len(compared(advice.setup.chunks))
-    if not total:
-        return ()
-    with effort.on("comparing intervals", total, "intervals") as how:
-        return tuple(retentions(recorded, advice, **how))
+    advice, *others = _advised(recorded, setups, effort, "replays")
+    intervals = len(compared(setup.chunks))
+    if intervals:
+        with effort.on("comparing intervals", intervals, "intervals") as how:
+            context["retentions"] = tuple(retentions(recorded, advice, **how))
+    return Subject(
+        advice=advice,
+        alone=others[0] if others else None,
+        shares=tuple(others[1:]),
+        details=details(recorded, advice, behind),
+        **context,
+    )
 
 
 def _why_no_block_tokens(survey: Survey) -> str:
@@ -583,12 +568,13 @@ def _setup(
     unique_blocks: int,
     *,
     block_tokens: int,
-    token_bytes: int,
+    source: Source,
     cache: CacheOptions,
     full_blocks: bool,
     policies: tuple[str, ...],
 ) -> Setup:
     """Return the setup, with all sizes in bytes."""
+    token_bytes = _token_bytes(cache, source, block_tokens)
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     groups = cache.groups(block_tokens, block_tokens * token_bytes)

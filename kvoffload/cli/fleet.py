@@ -11,8 +11,9 @@ import click
 from kvoffload.advise import engine_of
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
-from kvoffload.advise.fleets import BUSY
-from kvoffload.advise.setup import LINK_BANDWIDTH, Prices
+from kvoffload.advise.choice import Prices
+from kvoffload.advise.findings import BUSY
+from kvoffload.advise.setup import LINK_BANDWIDTH
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, Tier, replay_all
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES

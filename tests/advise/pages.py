@@ -13,8 +13,6 @@ from kvoffload.advise import (
     model_shape,
 )
 from kvoffload.advise.comparison import Change, Comparison
-from kvoffload.advise.fleet_subject import FleetSubject
-from kvoffload.advise.fleets import advise_fleet
 from kvoffload.advise.report import report_html
 from kvoffload.advise.setup import FleetTier
 from kvoffload.advise.subject import Subject
@@ -54,7 +52,7 @@ def hostile_page():
 
 
 def fleet_subject(name="chats.jsonl", **more):
-    return FleetSubject(name, fleets(), None, "bfloat16", f"kvoffload advise {name}", **more)
+    return Subject(name, fleets(), None, "bfloat16", f"kvoffload advise {name}", **more)
 
 
 @functools.cache
@@ -63,7 +61,7 @@ def fleets():
     engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
     tiers = (None, FleetTier("shared", 10 * MEMORY))
     setup = Setup(MEMORY // 20, 512, 2048, engines=4, engine=engine, tiers=tiers)
-    return advise_fleet(RecordedTrace.of(Workload(300, seed=3), arrivals=True), setup)
+    return advise(RecordedTrace.of(Workload(300, seed=3), arrivals=True), setup)
 
 
 def fleet_page():

@@ -8,10 +8,13 @@ import pytest
 
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.advice import Facts
-from kvoffload.advise.wording import findings, fits_text, headline
+from kvoffload.advise.findings import findings
+from kvoffload.advise.setup import Case, FleetTier
+from kvoffload.advise.verdicts import headline
+from kvoffload.advise.wording import fits_text
 from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
-from kvoffload.traces import Request, Workload
+from kvoffload.traces import Request, Survey, Workload
 
 MIB = 2**20
 WORKLOAD = Workload(300, seed=3)
@@ -26,57 +29,52 @@ def advice():
 
 
 def test_it_compares_half_once_twice_and_four_times_the_memory(advice):
-    assert advice.memories == [100 * MIB, 200 * MIB, 400 * MIB, 800 * MIB]
-    assert advice.capacities == [100, 200, 400, 800]
+    assert [*advice.choices] == SETUP.memories() == [n * 100 * MIB for n in (1, 2, 4, 8)]
 
 
 def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
     setup = Setup(memory=2**60 + 1, block_tokens=512, token_bytes=2**40)
     assert setup.memories()[1] == setup.memory
-    assert advise([Request(0, 512, 1, (1,))], setup).memory_index == 1
+    assert advise([Request(0, 512, 1, (1,))], setup).of("lru").stored == 1
 
 
 def test_memories_that_are_given_are_the_ones_compared():
     setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
     found = advise(WORKLOAD, setup)
-    assert found.capacities == [50, 200, 900]
-    assert found.memory_index == 1
-    assert found.cell("lru") == found.cells["lru", 1]
+    assert [*found.choices] == [50 * MIB, 200 * MIB, 900 * MIB]
+    assert found.of("lru") == found.rows[Case(200 * MIB)] != found.of("lru", 50 * MIB)
 
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
-    for position, capacity in enumerate(advice.capacities):
+    for memory in SETUP.memories():
+        capacity = memory // MIB
         groups = GroupChunks.of_blocks(512, step_tokens=8192)
         result = replay(WORKLOAD, Configuration(policy=policy, host=capacity, groups=groups))
-        cell = advice.cell(policy, position)
+        cell = advice.of(policy, memory)
+        rates = advice.rates(cell)
         assert cell.hit_ratio == result.hit_ratio
-        assert cell.saved_tokens == result.hits * 512
-        assert cell.stored_per_hit == result.stored / result.hits
+        assert cell.offloaded_tokens == result.hits * 512
+        assert advice.stored_per_hit(cell) == result.stored / result.hits
         seconds = advice.facts.seconds
-        assert cell.store_rate == pytest.approx(result.stored * MIB / seconds)
-        assert cell.load_rate == pytest.approx(result.hits * MIB / seconds)
-        assert cell.busiest_store_rate + cell.busiest_load_rate >= (
-            cell.store_rate + cell.load_rate
-        )
+        assert rates.store == pytest.approx(result.stored * MIB / seconds)
+        assert rates.load == pytest.approx(result.hits * MIB / seconds)
+        assert rates.busiest_store + rates.busiest_load >= rates.store + rates.load
 
 
-def test_no_policy_exceeds_the_ceilings(advice):
-    for position, ceiling in enumerate(advice.ceilings):
-        assert ceiling <= advice.unbounded
-        assert all(advice.cell(p, position).hit_ratio <= ceiling for p in registry.names())
-
-
-def test_the_ceilings_save_the_tokens_of_their_hits(advice):
+def test_no_policy_exceeds_the_ceilings_which_save_the_tokens_of_their_hits(advice):
+    for memory, ceiling in advice.ceilings.items():
+        most = max(advice.of(policy, memory).hit_ratio for policy in registry.names())
+        assert most <= ceiling <= advice.unbounded
     best, unbounded = advice.ceiling_tokens()
-    assert best == round(advice.ceilings[advice.memory_index] * advice.facts.blocks) * 512
+    assert best == round(advice.ceilings[SETUP.memory] * advice.facts.blocks) * 512
     assert unbounded == replay(WORKLOAD, Configuration(policy="infinite", host=1)).hits * 512
-    saved = [advice.cell(policy).saved_tokens for policy in registry.names()]
+    saved = [advice.of(policy).offloaded_tokens for policy in registry.names()]
     assert max(saved) <= best <= unbounded
 
 
 def test_processes_change_nothing(advice):
-    assert advise(WORKLOAD, SETUP, jobs=2).cells == advice.cells
+    assert advise(WORKLOAD, SETUP, jobs=2) == advice
 
 
 def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
@@ -90,23 +88,23 @@ def test_progress_ends_at_the_number_of_replays_and_never_falls():
     large = Setup(memory=100_000 * MIB, block_tokens=512, token_bytes=2048)
     advise(WORKLOAD, large, progress=seen.append)  # all four memories hold everything
     assert seen == sorted(seen)
-    assert seen[-1] == large.replays
+    assert seen[-1] == len({*large.configurations(Survey.of(WORKLOAD).unique_blocks).values()})
 
 
 def test_the_recommendation_names_its_policy_and_its_reasons(advice):
     assert advice.policy in registry.names()
     assert headline(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
-    titles = [finding.title for finding in findings(advice)]
-    assert titles[0] == "Reason"
-    assert {"More memory", "Ceiling", "Traffic"} <= set(titles)
+    texts = {finding.title: finding.text for finding in findings(advice)}
+    assert next(iter(texts)) == "Reason"
+    assert {"More memory", "Ceiling"} <= set(texts)
+    assert "; in the busiest tenth " in texts["Traffic"]
 
 
 def test_without_times_there_are_no_rates():
     timeless = [dataclasses.replace(request, timestamp=0) for request in WORKLOAD]
     found = advise(timeless, SETUP)
     assert found.policy is not None
-    assert found.cell(found.policy).store_rate is None
-    assert found.cell(found.policy).busiest_load_rate is None
+    assert {*found.rates(found.result)} == {None}
     assert "The trace has no times" in findings(found)[-1].text
 
 
@@ -116,12 +114,12 @@ def test_a_cache_on_the_accelerator_answers_first():
     assert behind.facts.blocks == alone.facts.asked_tokens // 512
     assert behind.facts.asked_tokens < alone.facts.asked_tokens
     for policy in registry.names():
-        assert behind.cell(policy).saved_tokens < alone.cell(policy).saved_tokens
+        assert behind.of(policy).offloaded_tokens < alone.of(policy).offloaded_tokens
     trace = DecodedTrace.of(WORKLOAD)
     everything = replay(trace, Configuration(policy="infinite", host=1, device=100))
     assert behind.unbounded == 512 * everything.hits / behind.facts.asked_tokens
     counts = replay(trace, Configuration(policy="lru", host=200, device=100))
-    assert behind.cell("lru").hit_ratio == counts.hit_ratio
+    assert behind.of("lru").hit_ratio == counts.hit_ratio
 
 
 def test_too_few_requests_give_no_recommendation():
@@ -167,11 +165,12 @@ def test_a_memory_that_is_never_filled_gives_no_recommendation():
 
 
 def test_a_request_without_blocks_is_no_trouble():
+    assert advise([], SETUP).objections == ["the trace has no requests"]
     empty = Request(0, 0, 1, ())
     found = advise([empty] * 300, SETUP)
     assert found.policy is None
-    assert found.cell("lru").stored_per_hit is None
-    assert found.cell("lru").hit_ratio == 0
+    assert found.stored_per_hit(found.of("lru")) is None
+    assert found.of("lru").hit_ratio == 0
 
 
 def test_a_trace_that_the_assumed_cache_holds_is_said():
@@ -180,3 +179,8 @@ def test_a_trace_that_the_assumed_cache_holds_is_said():
     assert "All blocks of this trace, 1 MiB, fit into the cache assumed" in fits_text(setup, facts)
     assert fits_text(setup, dataclasses.replace(facts, unique_blocks=1025)) == ""
     assert fits_text(dataclasses.replace(setup, device_is_assumed=False), facts) == ""
+
+
+def test_on_one_engine_what_is_asked_of_several_has_no_effect():
+    several = {"routers": ("session",), "tiers": (FleetTier("shared", MIB),), "loop": "closed"}
+    assert dataclasses.replace(SETUP, **several).configurations(9) == SETUP.configurations(9)

@@ -104,6 +104,7 @@ def test_terminal_escapes_of_a_stranger_are_not_printed():
         ("{}", "none for 'version'"),
         (json.dumps(OLD | {"requests": "many"}), "'many' for 'requests'"),
         (json.dumps(OLD | {"requests": True}), "True for 'requests'"),
+        (json.dumps(OLD | {"memory": 2**63}), "for 'memory'"),
         (json.dumps(OLD | {"memory": 10**400}), "for 'memory'"),
         (json.dumps(OLD | {"unbounded_hit_ratio": float("nan")}), "nan for 'unbounded_hit_ratio'"),
         (json.dumps(OLD).replace("0.7", "1e999"), "inf for 'unbounded_hit_ratio'"),

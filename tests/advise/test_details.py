@@ -7,8 +7,8 @@ import pytest
 
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
-from kvoffload.advise.wording import findings
-from kvoffload.replay import Configuration, DecodedTrace, Tier, replay
+from kvoffload.advise.findings import findings
+from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
 
@@ -30,10 +30,11 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     advice, closer = found
     trace = DecodedTrace.of(WORKLOAD)
     assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
+    assert closer.first_tokens == []  # without rates
     for one in closer.policies:
         result = replay(trace, Configuration(policy=one.policy, host=200, groups=SETUP.chunks))
         hits = result.log["host"]
-        assert int(hits.sum()) == advice.cell(one.policy).saved_tokens
+        assert int(hits.sum()) == advice.of(one.policy).offloaded_tokens
         lengths = 512 * np.diff(trace.starts)
         assert len(one.over_time) == POINTS
         assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
@@ -86,36 +87,15 @@ def test_of_a_long_trace_a_sample_is_looked_at():
     assert len(empty) == 0
 
 
-def test_a_disk_hits_what_host_memory_has_not():
-    trace = DecodedTrace.of(WORKLOAD)
-
-    def tiers(capacity, disk_capacity):
-        return replay(trace, Configuration(host=capacity, tier=Tier("private", disk_capacity)))
-
-    def hits(capacity):
-        return replay(trace, Configuration(host=capacity)).hits
-
-    both = tiers(100, 800)
-    assert both.hits == both.host_hits + both.tier_hits == hits(800)  # as the larger lru
-    assert both.host_hits <= hits(800)
-    assert both.tier_stored <= both.stored
-    everything = tiers(100, trace.unique_blocks)
-    assert everything.tier_stored == trace.unique_blocks  # written once, and never again
-    assert everything.hits == hits(trace.unique_blocks)
-    alone = tiers(800, 0)
-    assert (alone.host_hits, alone.tier_hits, alone.tier_stored) == (hits(800), 0, 0)
-
-
 def test_what_is_written_to_the_disk_is_reported_per_day(found):
     advice, closer = found
     assert len(closer.disk_cells) == 2 * (4 + (advice.policy != "lru"))
     for cell in closer.disk_cells:
         written = cell.counts.tier_stored * MIB
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
-        index = advice.memories.index(cell.memory)
-        assert cell.alone == advice.cell(cell.host_policy, index).hit_ratio
+        assert cell.alone == advice.of(cell.host_policy, cell.memory).hit_ratio
         assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
-    titles = [finding.title for finding in findings(advice, found=closer)]
+    titles = [finding.title for finding in findings(advice, details=closer)]
     assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
 
 
@@ -124,7 +104,7 @@ def test_without_times_blocks_written_are_reported():
     advice = advise(recorded, SETUP)
     closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))
     assert closer.disk_cells[0].bytes_per_day is None
-    assert " blocks written" in findings(advice, found=closer)[-1].text
+    assert " blocks written" in findings(advice, details=closer)[-1].text
 
 
 def test_a_trace_of_nothing_is_no_trouble():
@@ -137,16 +117,16 @@ def test_a_trace_of_nothing_is_no_trouble():
 
 def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     advice, closer = found
-    useful = findings(advice, found=closer)[-1].text
+    useful = findings(advice, details=closer)[-1].text
     assert "both hit" in useful
     assert "hardly any" not in useful
     nothing = details(RecordedTrace.of(WORKLOAD), advice, Disk(MIB, ("lru", "hit-density")))
     assert all(
-        abs(cell.counts.hit_ratio - advice.cell(cell.host_policy).hit_ratio) < 0.005
+        abs(cell.counts.hit_ratio - advice.of(cell.host_policy).hit_ratio) < 0.005
         for cell in nothing.disk_cells
         if cell.memory == SETUP.memory
     )
-    text = findings(advice, found=nothing)[-1].text
+    text = findings(advice, details=nothing)[-1].text
     assert "adds hardly any hits: both hit" in text
     assert "host memory on its own" in text
     assert "fewest" not in text
@@ -154,13 +134,13 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     idle = []
     for cell in closer.disk_cells:
         if cell.policy == "hit-density":
-            hits = int(advice.cell(cell.host_policy).hit_ratio * cell.counts.asked_tokens)
+            hits = int(advice.of(cell.host_policy).hit_ratio * cell.counts.asked_tokens)
             counts = dataclasses.replace(
                 cell.counts, host_tokens=hits, tier_tokens=0, tier_stored=1
             )
             cell = dataclasses.replace(cell, counts=counts)
         idle.append(cell)
-    text = findings(advice, found=dataclasses.replace(closer, disk_cells=idle))[-1].text
+    text = findings(advice, details=dataclasses.replace(closer, disk_cells=idle))[-1].text
     assert "both hit" in text
     assert "hit-density behind" not in text
 
@@ -175,7 +155,3 @@ def test_first_tokens_take_what_is_not_hit_and_what_is_read():
     found = {one.policy: (one.p50, one.p95) for one in closer.first_tokens}
     # a prompt has 2,000 tokens, of which 48 fewer than its blocks
     assert found == {"lru": (1.0, 2000 / 512), None: (2000 / 512, 2000 / 512)}
-
-
-def test_without_rates_there_are_no_times(found):
-    assert found[1].first_tokens == []

@@ -7,10 +7,12 @@ import pytest
 from kvoffload.advise import Setup, accelerator, advise, balance, engine_of
 from kvoffload.advise.accelerators import accelerator_names
 from kvoffload.advise.economy import workers_for
+from kvoffload.advise.findings import findings
 from kvoffload.advise.models import model_shape
+from kvoffload.advise.remarks import remarks
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import duration_text
-from kvoffload.advise.wording import findings, headline, side_by_side
+from kvoffload.advise.verdicts import headline, side_by_side
 from kvoffload.policies import registry
 from kvoffload.traces import Workload
 
@@ -73,10 +75,10 @@ def test_rates_that_are_given_replace_estimates():
 
 def test_the_balance_is_prefill_saved_less_time_on_the_link(advice):
     engine = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=MIB)
-    cell = advice.cell("lru")
-    found = balance(advice, cell, engine)
-    hits = cell.saved_tokens // 512
-    assert found.prefill_seconds == cell.saved_tokens / 1000
+    cell = advice.of("lru")
+    found = balance(SETUP, cell, engine)
+    hits = cell.offloaded_tokens // 512
+    assert found.prefill_seconds == cell.offloaded_tokens / 1000
     assert found.load_seconds == hits  # a mebibyte per block and second
     assert found.store_seconds == cell.stored
     assert found.net_seconds == pytest.approx(found.prefill_seconds - hits - cell.stored)
@@ -88,8 +90,8 @@ def with_rates(prefill, link=1e12, **more):
 
 
 def tokens_per_block_moved(advice, policy):
-    cell = advice.cell(policy)
-    return cell.saved_tokens / (cell.saved_tokens // 512 + cell.stored)
+    cell = advice.of(policy)
+    return cell.offloaded_tokens / (cell.offloaded_tokens // 512 + cell.stored)
 
 
 def titled(found, title):
@@ -99,12 +101,12 @@ def titled(found, title):
 def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_nothing(advice):
     slow = with_rates(1e6, MIB)
     assert headline(slow).startswith("Offloading does not pay: with 200 MiB on the engine ")
-    assert (slow.pays, slow.policy, slow.paying) == (False, None, [()] * 4)
+    assert (slow.pays, slow.policy, {*slow.paying.values()}) == (False, None, {()})
     assert "No policy pays in any memory" in titled(findings(slow), "More memory")
     fast = with_rates(1000.0)
     text = headline(fast)
     assert (fast.pays, fast.policy) == (True, advice.policy)
-    gained = balance(fast, fast.cell(advice.policy), fast.setup.rates).net_seconds
+    gained = balance(SETUP, fast.of(advice.policy), fast.setup.rates).net_seconds
     assert text.startswith(f"Offloading pays: {advice.policy} in 200 MiB saves ")
     assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
     of_a_day = gained / fast.facts.seconds * 86_400
@@ -112,6 +114,8 @@ def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_
     assert "skip prefill thanks to offloading" in text
     assert " gained." in titled(findings(fast), "Time")
     assert advice.pays is None  # nothing is known of an engine
+    short = advise(WORKLOAD[:100], slow.setup)
+    assert (bool(short.objections), short.pays, short.policy) == (True, None, None)
 
 
 def test_a_policy_that_does_not_pay_is_never_recommended(advice):
@@ -121,11 +125,11 @@ def test_a_policy_that_does_not_pay_is_never_recommended(advice):
     between = sum(sorted(ratios.values())[-2:]) / 2
     found = with_rates(between, MIB)  # a block is a mebibyte: a second on this link
     assert ratios[chosen] < between
-    assert found.paying[1] == tuple(p for p in SETUP.policies if ratios[p] > between)
+    assert found.paying[SETUP.memory] == tuple(p for p in SETUP.policies if ratios[p] > between)
     assert found.pays is True
-    assert found.policy in found.paying[1]
-    for position, choice in enumerate(found.choices):
-        assert not found.paying[position] or choice.policy in found.paying[position]
+    assert found.policy in found.paying[SETUP.memory]
+    for memory, choice in found.choices.items():
+        assert not found.paying[memory] or choice.policy in found.paying[memory]
     assert headline(found).startswith(f"Offloading pays: {found.policy} in ")
     text = " ".join(finding.text for finding in findings(found))
     assert f", {chosen}, " in titled(findings(found), "Reason")
@@ -139,35 +143,28 @@ def test_the_memories_in_which_it_pays_are_named(advice):
     ratios = {p: tokens_per_block_moved(advice, p) for p in SETUP.policies}
     none = with_rates(max(ratios.values()) + 1, MIB)
     assert none.policy is None
-    assert none.paying[3]
+    assert none.paying[800 * MIB]
     text = titled(findings(none), "More memory")
     assert text.startswith("It pays in other memories: ")
-    assert f"{none.choices[3].policy} with 800 MiB" in text
+    assert f"{none.choices[800 * MIB].policy} with 800 MiB" in text
     more = with_rates(max(ratios.values()) + 1, MIB, memory=800 * MIB, others=(200 * MIB,))
     assert more.policy is not None
     assert "none, because none pays, with 200 MiB" in titled(findings(more), "More memory")
 
 
-def test_where_the_trace_does_not_suffice_it_is_not_known_whether_it_pays():
-    engine = engine_of(None, None, prefill_rate=1.0, link_bandwidth=1e12)
-    found = advise(Workload(100, seed=3), dataclasses.replace(SETUP, engine=engine))
-    assert found.objections
-    assert (found.pays, found.policy) == (None, None)
-
-
 def test_the_first_sentence_compares_with_vllms_default(advice):
     assert advice.policy != "lru"
-    points = (advice.cell(advice.policy).hit_ratio - advice.cell("lru").hit_ratio) * 100
+    points = (advice.of(advice.policy).hit_ratio - advice.of("lru").hit_ratio) * 100
     assert f"{points:.1f} points more than vLLM's default, lru" in headline(advice)
     alone = advise(Workload(300, seed=3), dataclasses.replace(SETUP, policies=("lru",)))
     assert "and it is vLLM's default" in headline(alone)
 
 
 def test_vllms_default_is_replayed_where_it_is_not_asked_for(advice):
-    found = advise(Workload(300, seed=3), dataclasses.replace(SETUP, policies=("sieve",)))
-    assert found.vllm_default == advice.cell("lru")
+    found = advise(WORKLOAD, dataclasses.replace(SETUP, policies=("sieve",)))
+    assert found.vllm_default == advice.of("lru")
     assert found.ranking() == ["sieve"]
-    assert found.setup.replays == 3 * 4
+    assert len(found.setup.configurations(10_000)) == 3 * 4
 
 
 def test_both_answers_stand_side_by_side(advice):
@@ -178,23 +175,24 @@ def test_both_answers_stand_side_by_side(advice):
     assumed = dataclasses.replace(behind, setup=setup)
     assert side_by_side(assumed, advice).startswith("Behind an assumed 100 MiB of prefix cache, ")
     for one in (behind, advice):
-        assert f"{one.cell(one.policy).hit_ratio * 100:.1f} %" in text
+        assert f"{one.of(one.policy).hit_ratio * 100:.1f} %" in text
 
 
 def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
     model = model_shape("qwen3-235b-a22b")
     engine = engine_of(model, accelerator("h100"))
-    assert engine.workers == 8 > model.kv_heads
+    assert engine.workers == 8 > model.kinds[0].kv_heads
     setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token(), engine=engine)
     once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "")
-    assert any("those of one worker, not of the 8" in text for text in once.remarks())
+    assert any("those of one worker, not of the 8" in text for text in remarks(once))
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
-    assert not any("of one worker" in text for text in right.remarks())
-    uneven = dataclasses.replace(once, model=dataclasses.replace(model, kv_heads=10))
+    assert not any("of one worker" in text for text in remarks(right))
+    kinds = (dataclasses.replace(model.kinds[0], kv_heads=10),)
+    uneven = dataclasses.replace(once, model=dataclasses.replace(model, kinds=kinds))
     setup = dataclasses.replace(setup, token_bytes=uneven.model.bytes_per_token())
     uneven = dataclasses.replace(uneven, advice=dataclasses.replace(advice, setup=setup))
-    (remark,) = [text for text in uneven.remarks() if "of one worker" in text]
+    (remark,) = [text for text in remarks(uneven) if "of one worker" in text]
     assert "must divide the 10 KV heads" in remark
 
 
@@ -202,6 +200,6 @@ def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
 def test_whose_memory_vllm_is_given_is_said(advice, workers):
     engine = None if workers is None else engine_of(None, None, workers=workers)
     found = dataclasses.replace(advice, setup=dataclasses.replace(advice.setup, engine=engine))
-    text = Subject("t", found, None, "bfloat16", "", "").remarks()[-1]
+    text = remarks(Subject("t", found, None, "bfloat16", "", ""))[-1]
     assert "cpu_bytes_to_use is the memory of all workers of an engine together" in text
     assert text.endswith(f"of {workers or 1} here, --tensor-parallel {workers or 1}.")

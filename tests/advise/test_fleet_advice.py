@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kvoffload.advise import RecordedTrace, advise, engine_of
-from kvoffload.advise.fleet_wording import fleet_findings, fleet_headline
-from kvoffload.advise.fleets import advise_fleet, cases_of, choose_fleet, fleets_of, saving
-from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Setup
+from kvoffload.advise.choice import choose_fleet, saving
+from kvoffload.advise.findings import findings
+from kvoffload.advise.setup import STACK_ROUTERS, Case, FleetTier, Setup
 from kvoffload.advise.units import bytes_text, duration_text
+from kvoffload.advise.verdicts import headline
 from kvoffload.replay import replay
 from kvoffload.traces import Request
 
@@ -46,26 +47,27 @@ def trace():
 @pytest.fixture(scope="module")
 def timed(trace):
     engine = engine_of(None, None, prefill_rate=500, link_bandwidth=100 * MIB)
-    return advise_fleet(trace, replace(SETUP, engine=engine, tiers=(None, SHARED)))
+    return advise(trace, replace(SETUP, engine=engine, tiers=(None, SHARED)))
 
 
 def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
-    cases = cases_of(replace(SETUP, tiers=(None, SHARED)), 1000)
-    without, cases = cases[:3], cases[3:]
-    assert [case.fleet.router for case in without] == ["round-robin", "session", "events"]
-    assert {(case.memory, case.fleet.host, case.offloads) for case in without} == {(0, 0, False)}
+    fleets = replace(SETUP, tiers=(None, SHARED)).configurations(1000)
+    routers = ["round-robin", "session", "events"]
+    without, cases = [*fleets][:3], [*fleets][3:]
+    assert without == [Case(0, router=router) for router in routers]
+    assert {fleets[case].host for case in without} == {0}
     assert len(cases) == 4 * 2 * 2 * 3
-    assert [case.fleet.router for case in cases[:3]] == ["round-robin", "session", "events"]
-    assert [case.fleet.policy for case in cases[:6:3]] == ["lru", "hit-density"]
+    assert [case.router for case in cases[:3]] == routers
+    assert [case.policy for case in cases[:6:3]] == ["lru", "hit-density"]
     assert [case.tier for case in cases[:12:6]] == [None, SHARED]
-    assert [case.fleet.host for case in cases[::12]] == [20, 40, 80, 160]
-    assert cases[6].fleet.tier.slots == 100
+    assert [fleets[case].host for case in cases[::12]] == [20, 40, 80, 160]
+    assert fleets[cases[6]].tier.slots == 100
 
 
 def test_a_cache_that_holds_everything_is_replayed_once():
-    cases = cases_of(SETUP, 50)
-    assert [case.fleet.host for case in cases[3::6]] == [20, 40, 50, 50]
-    assert len(fleets_of(SETUP, 50)) == 3 + 18
+    fleets = [*SETUP.configurations(50).values()]
+    assert [fleet.host for fleet in fleets[3::6]] == [20, 40, 50, 50]
+    assert len(set(fleets)) == 3 + 18
 
 
 def test_stacks_have_the_routers_that_are_compared_by_default():
@@ -73,55 +75,54 @@ def test_stacks_have_the_routers_that_are_compared_by_default():
     assert "earliest" not in STACK_ROUTERS
 
 
-def test_a_fleet_is_compared_with_given_memories_and_is_no_single_engine(trace):
+def test_a_fleet_is_compared_with_given_memories_and_needs_times_of_arrival():
     setup = replace(SETUP, others=(10 * MIB,))
     assert setup.memories() == [0, 10 * MIB, 40 * MIB]
-    assert {case.memory for case in cases_of(setup, 1000)} == set(setup.memories())
-    with pytest.raises(ValueError, match="engines must be 0 without a router, got 2"):
-        advise(trace, setup)
+    assert {case.memory for case in setup.cases()} == set(setup.memories())
+    with pytest.raises(ValueError, match="trace must have arrivals, got none"):
+        advise([Request(0, 16, 1, (1,))], setup)
 
 
 def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():
-    cases = cases_of(replace(SETUP, routers=("events?sees=tier",), tiers=(None, SHARED)), 100)
-    seeing = {case.tier for case in cases if "sees" in case.fleet.router}
+    cases = replace(SETUP, routers=("events?sees=tier",), tiers=(None, SHARED)).cases()
+    seeing = {case.tier for case in cases if "sees" in case.router}
     assert seeing == {SHARED}
     with pytest.raises(ValueError, match="must have a tier to see"):
-        cases_of(replace(SETUP, routers=("events?sees=tier",)), 100)
+        replace(SETUP, routers=("events?sees=tier",)).configurations(100)
 
 
 def test_the_results_are_those_of_fleets_and_the_choice_is_made_of_them(trace, timed):
-    for case in timed.cases[::7]:
-        assert timed.results[case.fleet] == replay(trace.trace, case.fleet)
-    choice = choose_fleet(timed.results)
-    assert timed.case.fleet == choice.fleet
-    assert timed.result == choice.result
-    assert saving(timed.results[timed.best.fleet]) == saving(choice.best)
+    for result in [*timed.rows.values()][::7]:
+        assert result == replay(trace.trace, result.configuration)
+    assert timed.result == timed.rows[timed.case]
+    chosen = choose_fleet({one.configuration: one for one in timed.rows.values()})
+    assert timed.result.configuration == chosen
+    assert saving(timed.rows[timed.best]) == max(map(saving, timed.rows.values()))
     assert timed.like() == timed.result
     assert timed.like(memory=7) is None
-    assert timed.like(router="round-robin") == choice.by_turns
+    by_turns = replace(chosen, router="round-robin")
+    assert timed.like(router="round-robin").configuration == by_turns
     assert timed.reuse == pytest.approx(7 * 15 / 120)  # all but the last block of each prompt
 
 
 def test_it_is_the_same_whoever_computes(trace, timed):
     done: list[int] = []
-    found = advise_fleet(trace, timed.setup, jobs=2, progress=done.append)
+    found = advise(trace, timed.setup, jobs=2, progress=done.append)
     assert found == timed
-    assert done == list(range(1, len(fleets_of(timed.setup, 10**6)) + 1))
+    assert done == list(range(1, len(timed.rows) + 1))
 
 
 def test_the_headline_and_findings_say_what_was_found(timed):
-    text = fleet_headline(timed)
+    text = headline(timed)
     case = timed.case
     gain = saving(timed.result) - saving(timed.like(router="round-robin"))
     none = saving(timed.result) - saving(timed.like(memory=0))
     gained = none * timed.result.tokens / timed.setup.rate
-    assert text.startswith(
-        f"Offloading pays: {case.fleet.policy} in {bytes_text(case.memory)} each"
-    )
-    assert f", {case.fleet.router} in front of 2 engines, saves " in text
+    assert text.startswith(f"Offloading pays: {case.policy} in {bytes_text(case.memory)} each")
+    assert f", {case.router} in front of 2 engines, saves " in text
     assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
     assert f"{100 * gain:.1f} points more than round-robin" in text
-    found = {finding.title: finding.text for finding in fleet_findings(timed)}
+    found = {finding.title: finding.text for finding in findings(timed)}
     assert set(found) == {
         *("Enough", "Router", "Memory", "Tier", "Policy", "First token", "Balance", "Ceiling")
     }
@@ -132,44 +133,42 @@ def test_the_headline_and_findings_say_what_was_found(timed):
 
 
 def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
-    found = advise_fleet(trace, SETUP)
-    assert "of the tokens" in fleet_headline(found)
-    assert "First token" not in {finding.title for finding in fleet_findings(found)}
+    found = advise(trace, SETUP)
+    assert "of the tokens" in headline(found)
+    assert "First token" not in {finding.title for finding in findings(found)}
 
 
 def test_a_trace_that_does_not_suffice_has_no_recommendation():
-    found = advise_fleet(recorded(turns=5), SETUP)
-    assert found.objections == (
-        "the trace is too short: 105 requests, and at least 200 are needed",
-    )
-    assert fleet_headline(found).startswith("No recommendation: the trace is too short")
+    found = advise(recorded(turns=5), SETUP)
+    assert found.objections == ["the trace is too short: 105 requests, and at least 200 are needed"]
+    assert headline(found).startswith("No recommendation: the trace is too short")
     once = RecordedTrace.of([Request(n, 16, 1, (n,)) for n in range(300)], arrivals=True)
-    (objection,) = advise_fleet(once, SETUP).objections
+    (objection,) = advise(once, SETUP).objections
     assert objection.startswith("there is almost no reuse")
     nothing = RecordedTrace.of([], arrivals=True)
-    assert advise_fleet(nothing, SETUP).objections == ("the trace has no requests",)
+    assert advise(nothing, SETUP).objections == ["the trace has no requests"]
 
 
 def test_more_may_be_needed_only_where_the_most_is_needed_and_does_not_hold_all(trace):
-    assert advise_fleet(trace, replace(SETUP, memory=10 * MIB)).may_need_more
-    assert not advise_fleet(trace, replace(SETUP, memory=300 * MIB)).may_need_more
+    assert advise(trace, replace(SETUP, memory=10 * MIB)).may_need_more
+    assert not advise(trace, replace(SETUP, memory=300 * MIB)).may_need_more
 
 
 def test_only_a_router_that_was_named_is_recommended(trace, timed):
     assert timed.like(router="round-robin") is not None  # it is compared
     for memory in (2 * MIB, 40 * MIB):
-        found = advise_fleet(trace, replace(SETUP, routers=("prefix",), memory=memory))
-        assert found.case.fleet.router == found.best.fleet.router == "prefix"
-        assert "round-robin" in fleet_headline(found)
-        assert len(found.cases) > len(found.candidates) > 0
+        found = advise(trace, replace(SETUP, routers=("prefix",), memory=memory))
+        assert found.case.router == found.best.router == "prefix"
+        assert "round-robin" in headline(found)
+        assert len(found.rows) > len(found.candidates) > 0
     seeing = ("events?sees=tier",)
-    found = advise_fleet(trace, replace(SETUP, routers=seeing, tiers=(None, SHARED)))
-    assert {case.fleet.router for case in found.candidates if case.offloads} == {*seeing}
+    found = advise(trace, replace(SETUP, routers=seeing, tiers=(None, SHARED)))
+    assert {case.router for case in found.candidates if case.offloads} == {*seeing}
     assert any(not case.offloads for case in found.candidates)
 
 
 def test_an_open_loop_that_is_too_busy_is_named(trace):
     engine = engine_of(None, None, prefill_rate=100, link_bandwidth=MIB)
-    found = advise_fleet(trace, replace(SETUP, engine=engine, routers=("round-robin",)))
-    balance = next(one.text for one in fleet_findings(found) if one.title == "Balance")
+    found = advise(trace, replace(SETUP, engine=engine, routers=("round-robin",)))
+    balance = next(one.text for one in findings(found) if one.title == "Balance")
     assert "queues only grow" in balance

@@ -10,9 +10,11 @@ import pytest
 from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
-from kvoffload.advise.remarks import group_remarks, prompt_text
+from kvoffload.advise.findings import findings
+from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.retention import retentions, vllm_flag, worth
-from kvoffload.advise.wording import detail_findings, findings, headline
+from kvoffload.advise.verdicts import headline
+from kvoffload.advise.wording import prompt_text
 from kvoffload.policies import registry
 from kvoffload.replay import (
     Configuration,
@@ -58,19 +60,20 @@ def advice(recorded):
 
 def test_memory_is_divided_into_slots(advice):
     assert SETUP.block_bytes == CHUNKS.slot_bytes == 32 * 4096
-    assert advice.capacities == [100, 200, 400, 800]
+    assert [SETUP.capacity(memory) for memory in advice.choices] == [100, 200, 400, 800]
     assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
 
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
-    for position, capacity in enumerate(advice.capacities):
-        result = replay(WORKLOAD, Configuration(policy=policy, host=capacity, groups=CHUNKS))
-        cell = advice.cell(policy, position)
+    for memory in SETUP.memories():
+        host = SETUP.capacity(memory)
+        result = replay(WORKLOAD, Configuration(policy=policy, host=host, groups=CHUNKS))
+        cell = advice.of(policy, memory)
         assert cell.hit_ratio == result.offloaded_tokens / result.asked_tokens
-        assert cell.saved_tokens == result.offloaded_tokens
+        assert cell.offloaded_tokens == result.offloaded_tokens
         assert cell.stored == result.stored
-        assert cell.store_rate == pytest.approx(
+        assert advice.rates(cell).store == pytest.approx(
             result.stored * CHUNKS.slot_bytes / advice.facts.seconds
         )
         # each chunk of the full group is loaded, and one of the window's per request that hits
@@ -92,22 +95,13 @@ def test_a_small_trace_by_hand():
     groups = GroupChunks.of(layout, 16)
     setup = Setup(64 * 4096, 16, 0, policies=("lru",), engine=engine, groups=groups)
     found = advise(requests, setup)
-    cell = found.cell("lru")
-    assert (found.capacities[found.memory_index], found.facts.asked_tokens) == (
-        64,
-        65 + 97 + 97 + 81,
-    )
-    assert (cell.saved_tokens, cell.loaded, cell.stored) == (64 + 96, 6 + 8, 6 + 4 + 5)
-    assert cell.stored_per_hit == 1.5  # of 10 blocks that are hit
-    assert (cell.store_rate, cell.load_rate) == (15 * 4096 / 10, 14 * 4096 / 10)
-    costs = balance(found, cell, engine)
+    cell = found.of("lru")
+    assert (setup.capacity(setup.memory), found.facts.asked_tokens) == (64, 65 + 97 + 97 + 81)
+    assert (cell.offloaded_tokens, cell.loaded, cell.stored) == (64 + 96, 6 + 8, 6 + 4 + 5)
+    assert found.stored_per_hit(cell) == 1.5  # of 10 blocks that are hit
+    assert found.rates(cell)[:2] == (15 * 4096 / 10, 14 * 4096 / 10)
+    costs = balance(setup, cell, engine)
     assert (costs.prefill_seconds, costs.load_seconds, costs.store_seconds) == (1.6, 7, 7.5)
-
-
-def test_no_policy_exceeds_the_ceilings(advice):
-    for position, ceiling in enumerate(advice.ceilings):
-        for policy in registry.names():
-            assert advice.cell(policy, position).hit_ratio <= min(ceiling, advice.unbounded)
 
 
 def prompts_that_a_cache_without_bounds_resumes_earlier():
@@ -126,11 +120,11 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
     groups = GroupChunks.of(layout, 16, None, step_tokens=64)
     setup = Setup(30 * 4096, 16, 0, policies=("lru",), others=(60 * 4096,), groups=groups)
     found = advise(prompts_that_a_cache_without_bounds_resumes_earlier(), setup)
-    assert found.cell("lru").saved_tokens == 10 * 128
-    assert found.cell("lru", 1).saved_tokens == 11 * 96
+    assert found.of("lru").offloaded_tokens == 10 * 128
+    assert found.of("lru", 60 * 4096).offloaded_tokens == 11 * 96
     assert found.unbounded * found.facts.asked_tokens == pytest.approx(11 * 96)
     assert not found.unbounded_is_ceiling
-    assert found.ceilings[0] >= found.cell("lru").hit_ratio > found.unbounded
+    assert found.ceilings[setup.memory] >= found.of("lru").hit_ratio > found.unbounded
     # with a recommendation
     texts = {f.title: f.text for f in findings(replace(found, objections=[]))}
     assert "which limits no policy" in texts["Ceiling"]
@@ -168,10 +162,10 @@ def test_a_ceiling_is_that_of_a_cache_without_bounds_where_that_is_lower():
     recorded = RecordedTrace.of(prompts_that_share_a_beginning())
     groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), BLOCK)
     found = advise(recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=groups))
-    assert found.ceilings == [0.0] * 4
+    assert {*found.ceilings.values()} == {0.0}
     groups = GroupChunks.of(LAYOUT, 512)
     found = advise(WORKLOAD, Setup(2**31, 512, 0, groups=groups))
-    assert found.ceilings == [found.unbounded] * 4
+    assert {*found.ceilings.values()} == {found.unbounded}
     texts = {f.title: f.text for f in findings(replace(found, objections=[]))}
     assert texts["Ceiling"].startswith(
         f"With any memory no policy can hit more than {found.unbounded:.1%}".replace("%", " %")
@@ -183,7 +177,7 @@ def test_without_a_full_group_the_ceiling_is_not_known():
     layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
     found = advise(WORKLOAD, setup)
-    assert found.ceilings == [None] * 4
+    assert [*found.ceilings.values()] == [None] * 4
     assert found.ceiling_tokens()[0] is None
     texts = {finding.title: finding.text for finding in findings(found)}
     assert "is unknown, because no group is full" in texts["Ceiling"]
@@ -193,10 +187,12 @@ def test_without_a_full_group_the_ceiling_is_not_known():
 def test_the_accelerator_answers_first_by_the_same_rule(recorded):
     setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
     behind = advise(recorded, setup)
-    one = Configuration(policy="lru", host=200, device=setup.device_blocks, groups=CHUNKS)
+    one = Configuration(
+        policy="lru", host=200, device=setup.capacity(setup.device_memory), groups=CHUNKS
+    )
     result = replay(recorded.trace, one)
-    cell = behind.cell("lru")
-    assert (cell.saved_tokens, cell.hit_ratio) == (result.offloaded_tokens, result.hit_ratio)
+    cell = behind.of("lru")
+    assert (cell.offloaded_tokens, cell.hit_ratio) == (result.offloaded_tokens, result.hit_ratio)
     assert (cell.stored, cell.loaded) == (result.stored, result.loaded)
     everything = replay(recorded.trace, replace(one, policy="infinite"))
     assert behind.facts.asked_tokens == result.asked_tokens < behind.all_tokens
@@ -205,22 +201,13 @@ def test_the_accelerator_answers_first_by_the_same_rule(recorded):
 
 
 @pytest.mark.thorough
-def test_the_accelerator_lacks_the_windows_of_what_was_loaded(recorded):
-    """So more is asked for behind it than if there were no host memory."""
-    one = Configuration(host=200, device=96, groups=CHUNKS)
-    alone, behind = (replay(recorded.trace, replace(one, host=slots)) for slots in (0, 200))
-    assert alone.hits == 0 < behind.hits
-    assert alone.asked_tokens < behind.asked_tokens
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("interval", [0, 512])
 def test_no_policy_behind_an_accelerator_exceeds_the_ceilings(recorded, interval):
     groups = GroupChunks.of(LAYOUT, 512, interval)
     found = advise(recorded, Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=groups))
-    for position, ceiling in enumerate(found.ceilings):
+    for memory, ceiling in found.ceilings.items():
         for policy in found.setup.policies:
-            assert found.cell(policy, position).hit_ratio <= ceiling
+            assert found.of(policy, memory).hit_ratio <= ceiling
 
 
 def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
@@ -232,22 +219,16 @@ def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
     assert "of the blocks" not in text
 
 
-def test_hits_over_time_are_of_the_tokens_asked_for(advice, recorded):
-    found = details(recorded, advice).policies[0]
-    assert 0 < max(found.over_time) <= 1
-    assert sum(found.requests_by_share) == len(WORKLOAD)
-
-
 def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
     recorded = RecordedTrace.of(prompts_that_share_a_beginning())
     whole = advise(recorded, Setup(64 * MIB, BLOCK, 256, policies=("lru",)))
-    assert whole.cell("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
+    assert whole.of("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
     groups = model_shape("gpt-oss-20b").layout()
     found = advise(
         recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK))
     )
-    assert found.cell("lru").hit_ratio == found.unbounded == 0
+    assert found.of("lru").hit_ratio == found.unbounded == 0
     assert found.policy is None
     cells = retentions(recorded, found)
     assert [cell.interval for cell in cells] == [0, 512, None]
@@ -260,19 +241,7 @@ def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     with_interval = Setup(
         2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK, 512)
     )
-    assert advise(recorded, with_interval).cell("lru").hit_ratio == cells[1].hit_ratio
-
-
-@pytest.mark.thorough
-def test_the_interval_given_is_compared_too(recorded):
-    setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(LAYOUT, 512, 2048))
-    found = advise(recorded, setup)
-    cells = retentions(recorded, found)
-    assert [cell.interval for cell in cells] == [0, 512, None, 2048]
-    assert cells[3].hit_ratio == found.cell(found.policy).hit_ratio
-    assert (
-        "2048" in next(f for f in findings(found, retentions=cells) if f.title == "Retention").text
-    )
+    assert advise(recorded, with_interval).of("lru").hit_ratio == cells[1].hit_ratio
 
 
 @pytest.mark.thorough
@@ -289,6 +258,11 @@ def test_intervals_are_compared_in_any_number_of_processes(recorded):
     assert reported == [2, 3]
     assert [cell.interval for cell in first] == [0, 512, None]
     assert retentions(recorded, advised[1]) == first
+    given = advise(recorded, replace(several[0], groups=GroupChunks.of(LAYOUT, 512, 2048)))
+    cells = retentions(recorded, given)
+    assert [cell.interval for cell in cells] == [0, 512, None, 2048]
+    assert cells[3].hit_ratio == given.result.hit_ratio
+    assert vllm_flag(None) == "--prefix-cache-retention-interval None"  # as vLLM reads it
     assert retentions(recorded, advised[0], jobs=2) == first
 
 
@@ -298,26 +272,24 @@ def test_where_nothing_is_windowed_no_interval_is_compared(recorded):
     assert retentions(recorded, advise(recorded, setup)) == []
 
 
-def test_vllm_reads_none_with_a_capital():
-    assert vllm_flag(None) == "--prefix-cache-retention-interval None"
-
-
 @pytest.mark.parametrize(
-    ("groups", "block_tokens", "text"),
+    ("groups", "interval", "text"),
     [
-        (("full", "window"), 512, "takes 16, and 1 for its window"),
-        (("full", "state", "state", "state"), 512, "takes 16, and 3 for its states"),
-        (("full", "full", "window", "state"), 512, "takes 32, and 1 for its window, and 1 for its"),
-        (("window", "window"), 512, "takes 2 for its windows"),
+        (("full", "window"), 0, "16, and 1 for its window"),
+        (("full", "window"), 2048, "16, and 5 for its window"),
+        (("full", "window"), None, "16, and 16 for its window"),
+        (("full", "state", "state", "state"), 0, "16, and 3 for its states"),
+        (("full", "full", "window", "state"), 0, "32, and 1 for its window, and 1 for its state"),
+        (("window", "window"), 0, "2 for its windows"),
     ],
 )
-def test_it_tells_what_a_prompt_takes(groups, block_tokens, text):
+def test_it_tells_what_a_prompt_takes(groups, interval, text):
+    tokens = 512 if "state" in groups else 16
     layout = GroupLayout(
-        tuple(Group(kind, 4, 512, 128 * (kind == "window")) for kind in groups), 4096
+        tuple(Group(kind, 4, tokens, 128 * (kind == "window")) for kind in groups), 4096
     )
-    whole = prompt_text(GroupChunks.of(layout, block_tokens))
-    assert whole.startswith("a prompt of 8,192 tokens takes ")
-    assert text in whole
+    whole = prompt_text(GroupChunks.of(layout, 512, interval))
+    assert whole == f"a prompt of 8,192 tokens takes {text}"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +313,11 @@ def test_reuse_is_of_the_slots_that_a_block_takes(groups, slots, what):
     )
     found = details(recorded, advice)
     assert found.reuse.bytes_at[50] == 3 * slots * 4096
-    texts = [f.text for f in detail_findings(advice, found) if f.title == "Reuse"]
+    texts = [
+        f.text
+        for f in findings(replace(advice, objections=[]), details=found)
+        if f.title == "Reuse"
+    ]
     assert texts[0].endswith(f"LRU needs that much memory for their chunks of {what}.")
 
 
@@ -351,16 +327,6 @@ def test_the_configuration_has_the_chunk_that_slots_are_counted_for(block, chunk
     extra = vllm_arguments("lru", 2**30, GroupChunks.of(layout, 512))["kv_connector_extra_config"]
     assert extra["blocks_per_chunk"] == chunk
     assert "block_size" not in extra
-
-
-def test_what_a_prompt_takes_depends_on_the_interval():
-    """As in the picture of the page on models with windows and states."""
-    layout = model_shape("gpt-oss-20b").layout()
-    texts = [prompt_text(GroupChunks.of(layout, 512, interval)) for interval in (0, 2048, None)]
-    windows = [1, 5, 16]
-    assert texts == [
-        f"a prompt of 8,192 tokens takes 16, and {count} for its window" for count in windows
-    ]
 
 
 def test_it_says_what_chunks_stand_for_and_which_windows_lose():

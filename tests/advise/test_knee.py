@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.advise import RecordedTrace, Setup, advise
-from kvoffload.advise.knee import WORTH, find_knee, knee_replays, ladder
-from kvoffload.advise.wording import capacity_text
+from kvoffload.advise.findings import capacity_text
+from kvoffload.advise.knee import WORTH, find_knee, knee_configurations, ladder
 from kvoffload.traces import Request, Workload
 
 pytestmark = pytest.mark.fast
@@ -77,8 +77,8 @@ def test_the_curve_is_that_of_replays_and_the_knee_is_its_first_that_needs_no_mo
     assert [rung.memory for rung in found.curve] == sorted(rung.memory for rung in found.curve)
     for rung in found.curve[2::5]:
         one = advise(recorded, setup(policies=asked.policies, memory=rung.memory, others=(MIB,)))
-        assert rung.hit_ratio == max(one.cell(policy).hit_ratio for policy in asked.policies)
-        assert rung.hit_ratio == one.cell(rung.policy).hit_ratio
+        assert rung.hit_ratio == max(one.of(policy).hit_ratio for policy in asked.policies)
+        assert rung.hit_ratio == one.of(rung.policy).hit_ratio
     by_memory = {rung.memory: rung for rung in found.curve}
     for rung in found.curve:
         twice = by_memory.get(2 * rung.memory, found.curve[-1])
@@ -100,7 +100,7 @@ def test_it_is_the_same_whoever_computes():
     asked = setup(policies=("lru", "sieve"))
     found = find_knee(recorded, asked, jobs=2, progress=done.append)
     assert found == find_knee(recorded, asked)
-    assert done == list(range(1, knee_replays(recorded, asked) + 1))
+    assert done == list(range(1, len({*knee_configurations(recorded, asked).values()}) + 1))
 
 
 def test_without_reuse_or_requests_the_least_is_enough():

@@ -38,6 +38,7 @@ def shape(tmp_path, config):
         (LLAMA | {"head_dim": 64}, 65_536),
         (LLAMA | {"num_key_value_heads": None}, 4 * 131_072),
         (LLAMA | {"sliding_window": 4096, "use_sliding_window": False}, 131_072),
+        (LLAMA | {"sliding_window": 4096}, 131_072),  # windows as if they kept all
         (DEEPSEEK, 70_272),
         ({"model_type": "gemma3", "text_config": LLAMA}, 131_072),
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768 * 2),
@@ -48,23 +49,6 @@ def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
     found = shape(tmp_path, config)
     assert found.bytes_per_token() == token_bytes
     assert model_shape(str(tmp_path)).bytes_per_token() == token_bytes
-
-
-@pytest.mark.parametrize(
-    ("more", "kinds"),
-    [
-        ({"sliding_window": 4096}, ["window"]),
-        (
-            {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 16},
-            ["full", "window"],
-        ),
-    ],
-)
-def test_bytes_per_token_are_those_of_layers_that_keep_all(tmp_path, more, kinds):
-    """What windows keep less is told by their groups."""
-    found = shape(tmp_path, LLAMA | more)
-    assert found.bytes_per_token() == 131_072
-    assert [group.kind for group in found.layout().groups] == kinds
 
 
 @pytest.mark.parametrize(
@@ -84,18 +68,18 @@ def test_bytes_per_token_are_those_of_layers_that_keep_all(tmp_path, more, kinds
         ({"model_type": "qwen4_exp_text"}, "its states have several shapes"),
         ({"cross_attention_layers": [3]}, "its cross attention"),
         ({"is_encoder_decoder": True}, "it has is_encoder_decoder"),
+        (DEEPSEEK | {"index_topk": 2048, "index_topk_freq": 4}, "several layers share one index"),
+        (DEEPSEEK | {"index_topk_pattern": "FSSS"}, "several layers share one index"),
+        (
+            DEEPSEEK | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            "its latent attention attends to a window",
+        ),
     ],
 )
 def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
     options = "; .* give them with --kv-bytes-per-token or --block-bytes$"
     with pytest.raises(ValueError, match=f"model '.*' is not counted: {reason}.*{options}"):
         shape(tmp_path, LLAMA | more)
-
-
-@pytest.mark.parametrize("more", [{"index_topk_freq": 4}, {"index_topk_pattern": "FSSS"}])
-def test_an_index_that_layers_share_is_refused_by_name(tmp_path, more):
-    with pytest.raises(ValueError, match="several layers share one index"):
-        shape(tmp_path, DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128} | more)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.report import report_html, write_report
+from kvoffload.advise.tables import curves, heats, routers
 from kvoffload.advise.units import percent_text
 from kvoffload.errors import MissingExtraError
 from kvoffload.policies import registry
@@ -117,9 +118,9 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
     advice = subject.advice
     assert text.count('class="heat"') == 4
     assert text.count(' enough"') == 1
-    for router in subject.routers():
+    for router in routers(subject.advice):
         assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
-    for heat in subject.heats():
+    for heat in heats(subject.advice):
         for results in heat.rows.values():
             assert len(results) == 5
             for result in results:
@@ -130,7 +131,7 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
 
 def test_a_fleet_without_a_recommendation_has_no_configuration():
     subject = fleet_subject()
-    advice = replace(subject.advice, objections=("no reuse",))
+    advice = replace(subject.advice, objections=["no reuse"], unbounded=0.0)
     text = report_html(replace(subject, advice=advice))
     assert "Offloading does not pay: no reuse." in text
     assert 'id="configuration"' not in text
@@ -166,14 +167,14 @@ def test_the_chart_names_every_policy_and_memory_in_each_size_and_scheme(request
 def test_a_fleet_has_a_chart_with_a_line_per_router():
     subject = fleet_subject()
     found = pictures(fleet_page())
-    assert {*subject.routers(), "enough"} <= found[None][0]
-    curves = subject.curves()
+    assert {*routers(subject.advice), "enough"} <= found[None][0]
+    drawn = curves(subject)
     for line, (router, results) in zip(
-        curves.lines, next(subject.heats()).rows.items(), strict=True
+        drawn.lines, next(heats(subject.advice)).rows.items(), strict=True
     ):
         assert line.name == router
         assert line.shares == [None if one is None else one.saved for one in results]
-    assert curves.chosen == subject.advice.case.fleet.router
+    assert drawn.chosen == subject.advice.case.router
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -179,51 +179,6 @@ def test_a_trace_that_does_not_suffice_is_no_error(kvoffload, tmp_path):
     assert len(whole["objections"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--capacity", "many"],
-            "'--capacity': must be blocks (4096), a share of",
-        ),
-        (
-            ["--capacity", "1GiB"],
-            "one of --model and --kv-bytes-per-token must be given: the",
-        ),
-        (
-            ["--capacity", "1GiB", "--model", "qwen3-8b", "--kv-bytes-per-token", "5"],
-            "at most one of --model and --kv-bytes-per-token must be given",
-        ),
-        (
-            ["--capacity", "1GiB", "--model", "qwen"],
-            "value for '--model': model must be",
-        ),
-        (
-            ["--capacity", "1GiB", "--kv-bytes-per-token", "5", "--tensor-parallel", "2"],
-            "--tensor-parallel must go with --model, got 2 without it",
-        ),
-        (
-            ["--capacity", "1GiB", "--model", "qwen3-8b", "--tensor-parallel", "3"],
-            "--tensor-parallel: tensor_parallel must divide the 8 KV heads of qwen3-8b",
-        ),
-        (
-            ["--capacity", "1KiB", "--kv-bytes-per-token", "2"],
-            "--capacity must be 2 ... 536870911 blocks of 1,024 bytes, got 1,024 bytes",
-        ),
-        (
-            ["--capacity", "9TiB", "--kv-bytes-per-token", "1"],
-            "(9,895,604,649,984 bytes / 512 bytes per block)",
-        ),
-        ([*SIZE, "--jobs", "0"], "'--jobs': 0 is not in the range x>=1."),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_wrong_usage_is_one_line(kvoffload, trace, arguments, message):
-    done = kvoffload("advise", trace, *arguments)
-    assert done.code == 2
-    assert message in done.error
-
-
 def test_bad_data_is_one_line(kvoffload, tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"timestamp":0}\n')

@@ -141,31 +141,6 @@ def test_what_cannot_pay_is_noted(kvoffload, trace):
     assert "are busy 90% of the time or more" in done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--engines", "0"), "must be 1 ... 256, got '0'"),
-        (("--router", "rand"), "router must be one of round-robin, random, "),
-        (("--router", "events?sees=tier"), "must have a tier to see, got none"),
-        (("--router", "events?lag_ms=1"), "must have a rate for its lag, got none"),
-        (("--shared", "slab:/x?policy=lru"), "address must have a capacity, got none in 'slab:/x'"),
-        (("--shared", "slab:/x?capacity=a"), "capacity must be bytes, as 4096, 2TB"),
-        (("--shared", "64MiB"), "--shared in bytes needs --model or --block-bytes"),
-        (("--prefill-tokens-per-second", "5"), "needs --model or --block-bytes, for the times"),
-        (("--price", "host=5"), "must have the form host=N,tier=N, got 'host=5'"),
-        (("--price", "host=5,tier=-1"), "tier must be a number >= 0, got '-1'"),
-        (("--price", "host=5,tier=1"), "--price needs --model or --block-bytes, got neither"),
-        (("--prefill-tokens-per-second", "0"), "must be an integer 1 ... "),
-        (("--block-tokens", "7"), "--block-tokens must agree with the trace, got 7"),
-        (("--model", "gpt-oss-20b"), "--model must have one group for a fleet, got several"),
-    ],
-)
-def test_bad_arguments_are_one_line(fleet, arguments, message):
-    done = fleet(*arguments, "--capacity", "8")
-    assert done.code == 2
-    assert message in done.error
-
-
 def test_a_loop_needs_sessions_and_a_rate_times(kvoffload, tmp_path):
     path = tmp_path / "still.jsonl"
     write_trace([Request(0, 16, 1, (1,)), Request(0, 16, 1, (1,))], path)

@@ -149,6 +149,7 @@ def test_what_host_memory_cannot_gain_is_not_offloaded(kvoffload, trace, advise,
     assert "kv-transfer-config" not in text
     page = report.read_text(encoding="utf-8")
     assert "Offloading does not pay" in page
+    assert ">Verdict</h2>" in page
     assert "cpu_bytes_to_use" not in page
     paid = advise(*asked[:4], "--router", "session", *RATES)
     assert (paid["pays"], paid["recommendation"]["memory"] > 0) == (True, True)
@@ -228,31 +229,6 @@ def test_first_tokens_are_told_where_rates_are_known(kvoffload, trace, advise):
     words = " ".join(kvoffload("advise", trace, *SIZE, "--capacity", "40MiB", *RATES).out.split())
     assert "First token: On the engine described loading and computing a prompt takes" in words
     assert advise("--capacity", "40MiB")["details"]["first_tokens"] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--router", "session"), "--router must go with --engines"),
-        (("--shared", "1GiB"), "--shared must go with --engines"),
-        (("--price", "host=1,tier=1"), "--price must go with --engines"),
-        (("--engines", "0"), "must be 1 ... 256, got '0'"),
-        (("--engines", "2", "--capacity", "1MiB,2MiB"), "--capacity must be one size"),
-        (("--capacity", "auto,4MiB"), "--capacity auto must be the only value, got 2 values"),
-        (("--engines", "2", "--step-tokens", "512"), "--step-tokens must go without --engines"),
-        (("--engines", "2", "--router", "best"), "router must be one of "),
-        (("--engines", "2", "--router", "events?sees=tier"), "must have a tier to see"),
-        (("--engines", "2", "--router", "events?lag_ms=5"), "must have a rate for its lag"),
-    ],
-)
-def test_what_cannot_be_is_one_line(kvoffload, trace, arguments, message):
-    capacity = () if "--capacity" in arguments else ("--capacity", "8MiB")
-    assert message in kvoffload("advise", trace, *SIZE, *capacity, *arguments).error
-
-
-def test_a_model_with_groups_has_no_fleet(kvoffload, trace):
-    asked = ("--model", "gpt-oss-20b", "--capacity", "1GiB", "--engines", "2")
-    assert "must have one group for a fleet" in kvoffload("advise", trace, *asked).error
 
 
 def test_a_disk_that_adds_hits_is_in_the_configuration(advise, kvoffload, trace):

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
-from tests.advise.model_configs import FAMILIES
 
 pytestmark = pytest.mark.thorough
 
@@ -185,63 +184,6 @@ def test_a_picture_has_slots(kvoffload, trace, tmp_path):
     done = kvoffload("sweep", trace, *ONE, *sizes, *MODEL, "--plot", picture)
     assert done.code == 0, done.err
     assert "<!-- capacity, slots -->" in picture.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--retention", "512"), "--retention must go with --model, got 512 without it"),
-        (
-            ("--model", "llama-3.1-8b", "--retention", "none"),
-            (
-                "--retention must go with a model that has windows or states, got none with "
-                "llama-3.1-8b, which has none"
-            ),
-        ),
-        (
-            (*MODEL, "--retention", "100"),
-            "--retention must be 0, none or a multiple of 16, got 100",
-        ),
-        (
-            (*MODEL, "--retention", "many"),
-            "Invalid value for '--retention': must be 0, a number of tokens or none, got 'many'",
-        ),
-        (
-            (*MODEL, "--retention", "1" + 18 * "0"),
-            "Invalid value for '--retention': must have at most 18 digits, got ",
-        ),
-        (
-            ("--model", FAMILIES / "llama4.json", "--retention", "none"),
-            "--retention must go with a model that has windows or states, got none with",
-        ),
-        (
-            (*MODEL, "--block-tokens", 20 * "9"),
-            "Invalid value for '--block-tokens': 99999999999999999999 is not in the range 1<=x<=",
-        ),
-        (
-            (*MODEL, "--capacity", "1KiB"),
-            "--capacity must come to 1 ... 2147483647 slots, got 0 (1,024 bytes / 393,216 bytes",
-        ),
-        (
-            (*MODEL, "--tensor-parallel", "3"),
-            "--tensor-parallel: tensor_parallel must divide the 8 ",
-        ),
-    ],
-)
-@pytest.mark.parametrize("command", ["replay", "sweep", "advise"])
-def test_options_without_effect_are_refused(kvoffload, trace, command, arguments, error):
-    size = (
-        ("--kv-bytes-per-token", "1") if command == "advise" and "--model" not in arguments else ()
-    )
-    done = kvoffload(command, trace, "--capacity", "1GiB", *size, *arguments)
-    assert done.code == 2
-    assert done.error.startswith(error)
-
-
-@pytest.mark.parametrize("command", ["replay", "sweep"])
-def test_a_model_gives_the_bytes_of_a_block(kvoffload, trace, command):
-    done = kvoffload(command, trace, *MODEL, "--block-bytes", "5", "--capacity", "1GiB")
-    assert done.error == "at most one of --model and --block-bytes must be given"
 
 
 @pytest.mark.parametrize(

@@ -44,28 +44,6 @@ def read(kvoffload, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ("--hints-noise 2", "--hints-noise must go with --hints, got 2 without"),
-        ("--hints none --hints-seed 2", "--hints-seed must go with --hints, got 2 without"),
-        ("--hints ends --hints-noise 2", "--hints-noise must go with expect or both, got 2 with"),
-        ("--hints ends --hints-liars .1", "--hints-liars must go with expect or both, got 0.1"),
-        ("--hints both --hints-noise .5", "--hints-noise must be 1 ... 1e+06, got 0.5"),
-        ("--hints both --hints-noise nan", "--hints-noise must be 1 ... 1e+06, got nan"),
-        ("--hints both --hints-share 30", "--hints-share must be 0 ... 1, got 30.0"),
-        ("--hints both --hints-liars x", "Invalid value for '--hints-liars': 'x' is not a"),
-        ("--hints end", "Invalid value for '--hints': 'end' is not one of 'none', 'ends', "),
-    ],
-)
-@pytest.mark.parametrize("command", ["replay", "sweep", "advise"])
-def test_bad_values_are_one_line(kvoffload, silent, command, options, error):
-    more = () if command == "replay" else ADVISE if command == "advise" else SWEEP
-    done = kvoffload(command, silent, *more, *options.split())
-    assert done.code == 2
-    assert error in done.error
-
-
-@pytest.mark.parametrize(
     ("command", "more"), [("replay", SWEEP[:4]), ("sweep", SWEEP), ("advise", ADVISE)]
 )
 def test_a_trace_that_knows_nothing_is_refused(kvoffload, silent, command, more):

@@ -225,23 +225,6 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     assert "<dc:date>" not in written  # the same sweep makes the same picture
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--policy", "best"), "policy must be one of "),
-        (("--capacity", "1GB"), "--capacity in bytes needs --model or --block-bytes"),
-        (("--plot", "picture.txt"), "must end in .png, .svg, .pdf, got 'picture.txt'"),
-        (("--csv", "-", "--json"), "--csv and --json exclude each other"),
-        (("--jobs", "0"), "0 is not in the range x>=1"),
-        (("--pending", "-1"), "-1 is not in the range x>=0"),
-    ],
-)
-def test_wrong_usage_is_one_line(kvoffload, trace, arguments, message):
-    done = kvoffload("sweep", trace, *arguments)
-    assert done.code == 2
-    assert message in done.error
-
-
 @pytest.mark.parametrize("name", ["other.jsonl", "README.md", "t.jsonl.gz", "half", "spaces"])
 def test_what_is_no_file_of_results_is_refused_and_stays_as_it_is(kvoffload, trace, tmp_path, name):
     path = tmp_path / name

@@ -435,26 +435,3 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
     assert value["engine"]["prefill_tokens_per_second"] == 1000
     text = kvoffload("advise", trace, *arguments, *given).out
     assert "prefill 1,000 tokens/s and link 1 GB/s each way, as given" in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--accelerator", "h10"], "accelerator must be one of l4, "),
-        (["--prefill-tokens-per-second", "0"], "must be a number > 0, got '0'"),
-        (["--prefill-tokens-per-second", "inf"], "must be a number > 0, got 'inf'"),
-        (["--disk-policy", "lru"], "--disk-policy must go with --disk, got lru without"),
-        (
-            ["--disk", "1TB", "--disk-policy", "belady"],
-            "'--disk-policy': policy must be one of lru, ",
-        ),
-        (["--policy", "belady"], "--policy must name a policy, got ceilings only"),
-        (["--model", "absent/config.json"], "absent/config.json: No such file or directory"),
-        (["--model", "."], ": config.json: No such file or directory"),
-    ],
-)
-def test_wrong_usage_of_advise(kvoffload, trace, arguments, message):
-    model = [] if "--model" in arguments else ["--kv-bytes-per-token", "5"]
-    done = kvoffload("advise", trace, "--capacity", "1MB", *model, *arguments, "--quiet")
-    assert done.code == 2
-    assert message in done.error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload._extras import require
-from kvoffload.advise.grid import part_seconds
+from kvoffload.advise.advice import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError, write_trace
 from kvoffload.traces.formats import FORMATS
