@@ -106,7 +106,7 @@ class Engine(ABC):
         self._rows = rows
         self._counts = counts
         self._noted = _Noted()
-        self._device = new_device(configuration.device, configuration.groups)
+        self._device = new_device(rows, configuration.device)
         self._sees = configuration.spec.sees or DEVICE
         self._size = configuration.groups.block_tokens
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import IMPLEMENTATION
 from kvoffload._sampling import hash_ids
 
+from ._belady import belady as chosen
 from .groups import GroupChunks
 from .requests import DecodedTrace
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     Prompts = DecodedTrace | Rows
     """The blocks of prompts, in the order of the trace or in another."""
-
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from ._belady_py import belady as chosen
-else:
-    from ._belady_c import belady as chosen
 
 __all__ = [
     "BELADY",
@@ -93,8 +88,7 @@ def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) 
     59(3), 1995.
     """
     next_asked = _next_asked(prompts, device_hits)
-    hits, stored = chosen(prompts.blocks, next_asked, prompts.unique_blocks, capacity)
-    return hits, stored
+    return chosen(prompts.blocks.data, next_asked.data, prompts.unique_blocks, capacity)
 
 
 def belady_of_groups(

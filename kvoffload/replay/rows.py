@@ -121,9 +121,7 @@ class Rows:
     def on_device(self, slots: int) -> Found:
         """Return what an accelerator's own cache of `slots` slots has of each row."""
         if slots not in self._found:
-            self._found[slots] = device_hits(
-                self.starts, self.blocks, self.lengths, slots, self.groups
-            )
+            self._found[slots] = device_hits(self, slots)
         return self._found[slots]
 
     @property
