@@ -260,7 +260,14 @@ class GroupChunks:
                 f"block_tokens must give chunks of at most {MAX_CHUNK_TOKENS} tokens, got "
                 f"{block_tokens}, which gives {largest}"
             )
-        groups = cls._bound(layout, block_tokens, chunks, blocks_per_chunk, retention, step_tokens)
+        groups = cls._bound(
+            layout,
+            block_tokens,
+            retention,
+            step_tokens,
+            chunks=chunks,
+            blocks_per_chunk=blocks_per_chunk,
+        )
         groups._check_retention()
         return groups
 
@@ -296,7 +303,7 @@ class GroupChunks:
         size = 1 if block_tokens is None else block_tokens
         check_int("block_tokens", size, 1)
         layout = GroupLayout((Group("full", 1, size),), block_bytes)
-        groups = cls._bound(layout, size, (size,), 1, 0, step_tokens)
+        groups = cls._bound(layout, size, 0, step_tokens, chunks=(size,), blocks_per_chunk=1)
         return replace(groups, is_plain=True, knows_tokens=block_tokens is not None)
 
     @classmethod
@@ -304,10 +311,11 @@ class GroupChunks:
         cls,
         layout: GroupLayout,
         block_tokens: int,
-        chunks: tuple[int, ...],
-        blocks_per_chunk: int,
         retention: Retention,
         step_tokens: int | None,
+        *,
+        chunks: tuple[int, ...],
+        blocks_per_chunk: int,
     ) -> GroupChunks:
         """Return groups whose chunks have some tokens in the trace."""
         blocks = [group.block_tokens for group in layout.groups]
