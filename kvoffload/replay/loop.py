@@ -199,7 +199,8 @@ def _in_time(
     arrived, started, first, ended = ([0] * len(rows) for _ in TIMES)
     told = list(rows.told())
     lag = round(Fraction(str(spec.options.get("lag_ms", 0))) * _NS_A_MS)
-    wait, following = rows.wait, rows.following
+    recorded, wait, service = map(rows.column, ("recorded", "wait", "service"))
+    following = rows.following
     queues = [deque[int]() for _ in engines]
     is_computing, running = [False] * len(engines), [0] * len(engines)
     messages: dict[int, tuple[int, Sequence[Change]]] = {}
@@ -210,7 +211,7 @@ def _in_time(
 
     def let_one_come() -> None:  # rows are in the order of their arrival: one at a time is enough
         for row in coming:
-            events.push(rows.recorded[row], ARRIVAL, 0, row)
+            events.push(recorded[row], ARRIVAL, 0, row)
             break
 
     let_one_come()
@@ -228,7 +229,7 @@ def _in_time(
             queues[engine].append(row)
             after = following[row]
             if loop == "recorded" and after != NONE:
-                events.push(now + rows.service[row] + wait[after], ARRIVAL, 0, after)
+                events.push(now + service[row] + wait[after], ARRIVAL, 0, after)
         elif kind == PREFILL_END:
             engine = place
             changes = engines[engine].end()
