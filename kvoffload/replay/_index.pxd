@@ -67,10 +67,10 @@ cdef class Recent:
 
     @cython.locals(
         last=uint64_t[::1], size=Py_ssize_t, lead=Py_ssize_t, num_missing=Py_ssize_t,
-        entering=uint32_t[::1], index=Py_ssize_t, block=uint32_t, num_forgotten=Py_ssize_t,
+        row="const uint32_t[::1]", entering=uint32_t[::1], index=Py_ssize_t, block=uint32_t,
     )
-    cpdef tuple use(self, const uint32_t[::1] blocks)
-    @cython.locals(last=uint64_t[::1])
-    cpdef Py_ssize_t _forget(
-        self, const uint32_t[::1] row, uint32_t[::1] forgotten, Py_ssize_t count
-    ) except -1
+    cpdef tuple use(self, object blocks)
+    @cython.locals(
+        last=uint64_t[::1], row="const uint32_t[::1]", count=Py_ssize_t, most=Py_ssize_t
+    )
+    cpdef Py_ssize_t _forget(self, uint32_t[::1] forgotten) except -1

@@ -159,17 +159,18 @@ class Recent:
         Return the number of leading blocks that were remembered, all that were not, and the blocks
         that are forgotten, in that order.
         """
-        last, size = self._last, len(blocks)
+        row = blocks
+        last, size = self._last, len(row)
         lead, num_missing = size, 0
         missing = np.empty(size, dtype=np.uint32)
         entering = missing.data
         for index in range(size):
-            if last[blocks[index]] <= self._passed:
+            if last[row[index]] <= self._passed:
                 lead = min(lead, index)
-                entering[num_missing] = blocks[index]
+                entering[num_missing] = row[index]
                 num_missing += 1
         for index in range(size):
-            block = blocks[size - 1 - index]
+            block = row[size - 1 - index]
             self._size += last[block] <= self._passed
             self._used += 1
             last[block] = self._used
@@ -177,22 +178,22 @@ class Recent:
             self._ahead = size
         self._rows.append(blocks)
         forgotten = np.empty(max(0, self._size - self._most), dtype=np.uint32)
-        num_forgotten = 0
-        while num_forgotten < len(forgotten):
-            num_forgotten = self._forget(self._rows[0], forgotten.data, num_forgotten)
-        self._size -= num_forgotten
+        if len(forgotten):
+            self._size -= self._forget(forgotten.data)
         return lead, missing[:num_missing], forgotten
 
-    def _forget(self, row: memoryview, forgotten: memoryview, count: int) -> int:
-        """Forget the last blocks of the first row; return the new count of the forgotten."""
-        last = self._last
-        while self._ahead and count < len(forgotten):
-            self._ahead -= 1
-            self._passed += 1
-            if last[row[self._ahead]] == self._passed:
-                forgotten[count] = row[self._ahead]
-                count += 1
-        if not self._ahead:
-            self._rows.popleft()
-            self._ahead = len(self._rows[0]) if self._rows else 0
-        return count
+    def _forget(self, forgotten: memoryview) -> int:
+        """Fill an array with the least recent blocks, and forget them; return their number."""
+        last, count, most = self._last, 0, len(forgotten)
+        while count < most:
+            row = self._rows[0]
+            while self._ahead and count < most:
+                self._ahead -= 1
+                self._passed += 1
+                if last[row[self._ahead]] == self._passed:
+                    forgotten[count] = row[self._ahead]
+                    count += 1
+            if not self._ahead:
+                self._rows.popleft()
+                self._ahead = len(self._rows[0]) if self._rows else 0
+        return most
