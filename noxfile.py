@@ -441,7 +441,8 @@ def instructions(session: nox.Session) -> None:
     if not base:
         return session.error(f"there is no commit {asked}")
     sources = ["setup.py", "kvoffload/*.pyx", "kvoffload/*.pxd", "kvoffload/*.h"]
-    sources.append("kvoffload/policies/_learned.py")  # compiled with its .pxd
+    sources += ["kvoffload/policies/_learned.py"]  # compiled with its .pxd, as these are
+    sources += ["kvoffload/replay/_belady.py", "kvoffload/replay/_index.py"]
     if not subprocess.check_output(["git", "diff", "--name-only", base, "HEAD", "--", *sources]):
         return report("compiled sources as in", base[:7])
     tree = fresh_clone("base")

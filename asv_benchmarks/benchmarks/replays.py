@@ -89,7 +89,8 @@ class Decode:
         except NotImplementedError:  # since 0.5
             device_hits = public("kvoffload.replay.device", "device_hits")
             groups = public("kvoffload.replay", "GroupChunks").of_blocks()
-            given = (trace.starts, trace.blocks, trace.lengths, 1_000, groups)
+            rows = public("kvoffload.replay.rows", "Rows")(trace, groups, trace.keys)
+            given = (rows, 1_000)
         self.find = lambda: device_hits(*given)
 
     def time_decode(self) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvoffload.traces import Request
 
-__all__ = ["Arrivals", "ArrivalsCollector", "Collector", "NoSessionsError"]
+__all__ = ["Arrivals", "ArrivalsCollector", "Collector", "NoSessionsError", "followers"]
 
 _NANOSECONDS_A_MS = 10**6
 _MOST_NS = 2**62
@@ -148,9 +148,7 @@ class ArrivalsCollector(Collector):
         sessions = np.array(self._sessions, dtype=np.int64)
         recorded, service = _nanoseconds(self._times), _nanoseconds(self._service)
         order = np.lexsort((recorded, sessions))  # stable: equal times are ordered by place
-        before, after = order[:-1], order[1:]
-        follows = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
-        before, after = before[follows], after[follows]
+        before, after = followers(sessions, order)
         following, wait = np.full(len(sessions), NONE), np.zeros(len(sessions), dtype=np.int64)
         following[before] = after
         wait[after] = recorded[after] - recorded[before]
@@ -169,6 +167,18 @@ class ArrivalsCollector(Collector):
             np.frombuffer(b"".join(names), dtype=np.uint8),
             np.cumsum([0, *map(len, names)], dtype=np.int64),
         )
+
+
+def followers(
+    sessions: Times, order: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the requests that another of their session follows in an order, and those others.
+
+    `order` is by session.
+    """
+    before, after = order[:-1], order[1:]
+    follows = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
+    return before[follows], after[follows]
 
 
 def _nanoseconds(milliseconds: Any) -> Times:

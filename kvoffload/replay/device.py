@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from .groups import ChunkIndex, GroupChunks
 from .index import DEVICE, Change, Recent
 from .requests import Blocks
+
+if TYPE_CHECKING:
+    from .rows import Rows
 
 __all__ = ["ChunkCache", "DeviceCache", "Found", "device_hits", "new_device"]
 
@@ -35,15 +38,15 @@ class DeviceCache:
     ones stay.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._cached = Recent(slots) if slots else None
+    def __init__(self, rows: Rows, slots: int) -> None:
+        self._cached = Recent(rows.unique_blocks, slots) if slots else None
         self.changes: list[Change] = []  # by the last request
 
     def find(self, blocks: Blocks, input_length: int = 0) -> tuple[int, int]:  # noqa: ARG002
         """Return the number of leading blocks present, and 0; insert the request."""
         if self._cached is None:
             return 0, 0
-        hits, entered, left = self._cached.use(blocks)
+        hits, entered, left = self._cached.use(blocks.data)
         self.changes = [Change(DEVICE, entered, left)]
         return hits, 0
 
@@ -151,32 +154,23 @@ class ChunkCache:
                 del copies[key]
 
 
-def new_device(slots: int, groups: GroupChunks) -> DeviceCache | ChunkCache:
+def new_device(rows: Rows, slots: int) -> DeviceCache | ChunkCache:
     """Return the empty cache of an accelerator; with 0 slots there is none."""
-    if groups.is_plain or not slots:
-        return DeviceCache(slots)
-    return ChunkCache(slots, groups)
+    if rows.groups.is_plain or not slots:
+        return DeviceCache(rows, slots)
+    return ChunkCache(slots, rows.groups)
 
 
-def device_hits(
-    starts: npt.NDArray[np.int64],
-    blocks: npt.NDArray[np.uint32],
-    lengths: npt.NDArray[np.int64],
-    slots: int,
-    groups: GroupChunks,
-) -> Found:
-    """Return what the accelerator's own cache has of each request of a trace.
+def device_hits(rows: Rows, slots: int) -> Found:
+    """Return what the accelerator's own cache has of each row.
 
-    With several groups, as if no host memory were behind it: of a window it then keeps more. The
-    other arguments are those of `DecodedTrace`.
+    With several groups, as if no host memory were behind it: of a window it then keeps more.
     """
-    found = np.zeros((2, len(starts) - 1), dtype=np.int64)
+    found = np.zeros((2, len(rows)), dtype=np.int64)
     if slots:
-        device = new_device(slots, groups)
-        bounds = itertools.pairwise(starts.tolist())
-        for index, ((start, end), length) in enumerate(zip(bounds, lengths.tolist(), strict=True)):
-            row = blocks[start:end]
-            hits, junction = device.find(row, length)
-            device.leave(row, length, hits, junction)
-            found[:, index] = hits, junction
-    return Found(found[0], found[1])
+        device = new_device(rows, slots)
+        for row, length in enumerate(rows.lengths.tolist()):
+            blocks = rows.blocks_of(row)
+            found[:, row] = hits, junction = device.find(blocks, length)
+            device.leave(blocks, length, hits, junction)
+    return Found(*found)

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -56,25 +55,6 @@ _COLUMN = {name: index for index, name in enumerate(COUNTS)}
 _NUM_SERVED = _COLUMN["not_admitted"] + 1  # the columns of an engine without a tier
 
 
-_VALUES = attrgetter(*COUNTS)
-
-
-@dataclass(slots=True)
-class _Noted:
-    """The counts of the row that is served, the columns `COUNTS`."""
-
-    device: int = 0
-    host: int = 0
-    tier: int = 0
-    loaded: int = 0
-    stored: int = 0
-    evicted: int = 0
-    refused: int = 0
-    not_admitted: int = 0
-    tier_stored: int = 0
-    junction: int = 0
-
-
 class Hits(NamedTuple):
     """The leading blocks of a request found in each place."""
 
@@ -105,8 +85,9 @@ class Engine(ABC):
         self.times = DurationHistogram()
         self._rows = rows
         self._counts = counts
-        self._noted = _Noted()
-        self._device = new_device(configuration.device, configuration.groups)
+        self._noted = dict.fromkeys(COUNTS, 0)  # of the row that is served
+        self._not_admitted = 0  # blocks, so far
+        self._device = new_device(rows, configuration.device)
         self._sees = configuration.spec.sees or DEVICE
         self._size = configuration.groups.block_tokens
 
@@ -127,10 +108,12 @@ class Engine(ABC):
             self.begin(row, next(told))
             self.end()
 
-    def _write(self, row: int) -> None:
-        """Write the counts of the row that was served."""
-        self._counts[row] = _VALUES(self._noted)
-        self._noted = _Noted()
+    def _write(self, row: int, host: OffloadingManager) -> None:
+        """Write the counts of the row that was served, with what its host memory did not admit."""
+        former, self._not_admitted = self._not_admitted, _not_admitted(host)
+        self._noted["not_admitted"] = self._not_admitted - former
+        self._counts[row] = [*self._noted.values()]
+        self._noted = dict.fromkeys(COUNTS, 0)
 
 
 class RowEngine(Engine):
@@ -243,11 +226,9 @@ class ManagerEngine(Engine):
         hashes = self._rows.hashes_of(row)
         on_device, _ = self._device.find(self._rows.blocks_of(row))
         self._changes = [*self._device.changes]
+        said: dict[str, Any] = {} if told is None else {"hints": told.at_begin, "now": told.now_s}
         start = perf_counter_ns()
-        if told is None:
-            request = self._host.begin(hashes)
-        else:
-            request = self._host.begin(hashes, hints=told.at_begin, now=told.now_s)
+        request = self._host.begin(hashes, **said)
         behind = None if self._tier is None else self._tier.begin(hashes)
         prefill = self._prefill = _Prefill(row, hashes, told, request, behind, [], [], [])
         in_host = request.lookup(on_device)
@@ -257,9 +238,9 @@ class ManagerEngine(Engine):
         if behind is not None:
             in_host, from_tier = self._read(prefill, on_device, in_host)
         self._spent = perf_counter_ns() - start
-        noted, size = self._noted, self._size
-        noted.device, noted.host = on_device * size, in_host * size
-        noted.tier, noted.loaded = from_tier * size, in_host + from_tier
+        size = self._size
+        self._noted |= {"device": on_device * size, "host": in_host * size}
+        self._noted |= {"tier": from_tier * size, "loaded": in_host + from_tier}
         return Hits(on_device, in_host, from_tier)
 
     def _load(self, prefill: _Prefill, start: int, stop: int) -> None:
@@ -314,8 +295,8 @@ class ManagerEngine(Engine):
         return output.block_hashes_to_store
 
     def _count_stored(self, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
-        self._noted.stored += len(stored)
-        self._noted.evicted += len(evicted)
+        self._noted["stored"] += len(stored)
+        self._noted["evicted"] += len(evicted)
         self._changed(HOST, stored, evicted)
 
     def end(self) -> Sequence[Change]:
@@ -339,30 +320,21 @@ class ManagerEngine(Engine):
             one.request.complete_store()
         behind: list[PrepareStoreOutput] = []
         if tier is not None:
-            behind = self._store_behind(tier, ended)
+            outputs = (tier.prepare_store(one.stored) for one in ended if one.stored)
+            behind = [offered for offered in outputs if offered is not None]
             prefill.behind.finish(**hints)
             for offered in behind:
                 tier.complete_store(offered.block_hashes_to_store)
         self.times.add(self._spent + perf_counter_ns() - start)
-        not_admitted = _not_admitted(host)
-        self._noted.not_admitted = not_admitted - self._not_admitted
-        self._noted.refused = int(output is None)
-        self._not_admitted = not_admitted
+        self._noted["refused"] = int(output is None)
         if output is not None:
             self._count_stored(prefill.stored, output.block_hashes_evicted)
         for offered in behind:
             stored = offered.block_hashes_to_store
-            self._noted.tier_stored += len(stored)
+            self._noted["tier_stored"] += len(stored)
             self._changed(TIER, stored, offered.block_hashes_evicted)
-        self._write(prefill.row)
+        self._write(prefill.row, host)
         return self._changes
-
-    def _store_behind(
-        self, tier: CPUOffloadingManager, ended: list[_Prefill]
-    ) -> list[PrepareStoreOutput]:
-        """Offer to the tier what prompts have stored; return what it accepts."""
-        outputs = (tier.prepare_store(one.stored) for one in ended if one.stored)
-        return [output for output in outputs if output is not None]
 
     def _changed(self, place: int, entered: list[BlockHash], left: list[BlockHash]) -> None:
         """Note blocks that enter and leave; no block does both."""
@@ -398,7 +370,7 @@ class GroupEngine(Engine):
             self._server = TieredServer(groups, host, tier, ends_stores=ends_stores)
         self._num_pending = configuration.pending
         self._in_flight: deque[GroupServed] = deque()
-        self._not_admitted = self._tier_stored = 0
+        self._tier_stored = 0
 
     def begin(self, row: int, told: Told | None) -> Hits:
         """Compute a row's prompt; return the whole blocks found."""
@@ -414,22 +386,20 @@ class GroupEngine(Engine):
             self._in_flight.popleft().complete()
         self.times.add(perf_counter_ns() - start)
         self._device.leave(blocks, length, on_device, junction, served.hit_tokens)
-        not_admitted = _not_admitted(self._server.manager)
-        tier_stored = 0 if self._tier is None else self._tier.stats()["stored_blocks"]
-        self._noted = _Noted(
-            device=on_device * size,
-            host=served.hit_tokens - served.disk_tokens,
-            tier=served.disk_tokens,
-            loaded=len(served.loaded),
-            stored=len(served.to_store),
-            evicted=len(served.evicted),
-            refused=served.refused,
-            not_admitted=not_admitted - self._not_admitted,
-            tier_stored=tier_stored - self._tier_stored,
-            junction=junction * size,
-        )
-        self._write(row)
-        self._not_admitted, self._tier_stored = not_admitted, tier_stored
+        self._noted |= {
+            "device": on_device * size,
+            "host": served.hit_tokens - served.disk_tokens,
+            "tier": served.disk_tokens,
+            "loaded": len(served.loaded),
+            "stored": len(served.to_store),
+            "evicted": len(served.evicted),
+            "refused": served.refused,
+            "junction": junction * size,
+        }
+        if self._tier is not None:
+            former, self._tier_stored = self._tier_stored, self._tier.stats()["stored_blocks"]
+            self._noted["tier_stored"] = self._tier_stored - former
+        self._write(row, self._server.manager)
         from_tier = served.disk_tokens // size
         return Hits(on_device, served.hit_tokens // size - from_tier, from_tier)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from kvoffload._checks import check_int
@@ -253,38 +253,20 @@ class GroupChunks:
         unit = math.gcd(*blocks)
         smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
         blocks_per_chunk = max(1, (2 * smallest + unit) // (2 * unit))
-        engine_chunks = tuple(block * blocks_per_chunk for block in blocks)
         chunks = tuple(block // unit * smallest for block in blocks)
-        largest = max(*chunks, *engine_chunks)
+        largest = max(*chunks, max(blocks) * blocks_per_chunk)
         if largest > MAX_CHUNK_TOKENS:
             raise ValueError(
                 f"block_tokens must give chunks of at most {MAX_CHUNK_TOKENS} tokens, got "
                 f"{block_tokens}, which gives {largest}"
             )
-        exact = chunks == engine_chunks
-        rules = tuple(
-            _Rule.of(group, chunk, group.block_tokens if exact else chunk)
-            for group, chunk in zip(layout.groups, chunks, strict=True)
-        )
-        sparse = [group for group, rule in enumerate(rules) if rule.span]
-        full = [group for group, rule in enumerate(rules) if not rule.span]
-        sparse.sort(key=lambda group: -rules[group].span)
-        of_full = {rules[group].chunk for group in full}
-        groups = cls(
-            layout=layout,
-            block_tokens=block_tokens,
-            retention=retention,
+        groups = cls._bound(
+            layout,
+            block_tokens,
+            retention,
+            step_tokens,
+            chunks=chunks,
             blocks_per_chunk=blocks_per_chunk,
-            chunk_tokens=chunks,
-            engine_chunk_tokens=engine_chunks,
-            align=max(of_full or chunks) if len(of_full) < 2 else None,
-            step_tokens=step_tokens,
-            is_plain=False,
-            knows_tokens=True,
-            _rules=rules,
-            _order=(*full, *sparse),
-            _interval=(retention or 0) // (unit * blocks_per_chunk) * smallest,
-            _step_block=math.lcm(*(rule.block for rule in rules)),
         )
         groups._check_retention()
         return groups
@@ -320,22 +302,45 @@ class GroupChunks:
             check_step_tokens(step_tokens)
         size = 1 if block_tokens is None else block_tokens
         check_int("block_tokens", size, 1)
-        group = Group("full", 1, size)
+        layout = GroupLayout((Group("full", 1, size),), block_bytes)
+        groups = cls._bound(layout, size, 0, step_tokens, chunks=(size,), blocks_per_chunk=1)
+        return replace(groups, is_plain=True, knows_tokens=block_tokens is not None)
+
+    @classmethod
+    def _bound(
+        cls,
+        layout: GroupLayout,
+        block_tokens: int,
+        retention: Retention,
+        step_tokens: int | None,
+        *,
+        chunks: tuple[int, ...],
+        blocks_per_chunk: int,
+    ) -> GroupChunks:
+        """Return groups whose chunks have some tokens in the trace."""
+        blocks = [group.block_tokens for group in layout.groups]
+        engine_chunks = tuple(block * blocks_per_chunk for block in blocks)
+        rules = tuple(
+            _Rule.of(group, chunk, group.block_tokens if chunks == engine_chunks else chunk)
+            for group, chunk in zip(layout.groups, chunks, strict=True)
+        )
+        spans = [rule.span for rule in rules]
+        of_full = {rule.chunk for rule in rules if not rule.span}
         return cls(
-            layout=GroupLayout((group,), block_bytes),
-            block_tokens=size,
-            retention=0,
-            blocks_per_chunk=1,
-            chunk_tokens=(size,),
-            engine_chunk_tokens=(size,),
-            align=size,
+            layout=layout,
+            block_tokens=block_tokens,
+            retention=retention,
+            blocks_per_chunk=blocks_per_chunk,
+            chunk_tokens=chunks,
+            engine_chunk_tokens=engine_chunks,
+            align=max(of_full or chunks) if len(of_full) < 2 else None,
             step_tokens=step_tokens,
-            is_plain=True,
-            knows_tokens=block_tokens is not None,
-            _rules=(_Rule.of(group, size, size),),
-            _order=(0,),
-            _interval=0,
-            _step_block=size,
+            is_plain=False,
+            knows_tokens=True,
+            _rules=rules,
+            _order=tuple(sorted(range(len(rules)), key=lambda g: (spans[g] > 0, -spans[g]))),
+            _interval=(retention or 0) // math.gcd(*engine_chunks) * math.gcd(*chunks),
+            _step_block=math.lcm(*(rule.block for rule in rules)),
         )
 
     @property
@@ -440,10 +445,6 @@ class GroupChunks:
         runs : Runs
             The runs of the chunks present.
         """
-        if self.is_plain:
-            size = self.block_tokens
-            count = runs.leading(0, local // size, length // size) if local < length else 0
-            return None if count is None else size * count
         rules = self._rules
         limit = length
         if any(rule.span for rule in rules):
@@ -489,8 +490,6 @@ class GroupChunks:
     def loaded_chunks(self, local: int, hit: int) -> Chunks:
         """Return the result of `loaded`, with the chunks of each group together."""
         end = local + hit
-        if self.is_plain:
-            return [(0, range(local // self.block_tokens, end // self.block_tokens))]
         found: Chunks = []
         for group, rule in enumerate(self._rules):
             first = max(_whole(local, rule.block), rule.first_kept(end))
@@ -529,15 +528,9 @@ class GroupChunks:
     def offers_by_step(
         self, length: int, local: int, hit: int, junction: int = 0
     ) -> Iterator[tuple[int, list[Chunks]]]:
-        """Return the number of each scheduler step with offers, and its calls; see `offers`."""
-        if self.is_plain:
-            return self._blocks_by_step(length, local + hit, local + hit if hit else 0)
-        return self._chunks_by_step(length, local, hit, junction)
-
-    def _chunks_by_step(
-        self, length: int, local: int, hit: int, junction: int
-    ) -> Iterator[tuple[int, list[Chunks]]]:
+        """Yield the number of each scheduler step with offers, and its calls; see `offers`."""
         kept = local + hit
+        length = max(length, kept + 1)  # of a fully cached prompt, one token is computed
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
         # A loaded state that is a resume point is offered with those of the first step.
         ends = [kept] if hit else []
@@ -553,12 +546,14 @@ class GroupChunks:
                     continue
                 start, stop = starts[group], end // rule.chunk
                 first = rule.first_kept(kept)
-                chunks = [
-                    chunk
-                    for chunk in self._stored(rule, start, stop, length, junction)
-                    if chunk * rule.blocks_per_chunk >= first
-                    or self._is_kept(rule, chunk, first, length, junction)
-                ]
+                chunks: Sequence[int] = range(start, stop)
+                if rule.kind != "full":
+                    chunks = [
+                        chunk
+                        for chunk in self._stored(rule, start, stop, length, junction)
+                        if chunk * rule.blocks_per_chunk >= first
+                        or self._is_kept(rule, chunk, first, length, junction)
+                    ]
                 if chunks:
                     call.append((group, chunks))
                 starts[group] = max(start, stop)
@@ -566,19 +561,6 @@ class GroupChunks:
                 calls.append(call)
             if calls:
                 yield step, calls
-
-    def _blocks_by_step(
-        self, length: int, kept: int, first: int
-    ) -> Iterator[tuple[int, list[Chunks]]]:
-        """Yield the items of `offers_by_step` for one full group, from token `first` on."""
-        size = self.block_tokens
-        start = first // size
-        length = max(length, kept + 1)  # of a fully cached prompt, one token is computed
-        for step, end in step_ends(length, kept, self.step_tokens or length, size):
-            stop = end // size
-            if stop > start:
-                yield step, [[(0, range(start, stop))]]
-                start = stop
 
     # -- the accelerator's own cache ---------------------------------------------------------
 

@@ -23,7 +23,7 @@ from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.traces import Request
 
-from .arrivals import NONE, Collector
+from .arrivals import NONE, Collector, followers
 
 __all__ = [
     "HINT_KINDS",
@@ -213,9 +213,7 @@ class HintCollector(Collector):
         """Return the hints; `NothingToldError` if the trace has no data for any."""
         times, sessions = np.array(self._times), np.array(self._sessions)
         order = np.argsort(sessions, kind="stable")
-        before, after = order[:-1], order[1:]
-        returns = (sessions[before] == sessions[after]) & (sessions[before] != NONE)
-        before, after = before[returns], after[returns]
+        before, after = followers(sessions, order)
         gaps = np.full(len(times), np.nan)
         gaps[before] = times[after] - times[before]
         own = np.array(self._expect)

@@ -7,19 +7,14 @@ engines and place; blocks on their way to an engine are a separate place.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kvoffload import IMPLEMENTATION
-
+from ._index import Ahead, Holders, Recent, leads
 from .requests import Blocks
-
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from ._index_py import Ahead, Holders, Recent, leads
-else:
-    from ._index_c import Ahead, Holders, Recent, leads
 
 __all__ = ["DEVICE", "HOST", "TIER", "Change", "EventIndex", "History", "Leads", "Recent"]
 
@@ -54,20 +49,21 @@ class History:
         self._num_engines = num_engines
         self._holders = Holders(num_blocks, num_engines)
         self._last = np.zeros(num_blocks, dtype=np.int16)  # the last engine that received a block
-        self._recent = [Recent(index_blocks) for _ in range(num_engines)] if index_blocks else []
+        each = range(num_engines if index_blocks else 0)
+        self._recent = [Recent(num_blocks, index_blocks) for _ in each]
 
     def add(self, engine: int, blocks: Blocks) -> None:
         """Note that a request was sent to an engine."""
         self._last[blocks] = engine
-        self.sizes[engine] += self._holders.add(blocks, engine)
+        self.sizes[engine] += self._holders.add(blocks.data, engine)
         if self._recent:
-            _, _, forgotten = self._recent[engine].use(blocks)
-            self._holders.remove(forgotten, engine)
+            _, _, forgotten = self._recent[engine].use(blocks.data)
+            self._holders.remove(forgotten.data, engine)
             self.sizes[engine] -= len(forgotten)
 
     def leads(self, blocks: Blocks) -> list[int]:
         """Return the number of leading blocks of a request sent to each engine."""
-        return leads([self._holders], blocks, self._num_engines)
+        return leads([self._holders], blocks.data, self._num_engines)
 
     def lead_and_engine(self, blocks: Blocks) -> tuple[int, int]:
         """Return the number of leading blocks sent to any engine, and the engine of the last one.
@@ -75,12 +71,12 @@ class History:
         That is the engine that last received it; if it is forgotten there, the lowest engine that
         has it; -1 without such blocks.
         """
-        lead = self._holders.lead(blocks)
+        lead = self._holders.lead(blocks.data)
         if not lead:
             return 0, -1
         last = int(blocks[lead - 1])
-        engine = int(self._last[last])
-        return lead, engine if self._holders.has(last, engine) else self._holders.first(last)
+        engine, holders = int(self._last[last]), self._holders.of(last)
+        return lead, engine if engine in holders else holders[0]
 
 
 class Leads(NamedTuple):
@@ -110,6 +106,7 @@ class EventIndex:
         self._shared_tier = shared_tier
         self._held: dict[int, Holders] = {}  # by place, if any engine had a block there
         self._ahead: Ahead | None = None
+        self._sent = [deque[Blocks]() for _ in range(num_engines)]  # those that count as ahead
 
     def hear(self, engine: int, changes: Sequence[Change]) -> None:
         """Note the changes of the caches by a request."""
@@ -118,22 +115,23 @@ class EventIndex:
                 self._held[place] = Holders(self._num_blocks, self._num_engines)
             held = self._held[place]
             if place == TIER and self._shared_tier:
-                held.fill(entered, True)
-                held.fill(left, False)
+                held.fill(entered.data, True)
+                held.fill(left.data, False)
             else:
-                held.add(entered, engine)
-                held.remove(left, engine)
+                held.add(entered.data, engine)
+                held.remove(left.data, engine)
 
     def send(self, engine: int, blocks: Blocks) -> None:
         """Count the blocks of a request as on an engine's device until `arrive`."""
         if self._ahead is None:
             self._ahead = Ahead(self._num_blocks, self._num_engines)
-        self._ahead.send(engine, blocks)
+        self._ahead.send(blocks.data, engine)
+        self._sent[engine].append(blocks)
 
     def arrive(self, engine: int) -> None:
         """End the effect of the earliest open `send` to an engine."""
         if self._ahead is not None:
-            self._ahead.arrive(engine)
+            self._ahead.arrive(self._sent[engine].popleft().data, engine)
 
     def leads(self, blocks: Blocks) -> Leads:
         """Return how many leading blocks of a request each engine has."""
@@ -143,7 +141,7 @@ class EventIndex:
             if place in self._held:
                 sets.append(self._held[place])
             if sets and (place in self._held or not found):
-                found.append(leads(sets, blocks, self._num_engines))
+                found.append(leads(sets, blocks.data, self._num_engines))
             else:
                 found.append(found[-1] if found else [0] * self._num_engines)
         return Leads(*found)

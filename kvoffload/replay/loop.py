@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as replaced
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from .engines import ROWS_AT_ONCE, Engine, new_engines
 from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events
 from .groups import GroupChunks
 from .index import Change
-from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits
+from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups
 from .requests import DecodedTrace
 from .results import COUNTS, TIMES, Columns, Result
 from .rows import Rows
@@ -132,10 +131,9 @@ class Replays:
             return self._belady(rows, configuration)
         used = configuration
         if configuration.policy == INFINITE:
-            if configuration.is_in_turn and groups.is_plain:
-                return Result.of(_infinite(rows, configuration), configuration, parts, log=log)
             most = min(self._trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
-            used = replaced(configuration, policy="lru", host=most)
+            pending = 0 if groups.is_plain else configuration.pending
+            used = replaced(configuration, policy="lru", host=max(1, most), pending=pending)
         counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
         engines = [*new_engines(rows, counts, used, manager)]
         served, times = None, None
@@ -201,7 +199,8 @@ def _in_time(
     arrived, started, first, ended = ([0] * len(rows) for _ in TIMES)
     told = list(rows.told())
     lag = round(Fraction(str(spec.options.get("lag_ms", 0))) * _NS_A_MS)
-    wait, following = rows.wait, rows.following
+    recorded, wait, service = map(rows.column, ("recorded", "wait", "service"))
+    following = rows.following
     queues = [deque[int]() for _ in engines]
     is_computing, running = [False] * len(engines), [0] * len(engines)
     messages: dict[int, tuple[int, Sequence[Change]]] = {}
@@ -212,7 +211,7 @@ def _in_time(
 
     def let_one_come() -> None:  # rows are in the order of their arrival: one at a time is enough
         for row in coming:
-            events.push(rows.recorded[row], ARRIVAL, 0, row)
+            events.push(recorded[row], ARRIVAL, 0, row)
             break
 
     let_one_come()
@@ -230,7 +229,7 @@ def _in_time(
             queues[engine].append(row)
             after = following[row]
             if loop == "recorded" and after != NONE:
-                events.push(now + rows.service[row] + wait[after], ARRIVAL, 0, after)
+                events.push(now + service[row] + wait[after], ARRIVAL, 0, after)
         elif kind == PREFILL_END:
             engine = place
             changes = engines[engine].end()
@@ -304,21 +303,3 @@ def _columns(
     places = np.empty_like(rows.order)
     places[rows.order] = np.arange(len(rows))
     return {name: column[places] for name, column in found.items()}
-
-
-def _infinite(rows: Rows, configuration: Configuration) -> Columns:
-    """Return the columns of the log of a cache that keeps everything."""
-    counts: Any = np.zeros((len(rows), len(COUNTS)), dtype=np.int64, order="F")
-    device = rows.on_device(configuration.device).hits
-    hits = infinite_hits(rows, device)
-    _, first = np.unique(rows.blocks, return_index=True)
-    stored = np.diff(np.searchsorted(np.sort(first), rows.starts))
-    size = rows.groups.block_tokens
-    for name, column in {
-        "device": device * size,
-        "host": hits * size,
-        "loaded": hits,
-        "stored": stored,
-    }.items():
-        counts[:, COUNTS.index(name)] = column
-    return _columns(rows, counts)

@@ -1,8 +1,8 @@
-"""Computations on a trace without a manager: upper bounds of every policy, and reuse distances.
+"""Computations on a trace without a manager: an upper bound of every policy, and reuse distances.
 
-The bounds are Belady's choice, which knows the future, and an unbounded cache. Both count like a
-manager behind the accelerator's cache: from the first block that the accelerator does not have.
-Stores complete at once.
+The bound is Belady's choice, which knows the future. It counts like a manager behind the
+accelerator's cache: from the first block that the accelerator does not have. Stores complete at
+once, as in the other ceiling, an unbounded cache.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import IMPLEMENTATION
 from kvoffload._sampling import hash_ids
 
+from ._belady import belady as chosen
 from .groups import GroupChunks
 from .requests import DecodedTrace
 
@@ -25,18 +25,12 @@ if TYPE_CHECKING:
     Prompts = DecodedTrace | Rows
     """The blocks of prompts, in the order of the trace or in another."""
 
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from ._belady_py import belady as chosen
-else:
-    from ._belady_c import belady as chosen
-
 __all__ = [
     "BELADY",
     "CEILINGS",
     "INFINITE",
     "belady",
     "belady_of_groups",
-    "infinite_hits",
     "stack_distances",
 ]
 
@@ -47,22 +41,6 @@ CEILINGS = (BELADY, INFINITE)
 
 MOST_POSITIONS = 1_000_000
 """Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
-
-
-def infinite_hits(prompts: Prompts, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the hits of each request in a cache that keeps everything.
-
-    These are the leading blocks that an earlier request had, less `device_hits`, which the manager
-    is not asked for. Complexity: O(n log n) in numpy.
-    """
-    lengths, starts, end = np.diff(prompts.starts), prompts.starts[:-1], len(prompts.blocks)
-    _, first = np.unique(prompts.blocks, return_index=True)
-    new_positions = np.append(np.sort(first), end)
-    first_new = new_positions[np.searchsorted(new_positions, starts)]
-    hits: npt.NDArray[np.int64] = (np.minimum(first_new - starts, lengths) - device_hits).clip(
-        min=0
-    )
-    return hits
 
 
 def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) -> tuple[int, int]:
@@ -81,7 +59,8 @@ def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) 
     and with ids that each follow one predecessor, those rules cost nothing: the tail of a chain is
     used last, so the cache holds prefixes. Otherwise no manager may reach the bound.
 
-    Returns blocks hit, and blocks stored. `device_hits` are as in `infinite_hits`.
+    Returns blocks hit, and blocks stored. `device_hits` are the leading blocks of each request that
+    the accelerator has, for which the manager is not asked.
 
     Complexity: O(n log capacity).
 
@@ -93,8 +72,7 @@ def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) 
     59(3), 1995.
     """
     next_asked = _next_asked(prompts, device_hits)
-    hits, stored = chosen(prompts.blocks, next_asked, prompts.unique_blocks, capacity)
-    return hits, stored
+    return chosen(prompts.blocks.data, next_asked.data, prompts.unique_blocks, capacity)
 
 
 def belady_of_groups(

@@ -260,17 +260,13 @@ class Selection:
     def __iter__(self) -> Iterator[Request]:
         most = None if self._limit is None else min(self._limit, sys.maxsize)
         chosen = itertools.islice(self._requests, most)
-        if self._full_block_tokens is None:
-            return chosen
-        return map(self._cut, chosen)
+        size = self._full_block_tokens
+        return chosen if size is None else (self._cut(request, size) for request in chosen)
 
-    def _cut(self, request: Request) -> Request:
-        block_tokens = self._full_block_tokens or 1
-        full = request.input_length // block_tokens
-        if self._cut_length and request.input_length:
-            full = min(full, len(request.hash_ids))
-            length = full * block_tokens
-            return replace(request, input_length=length, hash_ids=request.hash_ids[:full])
-        if request.input_length == 0 or full >= len(request.hash_ids):
+    def _cut(self, request: Request, size: int) -> Request:
+        """Return a request with full blocks of a number of tokens."""
+        if not request.input_length:
             return request
-        return replace(request, hash_ids=request.hash_ids[:full])
+        full = min(request.input_length // size, len(request.hash_ids))
+        length = full * size if self._cut_length else request.input_length
+        return replace(request, input_length=length, hash_ids=request.hash_ids[:full])

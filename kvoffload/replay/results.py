@@ -39,6 +39,9 @@ COUNTS = (
 PROMPT = ("blocks", "tokens", "answer", "asked", "missed")
 """The columns of a log that are counts of a prompt."""
 
+SUMS = ("blocks", "tokens", *COUNTS[COUNTS.index("loaded") : COUNTS.index("junction")])
+"""The columns of a log whose sums a result has by the same name."""
+
 TIMES = ("arrival", "start", "first", "end")
 """The columns of a log that are times, nanoseconds."""
 
@@ -220,7 +223,8 @@ class Result:
         """Sum up some rows, which `engines` have served in `span` nanoseconds."""
         groups, lies = configuration.groups, columns["lies"]
         total = {name: _sum(columns[name]) for name in (*PROMPT, *COUNTS)}
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {name: total[name] for name in SUMS}
+        more |= {f"{name}_tokens": total[name] for name in ("asked", "device", "host", "tier")}
         if groups.knows_tokens:
             more["missed_tokens"] = total["missed"]
             more["missed_p50"], more["missed_p95"] = percentiles(columns["missed"])
@@ -233,18 +237,6 @@ class Result:
         return cls(
             configuration=configuration,
             requests=len(lies),
-            blocks=total["blocks"],
-            tokens=total["tokens"],
-            asked_tokens=total["asked"],
-            device_tokens=total["device"],
-            host_tokens=total["host"],
-            tier_tokens=total["tier"],
-            loaded=total["loaded"],
-            stored=total["stored"],
-            evicted=total["evicted"],
-            refused=total["refused"],
-            not_admitted=total["not_admitted"],
-            tier_stored=total["tier_stored"],
             has_junctions=total["junction"] > 0,
             placement=placement_of(columns["engine"]),
             **more,

@@ -121,9 +121,7 @@ class Rows:
     def on_device(self, slots: int) -> Found:
         """Return what an accelerator's own cache of `slots` slots has of each row."""
         if slots not in self._found:
-            self._found[slots] = device_hits(
-                self.starts, self.blocks, self.lengths, slots, self.groups
-            )
+            self._found[slots] = device_hits(self, slots)
         return self._found[slots]
 
     @property
@@ -156,34 +154,20 @@ class Rows:
             raise ValueError("trace must have arrivals, got none")
         return self._trace.arrivals
 
-    def _column(self, name: str) -> list[int]:
+    def column(self, name: str) -> list[int]:
+        """Return a column of the arrivals: see `Arrivals`."""
         found: list[int] = getattr(self._arrivals, name)[self.order].tolist()
         return found
 
     @functools.cached_property
-    def recorded(self) -> list[int]:
-        """The recorded arrivals, nanoseconds."""
-        return self._column("recorded")
-
-    @functools.cached_property
-    def wait(self) -> list[int]:
-        """The waits before the rows: see `Arrivals`."""
-        return self._column("wait")
-
-    @functools.cached_property
-    def service(self) -> list[int]:
-        """The recorded times of service, nanoseconds."""
-        return self._column("service")
-
-    @functools.cached_property
     def answers(self) -> list[int]:
         """The tokens of the answers; 0 without arrivals."""
-        return [0] * len(self) if self._trace.arrivals is None else self._column("answers")
+        return [0] * len(self) if self._trace.arrivals is None else self.column("answers")
 
     @functools.cached_property
     def sessions(self) -> list[int]:
         """The numbers of the sessions, -1 for none."""
-        return self._column("sessions")
+        return self.column("sessions")
 
     @functools.cached_property
     def names(self) -> list[bytes]:

@@ -25,12 +25,6 @@ from .serving import GroupServer, SteppedRequest
 __all__ = ["TieredServer"]
 
 
-def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
-    """Offer blocks to a tier; return those being stored."""
-    output = manager.prepare_store(blocks)
-    return [] if output is None else output.block_hashes_to_store
-
-
 def hold_of(manager: CPUOffloadingManager) -> Hold[BlockHash]:
     """Return what a request holds of a manager: nothing yet."""
 
@@ -182,7 +176,8 @@ class _TieredRequest(SteppedRequest):
         """End a store, and offer its chunks to the disk."""
         super()._end(keys)
         # A tier decides on the chunks that it lacks only: it may evict the others for them.
-        self._writing += _offer(self._disk, [key for key in keys if key not in self._disk])
+        output = self._disk.prepare_store([key for key in keys if key not in self._disk])
+        self._writing += [] if output is None else output.block_hashes_to_store
         self._written.update(keys)
 
     def _end_writes(self) -> None:

@@ -24,7 +24,6 @@ DEFINITIONS = {"_sampling.py", "_core/hash.h"}
 
 SCATTERS = {
     "_core/xxh3.h": "checksums of stored bytes",
-    "replay/_index_c.pyx": "places of blocks in an index of one's own trace",
     "traces/_request_lines_c.pyx": "SipHash of recorded ids, with a random key",
     "traces/_request_lines_py.py": "SipHash of recorded ids, with a random key",
     "traces/merged.py": "ids of several files, kept apart",

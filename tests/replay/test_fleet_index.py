@@ -1,18 +1,23 @@
-"""Sets of engines by block: both twins do the same."""
+"""Sets of engines by block, and the blocks used last, against sets and dicts of Python."""
 
 from __future__ import annotations
 
 import random
+from collections import OrderedDict, deque
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from kvoffload.replay import _index_py as python
-
-compiled = pytest.importorskip("kvoffload.replay._index_c")
-TWINS = (python, compiled)
+from kvoffload.replay import _index
+from tests.sources import plain
 
 BLOCKS = 300
+
+
+@pytest.fixture(params=["here", "plain"])
+def index(request: pytest.FixtureRequest) -> ModuleType:
+    return _index if request.param == "here" else plain(_index)
 
 
 def some(chance: random.Random, most: int = 40) -> np.ndarray:
@@ -23,78 +28,76 @@ def some(chance: random.Random, most: int = 40) -> np.ndarray:
     return np.array(row, dtype=np.uint32)
 
 
+def lead(blocks: np.ndarray, has) -> int:
+    """Return the number of leading blocks for which `has` is true."""
+    return next((at for at, block in enumerate(blocks.tolist()) if not has(block)), len(blocks))
+
+
 @pytest.mark.parametrize("engines", [1, 3, 64, 65, 256])
-def test_sets_of_engines(seed: int, engines: int) -> None:
+def test_sets_of_engines(index: ModuleType, seed: int, engines: int) -> None:
     chance = random.Random(seed)
-    pairs = [[twin.Holders(BLOCKS, engines) for twin in TWINS] for _ in range(3)]
-    for _ in range(400):
-        pair = chance.choice(pairs)
-        blocks, engine = some(chance), chance.randrange(engines)
-        action, held = chance.choice(["add", "add", "remove", "fill"]), chance.random() < 0.7
-        given = (blocks, held) if action == "fill" else (blocks, engine)
-        assert len({getattr(holders, action)(*given) for holders in pair}) == 1
-        for name, *asked in (
-            ("lead", blocks),
-            ("has", chance.randrange(BLOCKS), engine),
-            ("first", chance.randrange(BLOCKS)),
-        ):
-            assert len({getattr(holders, name)(*asked) for holders in pair}) == 1, name
-        sets = chance.sample(pairs, chance.randint(1, 3))
-        expected, found = (
-            twin.leads([pair[index] for pair in sets], blocks, engines)
-            for index, twin in enumerate(TWINS)
-        )
-        assert found == expected
+    every = [index.Holders(BLOCKS, engines) for _ in range(3)]
+    expected: list[list[set[int]]] = [[set() for _ in range(BLOCKS)] for _ in every]
+    for _ in range(200):
+        which, blocks, engine = chance.randrange(3), some(chance), chance.randrange(engines)
+        holders, sets = every[which], expected[which]
+        action = chance.choice(["add", "add", "remove", "fill", "empty"])
+        if action == "add":
+            new = {block for block in blocks.tolist() if engine not in sets[block]}
+            assert holders.add(blocks.data, engine) == len(new)
+        elif action == "remove":
+            holders.remove(blocks.data, engine)
+        else:
+            holders.fill(blocks.data, action == "fill")
+        for block in blocks.tolist():
+            if action in ("add", "remove"):
+                (sets[block].add if action == "add" else sets[block].discard)(engine)
+            else:
+                sets[block] = set(range(engines)) if action == "fill" else set()
+        asked, block = some(chance), chance.randrange(BLOCKS)
+        assert holders.of(block) == sorted(sets[block])
+        assert holders.lead(asked.data) == lead(asked, sets.__getitem__)
+        chosen = chance.sample(range(3), chance.randint(1, 3))
+        assert index.leads([every[one] for one in chosen], asked.data, engines) == [
+            lead(asked, lambda block, e=e, sets=chosen: any(e in expected[s][block] for s in sets))
+            for e in range(engines)
+        ]
 
 
 @pytest.mark.parametrize("most", [1, 7, 60, 1000])
-def test_blocks_used_last(seed: int, most: int) -> None:
+def test_blocks_used_last(index: ModuleType, seed: int, most: int) -> None:
     chance = random.Random(seed)
-    pair = [twin.Recent(most) for twin in TWINS]
+    recent, used = index.Recent(BLOCKS, most), OrderedDict[int, None]()
     for _ in range(400):
         blocks = some(chance)
-        expected, found = (recent.use(blocks) for recent in pair)
-        assert found[0] == expected[0]
-        assert found[1].tolist() == expected[1].tolist()
-        assert found[2].tolist() == expected[2].tolist()
-        assert len(pair[0]) == len(pair[1]) <= most
+        missing = [block for block in blocks.tolist() if block not in used]
+        hits, entered, forgotten = recent.use(blocks.data)
+        assert hits == lead(blocks, used.__contains__)
+        assert entered.tolist() == missing
+        for block in reversed(blocks.tolist()):
+            used[block] = None
+            used.move_to_end(block)
+        oldest = [used.popitem(last=False)[0] for _ in range(len(used) - most)]
+        assert forgotten.tolist() == oldest
 
 
-def test_rows_on_their_way(seed: int) -> None:
+def test_rows_on_their_way(index: ModuleType, seed: int) -> None:
     chance = random.Random(seed)
-    pair = [twin.Ahead(BLOCKS, 3) for twin in TWINS]
-    on_their_way = [0] * 3
+    ahead, rows = index.Ahead(BLOCKS, 3), [deque[np.ndarray]() for _ in range(3)]
     for _ in range(1000):
         engine = chance.randrange(3)
-        if on_their_way[engine] and chance.random() < 0.5:
-            on_their_way[engine] -= 1
-            for ahead in pair:
-                ahead.arrive(engine)
+        if rows[engine] and chance.random() < 0.5:
+            ahead.arrive(rows[engine].popleft().data, engine)
         else:
-            on_their_way[engine] += 1
-            blocks = some(chance)
-            for ahead in pair:
-                ahead.send(engine, blocks)
-        block = np.arange(BLOCKS, dtype=np.uint32)[chance.randrange(BLOCKS) :]
-        expected, found = (
-            [[ahead.has(int(one), engine) for one in block] for engine in range(3)]
-            for ahead in pair
-        )
-        assert found == expected
+            rows[engine].append(some(chance))
+            ahead.send(rows[engine][-1].data, engine)
+        block = chance.randrange(BLOCKS)
+        assert ahead.of(block) == [e for e in range(3) if any(block in row for row in rows[e])]
 
 
-def test_blocks_and_engines_that_are_none_are_refused() -> None:
-    holders = compiled.Holders(4, 2)
-    for blocks in ([0], np.array([0]), np.zeros(4, np.uint32)[::2], np.zeros((1, 1), np.uint32)):
-        with pytest.raises(TypeError, match="blocks must be an array of uint32"):
-            holders.add(blocks, 0)
-    with pytest.raises(IndexError, match="blocks must be below 4, got 4"):
-        holders.add(np.array([4], np.uint32), 0)
-    with pytest.raises(IndexError, match="engine must be below 2, got 2"):
-        holders.add(np.array([0], np.uint32), 2)
-    with pytest.raises(IndexError, match="block must be below 4, got -1"):
-        holders.first(-1)
-    with pytest.raises(ValueError, match=r"num_engines must be 1 \.\.\. 256, got 257"):
-        compiled.Holders(4, 257)
-    with pytest.raises(ValueError, match="sets must be of 3 engines"):
-        compiled.leads([holders], np.array([0], np.uint32), 3)
+def test_blocks_that_are_none_are_refused(index: ModuleType) -> None:
+    blocks = np.array([4], np.uint32)
+    with pytest.raises(IndexError):
+        index.Holders(4, 2).add(blocks.data, 0)
+    with pytest.raises(IndexError):
+        index.Recent(4, 2).use(blocks.data)

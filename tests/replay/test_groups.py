@@ -17,8 +17,9 @@ from kvoffload.replay import (
     replay,
     replay_all,
 )
-from kvoffload.replay.device import DeviceCache, device_hits, new_device
+from kvoffload.replay.device import new_device
 from kvoffload.replay.loop import Replays
+from kvoffload.replay.rows import Rows
 from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Request
 
@@ -293,7 +294,7 @@ def test_a_shared_system_prompt_on_a_cold_cache(groups, retention, hit_tokens) -
 
 
 def on_device(trace: DecodedTrace, slots: int, groups: GroupChunks):
-    return device_hits(trace.starts, trace.blocks, trace.lengths, slots, groups)
+    return Rows(trace, groups, trace.keys).on_device(slots)
 
 
 def test_a_junction_makes_the_third_prompt_hit() -> None:
@@ -316,9 +317,10 @@ def test_the_accelerators_cache_forgets_the_least_recent() -> None:
     found = on_device(trace, 300, chunks).hits
     assert found.tolist() == on_device(trace, 300, GroupChunks.of_blocks()).hits.tolist()
     some = np.array((1, 2), dtype=np.uint32)
-    assert DeviceCache(300).find(some[:0]) == (0, 0)
-    assert new_device(300, chunks).find(some[:0], 0) == (0, 0)
-    without = new_device(0, chunks)
+    rows = Rows(trace, chunks, trace.keys)
+    for groups in chunks, GroupChunks.of_blocks():
+        assert new_device(Rows(trace, groups, trace.keys), 300).find(some[:0], 0) == (0, 0)
+    without = new_device(rows, 0)
     for _ in range(2):
         assert without.find(some, 33) == (0, 0)
         without.leave(some, 33, 0, 0)

@@ -30,7 +30,7 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.policies import registry
 from kvoffload.replay import Group, GroupChunks, GroupLayout
-from kvoffload.replay.device import new_device
+from kvoffload.replay.device import ChunkCache
 from kvoffload.replay.serving import GroupServer, group_key
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import HEAD_SIZE, HEADS, SPECS, end_step, new_request, new_scheduler
@@ -463,7 +463,7 @@ def test_the_accelerators_cache(tmp_path, name):
     extra = {"eviction_policy": OWN_POLICY, **SPECS["vllm"]}
     engine = Engine(tmp_path, chunks, 150, extra, 250)
     server = GroupServer(chunks, CPUOffloadingManager(16, 150, OWN_POLICY))
-    device = new_device(249, chunks)  # a block of vLLM's is always empty
+    device = ChunkCache(249, chunks)  # a block of vLLM's is always empty
     prompts = Prompts(random.Random(7), 700)
     numbers: dict[bytes, int] = {}
     theirs = ours = of_theirs = of_ours = 0
