@@ -54,7 +54,7 @@ class FleetTier:
 
 
 class Case(NamedTuple):
-    """What an operator could deploy, as it is compared.
+    """A deployment that is compared with others, its sizes in bytes.
 
     Attributes
     ----------

@@ -11,11 +11,11 @@ from kvoffload.tiers import Tier, TierError
 
 __all__ = ["CLOSE_S", "TEXTS", "check_options", "check_text", "close", "opening"]
 
-#: Options that are text, or None as without the option.
 TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
+"""Options that are text, or None as without the option."""
 
-#: Seconds for transfers under way to end when a tier is closed.
 CLOSE_S = 5.0
+"""Seconds for transfers under way to end when a tier is closed."""
 
 
 def check_text(name: str, value: Any) -> None:
