@@ -13,7 +13,6 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kvoffload.testing.policies import check_invariants
 from tests.observation import observe
-from tests.vllm.policy_view import policy_of
 
 
 class DifferenceError(Exception):
@@ -46,7 +45,7 @@ def lru_order(policy: Any) -> list[bytes]:
 def statuses(manager: Any, keys: list[bytes]) -> dict[bytes, tuple[int, int]]:
     found = {}
     for key in keys:
-        chunk = policy_of(manager).get(key)
+        chunk = manager._policy.get(key)
         if chunk is not None:
             found[key] = (chunk.ref_cnt, chunk.chunk_id)
     return found
@@ -71,7 +70,7 @@ def learned(manager: Any, context: ReqContext | None) -> Any:
         observe(policy),
         policy.num_released,
         manager.hints_ignored_in_current_batch,
-        list(policy_of(manager).chunks) if hasattr(policy, "_keys") else None,
+        list(manager._policy.chunks) if hasattr(policy, "_keys") else None,
         None if context is None else dict(context._state),
     )
 
@@ -169,12 +168,12 @@ class Pair:
         one, other = statuses(first, self.keys), statuses(second, self.keys)
         if one != other:
             raise DifferenceError(f"chunks: {one} is not {other}")
-        if hasattr(policy_of(first), "_ranks"):
-            one_order, other_order = lru_order(policy_of(first)), lru_order(policy_of(second))
+        if hasattr(first._policy, "_ranks"):
+            one_order, other_order = lru_order(first._policy), lru_order(second._policy)
             if one_order != other_order:
                 raise DifferenceError(f"order: {one_order} is not {other_order}")
-        elif hasattr(policy_of(first), "b1"):
-            one_lists, other_lists = arc_state(policy_of(first)), arc_state(policy_of(second))
+        elif hasattr(first._policy, "b1"):
+            one_lists, other_lists = arc_state(first._policy), arc_state(second._policy)
             if one_lists != other_lists:
                 raise DifferenceError(f"lists: {one_lists} is not {other_lists}")
         if hasattr(second, "_check"):

@@ -15,7 +15,6 @@ from vllm.v1.kv_offload.base import make_offload_key
 
 from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.pair import Pair
-from tests.vllm.policy_view import policy_of
 
 RELEASE = installed_release()
 #: How many events are taken of those that there are. Where some are left, vLLM gave all of them
@@ -170,7 +169,7 @@ class Sequence:
         return rng.sample(keys, rng.randint(1, len(keys)))
 
     def ready(self, keys: list[bytes]) -> list[bytes]:
-        policy = policy_of(self.pair.both[0])
+        policy = self.pair.both[0]._policy
         return [key for key in keys if (chunk := policy.get(key)) is not None and chunk.is_ready]
 
     def allowed(self, request: Request, keys: list[bytes]) -> list[bytes]:

@@ -12,7 +12,6 @@ from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
-from tests.vllm.policy_view import policy_of
 from tests.vllm.requests import CHUNK_TOKENS, Drive, context, key
 from tests.vllm.tiered import OURS, assert_nothing_is_left, files
 
@@ -52,7 +51,7 @@ def test_it_decides_as_the_library_s_own_manager(policy, part):
         request.finish()
         request.complete_store()
         if part > len(keys):
-            ours = {one for one in keys if policy_of(drive.manager).get(one) is not None}
+            ours = {one for one in keys if drive.manager._policy.get(one) is not None}
             assert ours == {one for one in keys if one in reference}, f"request {number}"
     check_invariants(drive.manager)
     stats = reference.stats()
@@ -134,8 +133,7 @@ def test_a_chain_leaves_tail_first_though_it_was_stored_in_parts():
     manager = KVOffloadManager(6, "hit-density")
     drive = Drive(manager, 2)
     drive.run([key(n) for n in range(6)])
-    manager._rules.policy.set_declining(False)
-    evicted = policy_of(manager).evict(6, ())
+    evicted = manager._policy.evict(6, ())
     assert [one for one, _ in evicted] == [key(n) for n in reversed(range(6))]
 
 
@@ -149,7 +147,7 @@ def test_what_is_declined_is_known_when_it_comes_again():
             drive.run(keys)
     other = [key(n) for n in range(100, 104)]
     drive.run(other)
-    assert all(policy_of(manager).get(one) is None for one in other)  # what is used is better
+    assert all(manager._policy.get(one) is None for one in other)  # what is used is better
     for _ in range(2):  # of two that overlap, the first finishes when the other has begun
         first, second = context(other), context(popular[1])
         manager.on_new_request(first)
@@ -178,7 +176,7 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
 
     def counted(keys, req_context):
         nonlocal offered, stored
-        absent = [one for one in keys if policy_of(manager).get(one) is None]
+        absent = [one for one in keys if manager._policy.get(one) is None]
         output = prepare(keys, req_context)
         assert output is not None
         offered += len(absent)

@@ -19,7 +19,6 @@ from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, UseRules
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
-from tests.vllm.policy_view import policy_of
 
 KEY = bytes(make_offload_key(b"k" * 32, 0))
 ARGUMENTS = {
@@ -168,6 +167,6 @@ def test_a_manager_is_constructed_once(of):
     with pytest.raises(RuntimeError, match="the manager is initialised already"):
         manager.__init__(*arguments)
     assert manager.lookup(KEY, context) is LookupResult.HIT
-    assert list(policy_of(manager).t1) == [KEY]
+    assert list(manager._policy.t1) == [KEY]
     assert [list(event.keys) for event in manager.take_events()] == [[KEY]]
     check_invariants(manager)

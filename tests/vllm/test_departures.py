@@ -11,7 +11,6 @@ from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.pair import learned, seen
-from tests.vllm.policy_view import policy_of
 from tests.vllm.requests import context, key
 
 
@@ -145,11 +144,11 @@ def test_arguments_are_checked():
         KVOffloadManager(4, store_threshold="2")
 
 
-def test_a_failed_store_has_evicted_the_oldest_that_are_not_pinned(policy):
+def test_the_policy_view_evicts_and_shows(policy):
     keys = [key(n) for n in range(4)]
     manager, request = filled(policy, keys, 4)
     manager.on_request_finished(request)
-    view = policy_of(manager)
+    view = manager._policy
     assert view.cache_capacity == 4
     assert view.get(key(9)) is None
     assert view.get(keys[0]).is_ready
@@ -161,6 +160,8 @@ def test_a_failed_store_has_evicted_the_oldest_that_are_not_pinned(policy):
         assert list(view.b1) == [keys[2]]
         view.target_t1_size = 2.5
         assert view.target_t1_size == 2.5
+        with pytest.raises(ValueError, match="target_t1_size must be in"):
+            view.target_t1_size = 5
     check_invariants(manager)
 
 

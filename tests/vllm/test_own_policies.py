@@ -12,7 +12,6 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.pair import Pair
-from tests.vllm.policy_view import policy_of
 from tests.vllm.requests import key
 from tests.vllm.sequences import Drawn, Sequence
 from tests.vllm.watched import Request
@@ -53,7 +52,7 @@ def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
     assert run(manager, [key(5)]) == [key(2)]
     assert run(manager, [key(6)]) == [key(3)]
     assert run(manager, [key(7)]) == [key(4)]
-    assert policy_of(manager).get(key(1)) is not None
+    assert manager._policy.get(key(1)) is not None
     check_invariants(manager)
 
 

@@ -15,7 +15,6 @@ from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
 from kvoffload.integrations.vllm.hints import IGNORED_METRIC
 from kvoffload.integrations.vllm.manager import CAPACITY_METRIC
 from tests.vllm.configuration import PACKAGE, create
-from tests.vllm.policy_view import policy_of
 
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
 
@@ -60,8 +59,8 @@ def test_every_option_of_vllm_is_honoured():
     theirs = create(**extra, events=False).get_manager()
     for name in ("store_threshold", "max_tracker_size", "events", "medium", "counts"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert policy_of(ours).cache_capacity == theirs._policy.cache_capacity
-    assert list(policy_of(ours).t1) == []
+    assert ours._policy.cache_capacity == theirs._policy.cache_capacity
+    assert list(ours._policy.t1) == []
 
 
 def test_the_library_s_own_policies_go_by_name_and_options():

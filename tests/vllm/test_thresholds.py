@@ -93,3 +93,18 @@ def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(cache_pol
     grown = resident_bytes() - before
     assert grown < 400_000, f"grew by {grown:,} bytes"
     check_invariants(manager)
+
+
+@pytest.mark.parametrize("cache_policy", ["arc", "s3fifo"])
+def test_evicting_for_what_is_not_stored_keeps_no_key(cache_policy):
+    """``_policy.evict`` is given keys to protect, of which it is not said that they come."""
+    manager = KVOffloadManager(cache_policy=cache_policy, num_chunks=4)
+    context = ReqContext("r")
+    for start in range(0, 100, 4):
+        keys = [key(number) for number in range(start, start + 4)]
+        manager.prepare_store(keys, context)
+        manager.complete_store(keys, context)
+        ghosts = [key(number) for number in range(start)]
+        assert manager._policy.evict(4, ghosts) is not None
+        check_invariants(manager)
+        manager.touch(ghosts, context)

@@ -21,7 +21,6 @@ from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
-from tests.vllm.policy_view import policy_of
 from tests.vllm.test_construction import Region
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
@@ -367,6 +366,18 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     check_invariants(manager)
 
 
+def test_what_the_policy_is_told_to_evict_is_counted():
+    manager = watched(8)
+    keys = keys_of("a", range(8))
+    Request(manager, keys).run()
+    assert len(manager._policy.evict(3, keys[:2])) == 3
+    check_invariants(manager)
+    counters = manager.watch.counters()
+    assert (counters["evicted"], counters["evicted_used"]) == (3, [3, 0])
+    Request(manager, keys).run()
+    assert causes(manager) == {"never_or_long_ago": 8, "evicted": 3}
+
+
 def test_transfers_are_overdue_until_they_end():
     clock = Time()
     manager = watched(20, clock=clock, deadline=10)
@@ -656,7 +667,7 @@ def test_what_the_scheduler_could_not_load_for_want_of_a_window(tmp_path, host_p
 
     def note_walk(keys, *others):
         count = walk(keys, *others)
-        had = sum(1 for _ in takewhile(policy_of(connector.manager).get, keys))
+        had = sum(1 for _ in takewhile(connector.manager._policy.get, keys))
         drops = others[2].is_eagle_group and count is not None
         if drops and others[1].request_id in waited:
             dropped.add(others[1].request_id)

@@ -39,6 +39,7 @@ from kvoffload._core.batch cimport (
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
     batch_ensure,
+    batch_open,
     batch_set,
     find_all,
     find_changed,
@@ -961,6 +962,37 @@ cdef class RequestManagerCore:
             self.watching.core.on_reset()
 
     # -- introspection -----------------------------------------------------------------------
+
+    def _evict(self, int64_t n, protected):
+        """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""
+        cdef Py_ssize_t index
+        cdef list batch = self.open_batch(protected)  # held: the scratch arrays point into it
+        cdef CompiledPolicy policy = self.policy
+        cdef int collecting
+        if n < 0:
+            raise ValueError(f"n must be >= 0, got {n}")
+        batch_open(&policy.batch, batch)
+        collecting = self.begin_work()
+        try:
+            if not policy.c_ensure(0):
+                raise MemoryError()
+            policy.mark_protected()
+            policy.victims.no_memory = False
+            if not policy.c_search(<uint64_t>n):
+                if policy.victims.no_memory:
+                    raise MemoryError()
+                return None
+            evicted = [
+                (key, node_at(policy.table, policy.victims.items[index].node_id).block.block_id)
+                for index, key in enumerate(self.steps.victim_keys())
+            ]
+            if self.watching is not None:
+                self.watching.core.read_clock()
+            self.steps.evict_victims(self.watch_core())
+        finally:
+            policy.cancel()  # after an error; else there is no victim left
+            self.end_work(collecting)
+        return evicted
 
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""

@@ -6,17 +6,19 @@ The methods that the scheduler calls in every step are in the core, ``_manager_c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.managers._watching import watch_request
+from kvoffload.policies._lists import set_target
 from kvoffload.watch import Watch
 
 from . import _upstream
 from ._manager_c import RequestManagerCore  # type: ignore[import-not-found]
 from ._upstream import (
+    ChunkStatus,
     CPUOffloadingMetrics,
     Medium,
     OffloadingConnectorStats,
@@ -97,6 +99,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         rules = make_rules(cache_policy, cache_policy_module_path, capacity, self._release)
         self._config_info = info.as_config_info() if info is not None else {}
         self._rules = rules
+        self._policy = PolicyView(self, rules)
         self.medium = Medium.CPU
         self.events: list[Any] | None = [] if enable_events else None
         self.store_threshold = threshold
@@ -162,3 +165,61 @@ def _take_events(manager: KVOffloadManager) -> Iterator[Any]:
         gone = [key for key in event.keys if manager._chunk(key) is None]
         if gone:
             yield replace(event, keys=gone)
+
+
+class PolicyView:
+    """A view of the state of a manager's policy; the statuses are copies.
+
+    ``chunks`` (LRU), ``t1``, ``t2``, ``b1``, ``b2`` (ARC) are ordered dicts, least to most recent.
+    """
+
+    def __init__(self, manager: Any, rules: Any) -> None:
+        self._manager = manager
+        self._rules = rules
+
+    @property
+    def cache_capacity(self) -> int:
+        """Chunks that the manager has room for."""
+        capacity: int = self._manager._num_chunks
+        return capacity
+
+    @property
+    def target_t1_size(self) -> float:
+        """ARC's target for the number of chunks in T1; writable."""
+        target: float = self._rules.policy.target_t1_size
+        return target
+
+    @target_t1_size.setter
+    def target_t1_size(self, value: float) -> None:
+        if not 0.0 <= float(value) <= self.cache_capacity:
+            raise ValueError(f"target_t1_size must be in 0 ... {self.cache_capacity}, got {value}")
+        set_target(self._rules.policy, float(value))
+
+    def get(self, key: bytes) -> ChunkStatus | None:
+        """Return a copy of the status of a resident chunk, or None."""
+        found = self._manager._chunk(key)
+        return None if found is None else _status(*found)
+
+    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+        """Evict exactly `n` idle, unprotected chunks, or evict none and return None.
+
+        Unlike vLLM's, it returns the chunk ids to the manager's pool.
+        """
+        evicted = self._manager._evict(n, protected)
+        if evicted is None:
+            return None
+        return [(key, _status(0, chunk_id)) for key, chunk_id in evicted]
+
+    def __getattr__(self, name: str) -> OrderedDict[bytes, Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        keys = self._rules.keys(name)
+        if name in ("b1", "b2"):
+            return OrderedDict.fromkeys(keys)
+        return OrderedDict((key, self.get(key)) for key in keys)
+
+
+def _status(ref_cnt: int, chunk_id: int) -> ChunkStatus:
+    status = ChunkStatus(chunk_id)
+    status.ref_cnt = ref_cnt
+    return status

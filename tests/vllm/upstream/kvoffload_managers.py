@@ -6,8 +6,6 @@ It stands alone, since in vLLM's tests the package ``tests`` is vLLM's.
 from __future__ import annotations
 
 from abc import ABCMeta
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 
@@ -18,16 +16,13 @@ def pytest_configure() -> None:
     from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
     from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
-
-    # By its path: in these runs `tests` is vLLM's package.
-    view = run_path(str(Path(__file__).parents[1] / "policy_view.py"))["PolicyView"]
-    KVOffloadManager._policy = property(view)
+    from kvoffload.integrations.vllm.manager import PolicyView
 
     class ViewToo(ABCMeta):
         """The class of a manager's `_policy`, which tests ask for before they look at it."""
 
         def __instancecheck__(cls, one: Any) -> bool:
-            return isinstance(one, view) or super().__instancecheck__(one)
+            return isinstance(one, PolicyView) or super().__instancecheck__(one)
 
     lru.LRUCachePolicy = ViewToo("LRUCachePolicy", (lru.LRUCachePolicy,), {})
     arc.ARCCachePolicy = ViewToo("ARCCachePolicy", (arc.ARCCachePolicy,), {})
