@@ -81,13 +81,12 @@ def _fields(thing: Any) -> list[str]:
 
 
 def _set_by_constructor(thing: Any) -> list[str]:
-    found: dict[str, None] = {}
+    found: set[str] = set()
     for base in inspect.getmro(thing):
         constructor = base.__dict__.get("__init__")
         if inspect.isfunction(constructor):
-            for step in dis.get_instructions(constructor):
-                if step.opname == "STORE_ATTR":
-                    found[step.argval] = None
+            steps = dis.get_instructions(constructor)
+            found.update(step.argval for step in steps if step.opname == "STORE_ATTR")
     return sorted(found)
 
 

@@ -32,6 +32,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Any, TypeVar
@@ -79,8 +80,6 @@ MAX_SIZES = 16
 _OPTIONS = (*TEXTS, "object_bytes")
 Result = TypeVar("Result")
 Keys = list[ObjectKey]
-News = tuple[str, Keys, int]
-"""A notification for LMCache: its kind, the objects, and bytes per object."""
 
 
 @dataclass(eq=False)
@@ -299,8 +298,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._pending: list[tuple[float, int, _Task, list[int], list[MemoryObj]]] = []
         self._loading: Counter[bytes] = Counter()
         self._results: dict[str, dict[int, Any]] = {"store": {}, "lookup": {}, "load": {}}
-        self._next_id = 0
-        self._news: deque[News] = deque()
+        self._ids = count(1)
+        self._news: deque[Callable[[], None]] = deque()  # notifications for LMCache
         self._is_closed = False
         self._logged: set[str] = set()  # what is said once
         try:
@@ -397,16 +396,12 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _begin_pending(self, nbytes: int) -> None:
         """Begin the stores that wait for the tier of a size, or fail them."""
-        pending, self._pending = self._pending, []
-        for entry in pending:
-            _, size, task, positions, objects = entry
-            if size != nbytes:
-                self._pending.append(entry)
-                continue
-            sized = self._sized.get(nbytes)
-            if sized is not None and not self._is_closed:
-                self._try(self._move, sized, task, positions, objects)
-            self._try(self._settle, task)
+        sized = None if self._is_closed else self._sized.get(nbytes)
+        for entry in [entry for entry in self._pending if entry[1] == nbytes]:
+            self._pending.remove(entry)
+            if sized is not None:
+                self._try(self._move, sized, *entry[2:])
+            self._try(self._settle, entry[2])
 
     def _drop_pending(self) -> None:
         """Fail stores that have waited long for a tier, since LMCache's lock may expire."""
@@ -460,12 +455,10 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         with self._lock:
             task = self._task("lookup", keys, stored)
             for size, positions in _by_size(sizes):
-                asked = self._opened(size)
-                if asked is not None:
-                    self._try(self._look_up, asked, task, positions)
-                elif not size:  # no layout has it
-                    for each in self._sized.values():
-                        self._try(self._look_up, each, task, positions)
+                # Without a layout the size is 0, and every tier may have the object.
+                tiers = [self._opened(size)] if size else self._sized.values()
+                for sized in filter(None, tiers):
+                    self._try(self._look_up, sized, task, positions)
             self._settle(task)
             return task.id
 
@@ -483,17 +476,12 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _find(self, sized: _Sized, task: _Task, positions: npt.NDArray[np.int64]) -> None:
         """Record which keys of a lookup are present; count those from before a restart."""
         task.are_right[positions] = True
-        found = []
-        for position in positions.tolist():
-            key = task.stored[position]
-            if key not in sized.counted and key not in sized.offered:
-                sized.counted[key] = task.keys[position]
-                found.append(task.keys[position])
-        self._tell_later("stored", found, sized.nbytes)
+        found = [(task.stored[position], task.keys[position]) for position in positions.tolist()]
+        self._count(sized, [(key, name) for key, name in found if key not in sized.offered])
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Return once which keys of a lookup were found; None if it has not ended."""
-        return self._take_result("lookup", task_id)
+        return self._results["lookup"].pop(task_id, None)
 
     def submit_unlock(self, keys: Keys) -> None:
         """Wait for loads of these keys: LMCache frees the memory of an abandoned load."""
@@ -519,7 +507,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Return once which keys of a load were loaded; None if it has not ended."""
-        return self._take_result("load", task_id)
+        return self._results["load"].pop(task_id, None)
 
     # -- tasks and jobs ----------------------------------------------------------------------
 
@@ -527,8 +515,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Begin a task; RuntimeError if the adapter is closed."""
         if self._is_closed:
             raise RuntimeError("the adapter is closed")
-        self._next_id += 1
-        return _Task(self._next_id, kind, keys, stored, np.zeros(len(stored), bool))
+        return _Task(next(self._ids), kind, keys, stored, np.zeros(len(stored), bool))
 
     def _try(self, call: Callable[..., Result], *arguments: Any) -> Result | None:
         """Return the result of a call; if it raises, log that and return None."""
@@ -572,7 +559,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         elif is_store and not has_begun:
             self._forget_offers(sized, stored)
 
-    def _forget_offers(self, sized: _Sized, stored: list[bytes]) -> None:
+    def _forget_offers(self, sized: _Sized, stored: Iterable[bytes]) -> None:
         for key in stored:
             sized.offered.pop(key, None)
 
@@ -598,10 +585,6 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             result.batched_set(np.flatnonzero(task.are_right).tolist())
         self._results[task.kind][task.id] = result
         self._fds[task.kind].notify()
-
-    def _take_result(self, kind: str, task_id: int) -> Bitmap | None:
-        with self._lock:
-            return self._results[kind].pop(task_id, None)
 
     def _log_once(self, text: str, *arguments: object) -> None:
         if text not in self._logged:
@@ -666,18 +649,17 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             task.are_right[job.positions] = are_ok | (done.status == Status.DECLINED)
             task.nbytes += done.nbytes
             self._end_offers(sized, stored, are_ok)
-            is_use = not done.nbytes  # they were present
         else:
             for block, (index, obj) in job.copied.items():
                 are_ok[index] = are_ok[index] and sized.copy_back(block, obj)
             task.are_right[job.positions] = are_ok
-            is_use = True
         there = [stored[index] for index in np.flatnonzero(are_ok).tolist()]
+        is_use = done.op == "get" or not done.nbytes  # a put of objects that were present
         if there and is_use and not self._is_closed:
             self._try(sized.tier.touch, there)
         if done.op == "get":
             loaded = [sized.counted[key] for key in there if key in sized.counted]
-            self._tell_later("accessed", loaded, sized.nbytes)
+            self._tell_later(self._notify_keys_accessed, loaded)
         return True
 
     # -- accounting --------------------------------------------------------------------------
@@ -690,42 +672,36 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         states = None if self._is_closed else self._try(sized.tier.lookup, left)
         are_there = states == State.HIT if states is not None else np.zeros(len(left), bool)
         ended = {key for key, is_ok in zip(stored, are_ok.tolist(), strict=True) if not is_ok}
-        found = []
-        for key, is_there in zip(left, are_there.tolist(), strict=True):
-            if is_there or key in ended:
-                name = sized.offered.pop(key)
-                if is_there and key not in sized.counted:
-                    sized.counted[key] = name
-                    found.append(name)
-        self._tell_later("stored", found, sized.nbytes)
+        there = [key for key, is_there in zip(left, are_there.tolist(), strict=True) if is_there]
+        self._count(sized, [(key, sized.offered.pop(key)) for key in there])
+        self._forget_offers(sized, ended)
+
+    def _count(self, sized: _Sized, named: list[tuple[bytes, ObjectKey]]) -> None:
+        """Count objects in a tier, and report those that were not counted before."""
+        new = {key: name for key, name in named if key not in sized.counted}
+        sized.counted.update(new)
+        self._tell_later(self._notify_keys_stored, [*new.values()], [sized.nbytes] * len(new))
 
     def _note(self, sized: _Sized, event: TierEvent) -> None:
         """Process a tier's event of keys that were stored or left."""
         if not event.removed:
             offers = [(key, sized.offered.pop(key, None)) for key in event.keys]
-            new = {key: name for key, name in offers if name and key not in sized.counted}
-            sized.counted.update(new)
-            self._tell_later("stored", list(new.values()), sized.nbytes)
+            self._count(sized, [(key, name) for key, name in offers if name])
             return
         left = list(sized.counted) if event.reason == "forgotten" else event.keys
         names = [sized.counted.pop(key) for key in left if key in sized.counted]
-        self._tell_later("deleted", names, sized.nbytes)
+        self._tell_later(self._notify_keys_deleted, names, [sized.nbytes] * len(names))
 
-    def _tell_later(self, what: str, keys: Keys, nbytes: int) -> None:
+    def _tell_later(self, notify: Callable[..., None], keys: Keys, *sizes: list[int]) -> None:
         if keys:
-            self._news.append((what, keys, nbytes))
+            self._news.append(partial(notify, keys, *sizes))
 
     def _tell(self) -> None:
         """Notify LMCache without the lock, since its listeners may call the adapter."""
         while self._news:
-            what, keys, nbytes = self._news.popleft()
+            notify = self._news.popleft()
             try:
-                if what == "stored":
-                    self._notify_keys_stored(keys, [nbytes] * len(keys))
-                elif what == "deleted":
-                    self._notify_keys_deleted(keys, [nbytes] * len(keys))
-                else:
-                    self._notify_keys_accessed(keys)
+                notify()
             except Exception:
                 log.exception("a listener of LMCache failed")
 
@@ -755,18 +731,13 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 sized.tier.name: {"is_healthy": sized.tier.health().ok, **sized.tier.stats()}
                 for sized in self._sized.values()
             }
-            is_healthy = not self._is_closed and all(each["is_healthy"] for each in tiers.values())
+            are_healthy = all(tier["is_healthy"] for tier in tiers.values())
             return {
-                "is_healthy": is_healthy,
+                "is_healthy": are_healthy and not self._is_closed,
                 "type": type(self).__name__,
                 "object_bytes": sorted(self._sized),
                 "tiers": tiers,
             }
-
-    def samples(self) -> Iterator[tuple[str, Iterator[Sample]]]:
-        """Yield the name and the metrics of each tier, for an exporter."""
-        for sized in list(self._sized.values()):
-            yield sized.tier.name, sized.tier.samples()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Close the tiers; return when no job has LMCache's memory. A second call does nothing.
@@ -840,7 +811,8 @@ class _Metrics(TableCollector):
 
     def _sources(self) -> Iterator[tuple[str, Iterator[Sample]]]:
         for adapter in list(self._adapters):
-            yield from adapter.samples()
+            for sized in list(adapter._sized.values()):
+                yield sized.tier.name, sized.tier.samples()  # type: ignore[attr-defined]
 
 
 _METRICS = _Metrics()
@@ -887,8 +859,6 @@ def _sizes_of(keys: Keys, objects: list[MemoryObj]) -> list[int]:
 
 def _by_size(sizes: list[int]) -> Iterable[tuple[int, list[int]]]:
     """Return the positions of each size."""
-    if sizes and sizes.count(sizes[0]) == len(sizes):
-        return [(sizes[0], list(range(len(sizes))))]
     found: dict[int, list[int]] = {}
     for position, size in enumerate(sizes):
         found.setdefault(size, []).append(position)

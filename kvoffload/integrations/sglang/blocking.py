@@ -49,7 +49,8 @@ class BlockingTier:
         self._polling = False  # whether a thread sleeps on the file descriptors
         self._ended: dict[int, Done] = {}
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        weakref.finalize(self, _close, self._woken, self._wake)
+        weakref.finalize(self, os.close, self._woken)
+        weakref.finalize(self, os.close, self._wake)
 
     def query(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Query keys; return a `Status` each, ``(n,)`` int8."""
@@ -68,12 +69,9 @@ class BlockingTier:
 
         This polls first, so that it includes stores that ended when they were copied.
         """
-
-        def found() -> npt.NDArray[np.int8]:
+        with self._turn:
             self._poll()
             return self._tier.lookup(keys)
-
-        return self._do(found)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
@@ -138,8 +136,3 @@ class BlockingTier:
             self._ended[done.job] = done
         if self._polling and self._ended.keys() - {job}:
             self._wake_sleeper()
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)

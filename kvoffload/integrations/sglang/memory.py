@@ -20,7 +20,7 @@ import torch
 from kvoffload.errors import describe
 from kvoffload.tiers import Region
 
-__all__ = ["bytes_of", "memory_of", "num_pages_of", "pages_by_address", "pages_of"]
+__all__ = ["bytes_of", "memory_of", "pages_by_address", "pages_of"]
 
 
 def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -38,12 +38,6 @@ def memory_of(host_pool: Any) -> list[torch.Tensor]:
     if buffers is not None and list_all is not None:
         buffers = list_all()
     return [tensor for tensor in buffers or () if tensor is not None and tensor.numel()]
-
-
-def num_pages_of(host_pool: Any) -> int:
-    """Return the number of pages of a host memory."""
-    num_pages: int = host_pool.size // host_pool.page_size
-    return num_pages
 
 
 def pages_of(host_pool: Any) -> Region:
@@ -75,7 +69,8 @@ def pages_by_address(host_pool: Any) -> Region:
     tensors = memory_of(host_pool)
     if not tensors or not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError("host memory must be contiguous tensors")
-    page_tokens, num_pages = host_pool.page_size, num_pages_of(host_pool)
+    page_tokens = host_pool.page_size
+    num_pages: int = host_pool.size // page_tokens
 
     def parts_of(page: int) -> tuple[list[int], list[int]]:
         first = page * page_tokens

@@ -27,8 +27,9 @@ from kvoffload.tiers.remote.objects import PROBES
 from .blocking import BlockingTier
 from .memory import bytes_of
 
-__all__ = ["CopiedPool", "Copies", "Pool"]
+__all__ = ["CopiedPool", "Copies", "Pool", "log"]
 
+#: The logger of this integration.
 log = logging.getLogger("kvoffload.sglang")
 
 Result = TypeVar("Result")
@@ -84,10 +85,17 @@ class Pool:
         The tier, as for `open_tier`.
     namespace : Namespace
         The namespace of the bytes.
-    region : Region
-        The host memory, whose pages move without a copy.
     generation : str
         The weights' name; see `Tier.forget`.
+    region : Region
+        The host memory, whose pages move without a copy.
+
+    Attributes
+    ----------
+    tier : Tier
+        The tier.
+    calls : BlockingTier
+        Its calls, which any thread may make.
 
     Raises
     ------
@@ -101,9 +109,9 @@ class Pool:
         host_pool: Any,
         url: str,
         namespace: Namespace,
-        region: Region,
-        *,
         generation: str,
+        *,
+        region: Region,
     ) -> None:
         self.name = name
         self.namespace = namespace
@@ -111,50 +119,38 @@ class Pool:
         self._host_pool = host_pool
         with opening(open_tier(url, namespace, generation)) as self.tier:
             self.tier.attach(region)
-            self._calls = BlockingTier(self.tier)
+            self.calls = BlockingTier(self.tier)
         log.info(
             "kvoffload: tier %r active for HiCache's pool %r, namespace %s, %s pages found",
             self.tier.name,
             name,
             namespace.fingerprint.hex(),
-            self._calls.stats().get("restored", "unknown"),
+            self.calls.stats().get("restored", "unknown"),
         )
-
-    def stats(self) -> dict[str, int]:
-        """Return the tier's counters since it was opened, and present sizes."""
-        return self._calls.stats()
 
     def close(self) -> None:
         """Close the tier.
 
         Raise TierError if a system call that may still use host memory has not returned.
         """
-        close(self.tier, "HiCache's", self._calls.close)
-
-    def forget(self, generation: str) -> bool:
-        """Have pages of another generation from now on; return as `Tier.forget` does."""
-        return self._calls.forget(generation)
+        close(self.tier, "HiCache's", self.calls.close)
 
     # -- lookups -----------------------------------------------------------------------------
 
     def num_leading(self, keys: list[bytes]) -> int:
         """Return the number of leading pages that are present without a gap."""
-        if not keys:
-            return 0
-        known = self._try(self._calls.lookup, keys)
+        known = self._try(self.calls.lookup, keys) if keys else None
         if known is None:
             return 0
         count = _leading(known == State.HIT)
         if count < len(keys) and known[count] == State.UNKNOWN:
-            answers = self._try(self._calls.query, keys[count:])
+            answers = self._try(self.calls.query, keys[count:])
             count += 0 if answers is None else _leading(answers == Status.OK)
         return count
 
     def are_there(self, keys: list[bytes]) -> npt.NDArray[np.bool_]:
         """Return whether each page is present, ``(n,)`` bool; there may be gaps."""
-        if not keys:
-            return np.zeros(len(keys), np.bool_)
-        known = self._try(self._calls.lookup, keys)
+        known = self._try(self.calls.lookup, keys) if keys else None
         if known is None:
             return np.zeros(len(keys), np.bool_)
         found: npt.NDArray[np.bool_] = known == State.HIT
@@ -162,7 +158,7 @@ class Pool:
         # An object store treats the keys of a longer query as a chain without gaps.
         for start in range(0, len(unknown), PROBES):
             places = unknown[start : start + PROBES]
-            answers = self._try(self._calls.query, [keys[place] for place in places])
+            answers = self._try(self.calls.query, [keys[place] for place in places])
             found[places] = answers == Status.OK  # False if there are none
         return found
 
@@ -198,26 +194,22 @@ class Pool:
     def _get(
         self, keys: list[bytes], ids: npt.NDArray[np.int64], prefix: Sequence[bytes]
     ) -> list[bool]:
-        if not keys:
-            return []
-        found = self._try(self._calls.get, keys, ids)
+        found = self._try(self.calls.get, keys, ids) if keys else None
         if found is None:
             return [False] * len(keys)
         are_there: list[bool] = (found == Status.OK).tolist()
         if any(are_there):  # one access; the preceding pages that SGLang gives become as recent
             there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
-            self._try(self._calls.touch, [*prefix, *there])
+            self._try(self.calls.touch, [*prefix, *there])
         return are_there
 
     def _put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
-        if not keys:
-            return []
-        done = self._try(self._calls.put, keys, ids)
+        done = self._try(self.calls.put, keys, ids) if keys else None
         if done is None:
             return [False] * len(keys)
         are_ok = done.status == Status.OK
         if not done.nbytes and are_ok.all():  # all were present, so this is another use
-            self._try(self._calls.touch, keys)
+            self._try(self.calls.touch, keys)
         are_right: list[bool] = (are_ok | (done.status == Status.DECLINED)).tolist()
         return are_right
 
@@ -241,17 +233,8 @@ class CopiedPool(Pool):
         Memory through which pages are copied.
     """
 
-    def __init__(
-        self,
-        name: str,
-        host_pool: Any,
-        url: str,
-        namespace: Namespace,
-        copies: Copies,
-        *,
-        generation: str,
-    ) -> None:
-        super().__init__(name, host_pool, url, namespace, copies.region, generation=generation)
+    def __init__(self, *arguments: Any, copies: Copies) -> None:
+        super().__init__(*arguments, region=copies.region)
         self.copies = copies
 
     def load(

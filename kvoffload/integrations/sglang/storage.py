@@ -16,10 +16,9 @@ Cost
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -45,11 +44,9 @@ from kvoffload.tiers import Namespace, Region, Tier, TierError, weights_identity
 from kvoffload.tiers.generation import GenerationSource
 
 from .memory import bytes_of, memory_of, pages_by_address, pages_of
-from .pool import CopiedPool, Copies, Pool
+from .pool import CopiedPool, Copies, Pool, log
 
 __all__ = ["KVOffloadStorage"]
-
-log = logging.getLogger("kvoffload.sglang")
 
 _OPTIONS = ("url", "pools", "weights_id", "revision", "salt", "generation", "generation_file")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
@@ -116,10 +113,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self._config = storage_config
         self._options = options
         self._is_copying = not copies_nothing
-        self._urls = {_KV: _own_url("url", options["url"], storage_config, is_cut=False)}
+        self._urls = {_KV: _own_url("url", _KV, options["url"], storage_config)}
         for name, url in _check_pools(options.get("pools", {})).items():
-            is_cut = name in _CUT_BY_RANK
-            self._urls[name] = _own_url(f"pools[{name!r}]", url, storage_config, is_cut=is_cut)
+            self._urls[name] = _own_url(f"pools[{name!r}]", name, url, storage_config)
         self._generations = GenerationSource(
             options.get("generation") or "", options.get("generation_file")
         )
@@ -145,8 +141,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             )
         super().register_mem_pool_host(mem_pool_host)
         memory = Copies(mem_pool_host) if self._is_copying else pages_of(mem_pool_host)
-        page = [nbytes for _, _, nbytes in memory.parts]
-        namespace = namespace_of(self._config, mem_pool_host, page, self._options)
+        layout = _layout_of(mem_pool_host, memory)
+        namespace = namespace_of(self._config, mem_pool_host, layout, self._options)
         self.tier = self._open_pool(_KV, mem_pool_host, memory, namespace)
         self.namespace = namespace
 
@@ -184,8 +180,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
                 memory = Copies(host_pool)
             except ValueError as refusal:
                 raise ValueError(f"pool {name!r}: {refusal}") from error
-        page = [nbytes for _, _, nbytes in memory.parts]
-        namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, page)
+        layout = _layout_of(host_pool, memory)
+        namespace = _namespace_of_pool(self._config, self.namespace, name, host_pool, layout)
         try:
             self._open_pool(name, host_pool, memory, namespace)
         except ValueError as error:
@@ -195,9 +191,11 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self, name: str, host_pool: Any, memory: Region | Copies, namespace: Namespace
     ) -> Tier:
         """Open and return the tier of a pool, whose pages are in `memory` or copied through it."""
-        kind: Any = CopiedPool if isinstance(memory, Copies) else Pool
         url, generation = self._urls[name], self._generation
-        pool: Pool = kind(name, host_pool, url, namespace, memory, generation=generation)
+        if isinstance(memory, Copies):
+            pool: Pool = CopiedPool(name, host_pool, url, namespace, generation, copies=memory)
+        else:
+            pool = Pool(name, host_pool, url, namespace, generation, region=memory)
         self._pools[name] = pool
         return pool.tier
 
@@ -220,13 +218,13 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         `Tier.forget` returned True.
         """
         self._generation = self._generations.after_reset()
-        are_confirmed = [pool.forget(self._generation) for pool in list(self._pools.values())]
+        are_confirmed = [pool.calls.forget(self._generation) for pool in [*self._pools.values()]]
         return bool(are_confirmed) and all(are_confirmed)
 
     def stats(self, pool: str = "kv") -> dict[str, int]:
         """Return the counters of a pool's tier since it was opened, and present sizes."""
         found = self._pools.get(str(pool))
-        return {} if found is None else found.stats()
+        return {} if found is None else found.calls.stats()
 
     # -- lookups -----------------------------------------------------------------------------
 
@@ -258,10 +256,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         """
         transfers = list(pool_transfers or ())
         _check_policies(transfers)
-        stored = [stored_key(key) for key in keys]
-        kv = self._pools.get(_KV)
-        count = 0 if kv is None else kv.num_leading(stored)
-        stored = stored[:count]
+        count = self.batch_exists(keys)
+        stored = [stored_key(key) for key in keys[:count]]
         hits: dict[Any, int] = {PoolName.KV: count} if count else {}
         are_restorable = np.ones(count, np.bool_)  # per prefix of i + 1 pages
         for transfer in transfers:
@@ -278,16 +274,15 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def _served_ends(self, transfer: PoolTransfer, stored: list[bytes]) -> npt.NDArray[np.bool_]:
         """Return whether a pool can serve the prefix that ends with each page, ``(n,)`` bool."""
         pool = self._pools.get(str(transfer.name))
-        are_served = np.zeros(len(stored), np.bool_)
-        if pool is None:
-            return are_served
-        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-            are_served[: pool.num_leading(stored)] = True
-            return are_served
         places = np.arange(len(stored))
+        if pool is None:
+            return np.zeros(len(stored), np.bool_)
+        if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+            return places < pool.num_leading(stored)
         last_missing = np.maximum.accumulate(np.where(pool.are_there(stored), -1, places))
         first_needed = np.maximum(places + 1 - max(1, len(transfer.keys or ())), 0)
-        return np.less(last_missing, first_needed, out=are_served)
+        are_served: npt.NDArray[np.bool_] = last_missing < first_needed
+        return are_served
 
     # -- pages of pools beside the KV cache --------------------------------------------------
 
@@ -516,8 +511,7 @@ def _check_pool(name: str, host_pool: Any, config: HiCacheStorageConfig) -> None
             f"pool {name!r} must keep its pages in place, got {type(host_pool).__name__}, which "
             "moves them"
         )
-    is_one_for_all = config.is_mla_model and config.tp_size > 1 and name not in _CUT_BY_RANK
-    if is_one_for_all and isinstance(host_pool, MHATokenToKVPoolHost):
+    if _is_one_for_all(name, config) and isinstance(host_pool, MHATokenToKVPoolHost):
         raise ValueError(
             f"pool {name!r} must have the same pages on all {config.tp_size} ranks of an MLA "
             "model, of which SGLang stores the first rank's, got "
@@ -525,15 +519,20 @@ def _check_pool(name: str, host_pool: Any, config: HiCacheStorageConfig) -> None
         )
 
 
-def _own_url(option: str, url: str, config: HiCacheStorageConfig, *, is_cut: bool) -> str:
-    """Return a tier's address for one rank; ValueError if ranks would have to share a local tier.
+def _is_one_for_all(name: str, config: HiCacheStorageConfig) -> bool:
+    """Return whether several ranks share the pages of a pool."""
+    return config.is_mla_model and config.tp_size > 1 and name not in _CUT_BY_RANK
 
-    `is_cut` is whether each rank has its own pages even in an MLA model.
+
+def _own_url(option: str, name: str, url: str, config: HiCacheStorageConfig) -> str:
+    """Return the address of a pool's tier for one rank.
+
+    Raise ValueError if ranks would have to share a local tier.
     """
     kind, colon, rest = url.partition(":")
     if kind not in _LOCAL:
         return url
-    if config.is_mla_model and config.tp_size > 1 and not is_cut:
+    if _is_one_for_all(name, config):
         raise ValueError(
             f"{option} must name a tier that the {config.tp_size} ranks of an MLA model share, as "
             f"dir:/mnt/kv?capacity=2TB, got {kind}:"
@@ -544,18 +543,30 @@ def _own_url(option: str, url: str, config: HiCacheStorageConfig, *, is_cut: boo
     return f"{kind}{colon}{location}{question}{options}"
 
 
+def _layout_of(host_pool: Any, memory: Region | Copies) -> dict[str, Any]:
+    """Return the layout of a host memory's pages; ``page`` has the bytes of each of its parts."""
+    return {
+        "memory": host_pool.layout,
+        "pool": type(host_pool).__name__,
+        "page": [nbytes for _, _, nbytes in memory.parts],
+        "layers": [getattr(host_pool, name, None) for name in ("start_layer", "end_layer")],
+    }
+
+
 def namespace_of(
-    config: HiCacheStorageConfig, mem_pool_host: Any, page: list[int], options: dict[str, Any]
+    config: HiCacheStorageConfig, host_pool: Any, layout: dict[str, Any], options: dict[str, Any]
 ) -> Namespace:
-    """Return the namespace of a page; `page` has the bytes of each of its parts.
+    """Return the namespace of a page with a `_layout_of` its host memory.
 
     It includes the rank, unless the ranks of an MLA model have the same bytes.
     """
-    served = _served_model()
-    path = served.get("model_path") or config.model_name or ""
+    path, revision, asked_dtype, quantization = _settings(
+        runtime_context.get_model, "model_path", "revision", "kv_cache_dtype", "quantization"
+    )
+    path = path or config.model_name or ""
     weights = options.get("weights_id")
     if weights is None:
-        weights = weights_identity(path, options.get("revision") or served.get("revision"))
+        weights = weights_identity(path, options.get("revision") or revision)
     parallel: dict[str, Any] = {
         "pipeline": [config.pp_rank, config.pp_size],
         "context": [config.attn_cp_rank, config.attn_cp_size],
@@ -565,27 +576,24 @@ def namespace_of(
         parallel["tensor"] = [config.tp_rank, config.tp_size]
     return Namespace(
         model=config.model_name or path,
-        block_bytes=sum(page),
+        block_bytes=sum(layout["page"]),
         engine=f"sglang {'.'.join(sglang_version.split('.')[:3])}",
         weights=weights,
-        kv_dtype=str(mem_pool_host.dtype).removeprefix("torch."),
+        kv_dtype=str(host_pool.dtype).removeprefix("torch."),
         layout={
-            "memory": mem_pool_host.layout,
-            "pool": type(mem_pool_host).__name__,
-            "page": page,
-            "layers": [mem_pool_host.start_layer, mem_pool_host.end_layer],
-            "asked_dtype": served.get("kv_cache_dtype"),  # 8-bit types have the same storage
-            "quantization": served.get("quantization"),
+            **layout,
+            "asked_dtype": asked_dtype,  # 8-bit types have the same storage
+            "quantization": quantization,
         },
-        tokens_per_hash=mem_pool_host.page_size,
-        tokens_per_block=mem_pool_host.page_size,
+        tokens_per_hash=host_pool.page_size,
+        tokens_per_block=host_pool.page_size,
         parallel=parallel,
         salt=options.get("salt") or "",
     )
 
 
 def _namespace_of_pool(
-    config: HiCacheStorageConfig, kv: Namespace, name: str, host_pool: Any, page: list[int]
+    config: HiCacheStorageConfig, kv: Namespace, name: str, host_pool: Any, layout: dict[str, Any]
 ) -> Namespace:
     """Return the namespace of another pool's page, which includes that of the KV cache.
 
@@ -595,25 +603,21 @@ def _namespace_of_pool(
     parallel = dict(kv.parallel)
     if name in _CUT_BY_RANK:
         parallel["tensor"] = [config.tp_rank, config.tp_size]
-    draft = _draft_model()
+    draft, revision = _settings(
+        runtime_context.get_spec, "speculative_draft_model_path", "speculative_draft_model_revision"
+    )
     weights = kv.weights
-    if draft["path"] is not None:
-        weights = [weights, weights_identity(draft["path"], draft["revision"])]
+    if draft is not None:
+        weights = [weights, weights_identity(draft, revision)]
     return replace(
         kv,
-        block_bytes=sum(page),
+        block_bytes=sum(layout["page"]),
         weights=weights,
         layout={
+            **layout,
             "name": name,
-            "memory": host_pool.layout,
-            "pool": type(host_pool).__name__,
             "format": getattr(host_pool, "storage_format_tag", None),
-            "page": page,
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in memory_of(host_pool)],
-            "layers": [
-                getattr(host_pool, "start_layer", None),
-                getattr(host_pool, "end_layer", None),
-            ],
             "kv": kv.layout,
         },
         tokens_per_block=host_pool.page_size,
@@ -621,24 +625,10 @@ def _namespace_of_pool(
     )
 
 
-def _served_model() -> dict[str, str | None]:
-    """Return SGLang's settings of the model; empty if no engine runs."""
-    names = ("model_path", "revision", "kv_cache_dtype", "quantization")
-    return _settings(runtime_context.get_model, names)
-
-
-def _draft_model() -> dict[str, str | None]:
-    """Return the path and the revision of the draft model, None if there is none."""
-    names = ("speculative_draft_model_path", "speculative_draft_model_revision")
-    found = _settings(runtime_context.get_spec, names)
-    return {"path": found.get(names[0]), "revision": found.get(names[1])}
-
-
-def _settings(get: Callable[[], Any], names: tuple[str, ...]) -> dict[str, str | None]:
-    """Return some of SGLang's settings; empty if no engine runs."""
-    try:
+def _settings(get: Callable[[], Any], *names: str) -> list[str | None]:
+    """Return some of SGLang's settings, None for one without a value, or if no engine runs."""
+    settings: Any = None
+    with suppress(ValueError):
         settings = get()
-    except ValueError:
-        return {}
-    values = {name: getattr(settings, name, None) for name in names}
-    return {name: None if value is None else str(value) for name, value in values.items()}
+    values = [getattr(settings, name, None) for name in names]
+    return [None if value is None else str(value) for value in values]

@@ -64,11 +64,12 @@ cdef class RequestWatch:
     cdef int settle(self) except -1
     cdef void forget_asker(self) noexcept
     # All are called before the state changes, except `c_loading`, `c_begun`, `c_completed` and
-    # `c_finished`. A load was granted, and recorded.
+    # `c_finished`. A load was granted, and recorded: its keys were hit.
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept
-    # An offer was decided and recorded: `admitted` of `missing` keys, < 0 if it was refused.
+    # An offer was decided and recorded: `admitted` of `missing` keys, < 0 if it was refused. Record
+    # why keys were missed, then the result of the store.
     cdef void c_offered(
         self,
         Batch* batch,
@@ -82,6 +83,7 @@ cdef class RequestWatch:
     # A transfer has ended.
     cdef void c_completed(self, uint32_t kind, Ended ended) noexcept
     # A request has finished; its keys, head to tail, and their nodes, NIL if not resident, or NULL.
+    # Judge those that it looked up, then use all, last first.
     cdef void c_finished(
         self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
     ) noexcept

@@ -229,7 +229,6 @@ cdef class RequestWatch:
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept:
-        """Record that keys were hit."""
         cdef Py_ssize_t index
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
@@ -253,7 +252,6 @@ cdef class RequestWatch:
         int64_t admitted,
         int64_t missing,
     ) noexcept:
-        """Record why keys were missed, then the result of the store."""
         cdef Py_ssize_t index, last_admitted = batch.indexes[admitted - 1] if admitted > 0 else -1
         cdef const Access* entry
         cdef SeenKey* seen
@@ -290,7 +288,6 @@ cdef class RequestWatch:
     # -- transfers -----------------------------------------------------------------------------
 
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
-        """Open a transfer."""
         cdef uint32_t sum = 0
         cdef Py_ssize_t index
         cdef int32_t* own
@@ -310,7 +307,6 @@ cdef class RequestWatch:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
 
     cdef void c_completed(self, uint32_t kind, Ended ended) noexcept:
-        """Close a transfer."""
         self.core.end_transfer(
             kind, ended.size, <int32_t>ended.sum, <int32_t>ended.sum, ended.one
         )
@@ -320,7 +316,6 @@ cdef class RequestWatch:
     cdef void c_finished(
         self, RequestAccess access, KeyOrder order, const uint32_t* node_ids
     ) noexcept:
-        """Judge the keys that a request looked up, then use all its keys, last first."""
         cdef uint64_t at
         cdef const SortKey* sort_keys = order.sort_keys
         cdef const SeenKey* seen
