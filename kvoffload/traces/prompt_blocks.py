@@ -27,7 +27,7 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .breaks import PrefixBreaks
 
-__all__ = ["ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
+__all__ = ["MARK", "ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
 
 ROLES = ("messages", "prompt", "system", "tools", "time", "session", "model", "output")
 """Roles that a field of a log may have."""
@@ -35,7 +35,8 @@ BLOCK_TOKENS = 16
 MAX_BYTES_PER_TOKEN = 64
 MAX_TOKENS_PER_IMAGE = 2**16
 WHOLE_PART = 32  # bytes from which on a part without text counts in full
-_MARK = re.compile(r"(<[0-9a-f]{32}>)")
+MARK = re.compile(r"(<[0-9a-f]{32}>)")
+"""The text that stands for a part without text."""
 MOST_MODELS = 256  # whose secrets are remembered
 _ROUNDS = 100_000  # of the derivation of a key: a guess at a salt takes some 40 ms
 _ID_BYTES = 8
@@ -222,7 +223,7 @@ class PromptBlocks:
 
 def _divided(text: str, marks: Mapping[str, int]) -> tuple[list[str], list[int | None]]:
     """Divide a text at marks; return the pieces and, for those that are marks, their tokens."""
-    pieces = _MARK.split(text) if marks else [text]
+    pieces = MARK.split(text) if marks else [text]
     return pieces, [marks.get(piece) for piece in pieces]
 
 

@@ -193,7 +193,10 @@ def test_the_nearest_log_is_named(tmp_path):
 
 @pytest.mark.parametrize("key", ["previous_response_id", "conversation"])
 def test_what_goes_on_from_a_response_is_put_together(tmp_path, key):
-    one = next(one for one in CHATS if len(one["messages"]) > 4)
+    longest = max(CHATS, key=lambda one: len(one["messages"]))
+    picture = {"type": "image_url", "image_url": {"url": "data:" + "00" * 99}}
+    first = {"role": "user", "content": [{"type": "text", "text": "x" * 99}, picture]}
+    one = longest | {"messages": [first, *longest["messages"][1:]]}
     messages = one["messages"]
     ends = [index for index, each in enumerate(messages) if each["role"] != "assistant"]
     rows, full, start, before = [], [], 0, None
@@ -244,6 +247,132 @@ def test_older_spans_have_an_attribute_for_each_field(tmp_path):
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     one = read(write(tmp_path, lines([{"startTimeUnixNano": "5", "attributes": listed}])))[0]
     assert one == read(write(tmp_path, lines([{"ts": 0, "messages": messages}])))[0]
+
+
+def test_openinference_has_an_attribute_for_each_field_too(tmp_path):
+    listed = {
+        "llm.input_messages.0.message.role": "system",
+        "llm.input_messages.0.message.content": "s" * 300,
+        "llm.input_messages.1.message.role": "user",
+        "llm.input_messages.1.message.contents.0.message_content.type": "text",
+        "llm.input_messages.1.message.contents.0.message_content.text": "u" * 300,
+        "llm.input_messages.2.message.role": "assistant",
+        "llm.input_messages.2.message.tool_calls.0.tool_call.function.name": "f",
+        "llm.input_messages.2.message.tool_calls.0.tool_call.function.arguments": '{"q":1}',
+        "llm.model_name": "m",
+        "llm.token_count.completion": 7,
+    }
+    call = {"function": {"name": "f", "arguments": '{"q":1}'}}
+    messages = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": "u" * 300}]
+    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    row = {"ts": 0, "messages": messages, "model": "m", "usage": {"completion_tokens": 7}}
+    found, trace = read(write(tmp_path, lines([{"startTimeUnixNano": "5", "attributes": listed}])))
+    assert found == read(write(tmp_path, lines([row])))[0]
+    assert trace.format == "otel"
+
+
+@pytest.mark.parametrize("kind", ["event", "log record"])
+def test_messages_of_a_span_may_stand_in_an_event(tmp_path, kind):
+    messages = [{"role": "user", "parts": [{"type": "text", "content": "x" * 300}]}]
+    value = {"stringValue": json.dumps(messages)}
+    attributes = [{"key": "gen_ai.input.messages", "value": value}]
+    event = {"name": "gen_ai.client.inference.operation.details", "attributes": attributes}
+    span = {"startTimeUnixNano": "1764000000000000000", "attributes": [], "events": [event]}
+    row = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    if kind == "log record":
+        record = {"timeUnixNano": "1764000000000000000", "attributes": attributes}
+        row = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}
+    found, trace = read(write(tmp_path, lines([row])))
+    assert found == read(write(tmp_path, lines([{"ts": UNIX, "messages": messages}])))[0]
+    assert (trace.format, len(trace.remarks)) == ("otel", 1)
+
+
+def test_parts_of_a_message_may_be_a_text_of_json(tmp_path):
+    parts = [
+        {"type": "text", "text": "x" * 300},
+        {"type": "image_url", "image_url": {"url": "data:" + "00" * 100_000}},
+    ]
+    span = {"startTimeUnixNano": "1764000000000000000"}
+    span["attributes"] = {"gen_ai.prompt.0.role": "user"}
+    span["attributes"]["gen_ai.prompt.0.content"] = json.dumps(parts)
+    row = {"ts": UNIX, "messages": [{"role": "user", "content": parts}]}
+    found = read(write(tmp_path, lines([span])))[0]
+    assert found == read(write(tmp_path, lines([row])))[0]
+    span["attributes"]["gen_ai.prompt.0.content"] = '[{"a": 1}]'
+    assert read(write(tmp_path, lines([span])))[0][0][1] < 10
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"call_type": "acompletion", "status": "failure"}, "of requests that failed"),
+        ({"call_type": "acompletion", "cache_hit": "True"}, "of answers from the gateway's own"),
+        ({"request_created_at": iso(UNIX), "response_status": 429}, "of requests that failed"),
+        ({"type": "GENERATION", "traceId": "t", "level": "ERROR"}, "of requests that failed"),
+        ({"startTimeUnixNano": "1", "status": {"code": 2}}, "of requests that failed"),
+    ],
+)
+def test_prompts_that_no_engine_computed_are_left_out_and_counted(tmp_path, row, why):
+    messages = [{"role": "user", "content": "x" * 300}]
+    row |= {"messages": messages, "request_body": {"messages": messages}, "input": messages}
+    row["attributes"] = {"gen_ai.input.messages": messages}
+    served = row | {"status": {"code": 1}, "level": "DEFAULT", "response_status": 200}
+    served["cache_hit"] = "False"
+    trace = Trace(write(tmp_path, lines([served, row, row])))
+    assert len(list(trace)) == 1
+    assert [text for text in trace.remarks if text.startswith("2 rows left out: " + why)]
+
+
+def test_redacted_prompts_are_left_out_and_counted(tmp_path):
+    redacted = {"call_type": "acompletion", "startTime": UNIX}
+    redacted["messages"] = [{"role": "user", "content": "redacted-by-litellm"}]
+    kept = redacted | {"messages": [{"role": "user", "content": "x" * 300}]}
+    trace = Trace(write(tmp_path, lines([kept, redacted])))
+    assert len(list(trace)) == 1
+    assert trace.remarks[1].startswith("1 row left out: whose prompts LiteLLM has redacted (lit")
+    with pytest.raises(TraceError, match="turn_off_message_logging"):
+        list(Trace(write(tmp_path, lines([redacted] * 3))))
+
+
+def test_a_log_that_counts_far_more_tokens_than_it_holds_is_named(tmp_path):
+    usage = {"completion_tokens": 1, "prompt_tokens": 500}
+    row = {"messages": [{"role": "user", "content": "***"}], "usage": usage}
+    trace = Trace(write(tmp_path, lines([row] * 4)))
+    list(trace)
+    said = "the log counts 2,000 tokens in prompts that have 8 here: it may lack parts of them"
+    assert said in trace.remarks
+    whole = row | {"messages": [{"role": "user", "content": "x" * 1500}]}
+    trace = Trace(write(tmp_path, lines([whole])))
+    list(trace)
+    assert len(trace.remarks) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "guess"),
+    [
+        ({"prompt_ids": [1, 2], "ts": 5}, "prompt=prompt_ids,time=ts"),
+        ({"request": {"choices": [{"x": 1}]}, "ask": [{"role": "u"}]}, "messages=ask"),
+        ({"a": 1}, "prompt=FIELD"),
+    ],
+)
+def test_fields_to_start_from_are_of_the_right_kind(tmp_path, row, guess):
+    with pytest.raises(TraceError, match="must have messages") as caught:
+        list(Trace(write(tmp_path, lines([row]))))
+    assert f"--fields {guess} names" in caught.value.rule
+
+
+def test_a_long_answer_alone_makes_no_bad_line(tmp_path):
+    row = {"request": None, "response": {"choices": [{"text": "x" * 500}]}}
+    chat = {"request": {"messages": [{"role": "user", "content": "x" * 99}]}}
+    trace = Trace(write(tmp_path, lines([chat, row])))
+    assert len(list(trace)) == 1
+    assert "1 row left out: without a prompt" in trace.remarks
+
+
+def test_an_empty_page_of_langfuse_holds_nothing(tmp_path):
+    page = json.dumps({"data": [], "meta": {"page": 1}})
+    with pytest.raises(TraceError, match="must hold at least one request"):
+        list(Trace(write(tmp_path, page + "\n")))
 
 
 def test_ids_of_litellm_need_no_text(tmp_path):

@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.prompt_blocks import MARK
 
 from .base import bounded_name
 from .conversation import Conversation, Message
@@ -26,6 +27,7 @@ MOST_MESSAGES = 2**12  # of a prompt
 FREE_MADE = 2**24  # characters of whole prompts, however small the log is
 MADE_PER_CHARACTER = 64  # of the log, in addition
 _MESSAGE = 64  # characters that a message counts for beside its own
+_TOKEN = 4  # and a token of a part without text
 _BODIES = ("", "request.", "body.", "request.body.")
 
 
@@ -34,7 +36,7 @@ class History:
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
-        self._known: dict[str, tuple[str, list[Message], int]] = {}
+        self._known: dict[str, tuple[str, list[Message], dict[str, int], int]] = {}
         self._order: deque[str] = deque()
         self._held = self._seen = self._made = 0
         self._missing = 0  # requests whose response is not in the log
@@ -47,20 +49,26 @@ class History:
         text = "continue a response that is not in the log: their prompts begin with what is new"
         return [f"{self._missing:,} requests {text}"]
 
-    def whole(self, row: Row, messages: list[Message], session: str) -> tuple[str, list[Message]]:
-        """Return a request's session and all of its messages, and keep them for the next one."""
+    def whole(
+        self, row: Row, messages: list[Message], session: str, marks: dict[str, int]
+    ) -> tuple[str, list[Message]]:
+        """Return a request's session and all of its messages, and keep them for the next one.
+
+        `marks` are those of the row's parts without text; those of earlier ones are added.
+        """
         before = _text(row, "previous_response_id")
         conversation = _text(row, "conversation.id") or _text(row, "conversation")
         key = before or conversation
         answer = self._answer(row)
-        new = sum(_size(message) for message in (*messages, *answer))
+        new = sum(_size(message, marks) for message in (*messages, *answer))
         size = new
         if key:
             known = self._known.get(key)
             if known is not None:
                 session = session or known[0]
                 messages = known[1] + messages
-                size += known[2]
+                marks.update(known[2])
+                size += known[3]
             elif before:
                 self._missing += 1
         session = session or conversation or before
@@ -75,7 +83,7 @@ class History:
             raise BadLineError(f"{rule}, got more")
         named = _text(row, "response.id") or _text(row, "response_id") or _text(row, "id")
         for name in {conversation, named} - {""}:
-            self._keep(name, session or named, messages + answer, size)
+            self._keep(name, (session or named, messages + answer, marks, size))
         return session or named, messages
 
     def _answer(self, row: Row) -> list[Message]:
@@ -86,15 +94,15 @@ class History:
                 return self._talk.messages(given, path)
         return []
 
-    def _keep(self, name: str, session: str, messages: list[Message], size: int) -> None:
+    def _keep(self, name: str, kept: tuple[str, list[Message], dict[str, int], int]) -> None:
         if name in self._known:
-            self._held -= self._known[name][2]
+            self._held -= self._known[name][3]
         else:
             self._order.append(name)
-        self._known[name] = session, messages, size
-        self._held += size
+        self._known[name] = kept
+        self._held += kept[3]
         while self._held > MOST_HELD and self._order:
-            self._held -= self._known.pop(self._order.popleft())[2]
+            self._held -= self._known.pop(self._order.popleft())[3]
 
 
 def _text(row: Row, name: str) -> str:
@@ -106,5 +114,6 @@ def _text(row: Row, name: str) -> str:
     return ""
 
 
-def _size(message: Message) -> int:
-    return _MESSAGE + len(message["content"])
+def _size(message: Message, marks: dict[str, int]) -> int:
+    parts = MARK.findall(message["content"]) if marks else ()
+    return _MESSAGE + len(message["content"]) + _TOKEN * sum(marks.get(part, 0) for part in parts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .litellm_blocks import hashes_of
 from .logs import BODIES, Fields, Log, Row, other_call, within
-from .otel import INPUT, spans
+from .otel import INPUT, PREFIXES, RESOURCES, spans
 
 __all__ = ["ANY_LOG", "LOGS", "log_of", "nearest"]
 
@@ -23,6 +23,10 @@ _ATTRIBUTES = ("attributes", "")  # of a span, and of a row that has them at its
 OBSERVATIONS = frozenset(
     ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR")
 ) | {"EMBEDDING", "GUARDRAIL"}
+LEAST_ERROR = 400
+"""The smallest HTTP status of an error."""
+_NO_TEXT = "redacted-by-litellm"
+REDACTED = (_NO_TEXT, [{"role": "user", "content": _NO_TEXT}])
 CHATS = ("chat", "text_completion", "generate_content", "")
 """Operations of a span that have a prompt; spans need not say theirs."""
 
@@ -50,11 +54,20 @@ def _is_anthropic(row: Row) -> bool:
 
 
 def _is_otel(row: Row) -> bool:
-    if "resourceSpans" in row.given or "resource_spans" in row.given:
+    if row.given.keys() & RESOURCES:
         return True
     attributes = row.at("attributes")
     names = [*row.given, *(attributes if isinstance(attributes, dict) else ())]
-    return "startTimeUnixNano" in row.given or any(name.startswith("gen_ai.") for name in names)
+    return "startTimeUnixNano" in row.given or any(name.startswith(PREFIXES) for name in names)
+
+
+def _has_failed(row: Row) -> bool:
+    """Return whether a row of any log states that its request failed."""
+    status, code = row.given.get("status"), str(row.given.get("response_status"))
+    if isinstance(status, dict):  # of a span
+        return status.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR")
+    is_refused = code.isdecimal() and int(code[:9]) >= LEAST_ERROR
+    return status == "failure" or row.given.get("level") == "ERROR" or is_refused
 
 
 def _why_no_chat(row: Row) -> str:
@@ -64,13 +77,24 @@ def _why_no_chat(row: Row) -> str:
         return "of spans that are no chats"
     if not any(row.at(path) is not None for path in OTEL.fields.messages):
         return "of spans without a prompt"
-    return ""
+    return _why_not_asked(row)
 
 
 def _why_no_generation(row: Row) -> str:
-    return (
-        "" if row.given.get("type") == "GENERATION" else "of observations that are no generations"
-    )
+    if row.given.get("type") != "GENERATION":
+        return "of observations that are no generations"
+    return _why_not_asked(row)
+
+
+def _why_not_asked(row: Row) -> str:
+    """Return why no engine computed the prompt of a row."""
+    if _has_failed(row):
+        return "of requests that failed"
+    if str(row.given.get("cache_hit")).lower() == "true":
+        return "of answers from the gateway's own cache"
+    if row.at("messages") in REDACTED:
+        return "whose prompts LiteLLM has redacted (litellm_settings: turn_off_message_logging)"
+    return ""
 
 
 OTEL = Log(
@@ -84,12 +108,21 @@ OTEL = Log(
         prompt=within(_ATTRIBUTES, "gen_ai.prompt"),
         system=within(_ATTRIBUTES, "gen_ai.system_instructions"),
         tools=within(_ATTRIBUTES, "gen_ai.tool.definitions"),
-        time=("startTimeUnixNano", "start_time_unix_nano", "start_time", "timestamp"),
+        time=(
+            *("startTimeUnixNano", "start_time_unix_nano", "start_time", "timestamp"),
+            *("timeUnixNano", "observedTimeUnixNano"),
+        ),
         session=within(
             _ATTRIBUTES, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "user.id"
         ),
-        model=within(_ATTRIBUTES, "gen_ai.request.model", "gen_ai.response.model"),
-        output=within(_ATTRIBUTES, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+        model=within(
+            _ATTRIBUTES, "gen_ai.request.model", "gen_ai.response.model", "llm.model_name"
+        ),
+        output=within(
+            _ATTRIBUTES,
+            *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+            "llm.token_count.completion",
+        ),
     ),
     advice="prompts are written if the instrumentation captures the content of messages, such as "
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY",
@@ -99,7 +132,7 @@ OTEL = Log(
 def _observations(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the observations of a page of the API, or the one that a row is."""
     page = given.get("data")
-    if not isinstance(page, list) or not page:
+    if not isinstance(page, list) or not (page or "meta" in given):
         return [given]
     return [one if isinstance(one, dict) else {} for one in page]
 
@@ -136,6 +169,7 @@ LITELLM = Log(
     "litellm",
     "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
+    why_none=_why_not_asked,
     fields=Fields(
         tools=within(
             ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"),
@@ -168,6 +202,7 @@ HELICONE = Log(
     "helicone",
     "requests of Helicone, exported with their bodies",
     is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
+    why_none=_why_not_asked,
     fields=Fields(
         messages=within(("request_body",), "messages", "input"),
         prompt=("request_body.prompt",),

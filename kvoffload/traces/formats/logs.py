@@ -75,6 +75,8 @@ MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN = 20  # fields of a row that is not known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
+MOST_STATED = 2
+"""Times as many tokens as are read here that a log may count before that is said."""
 CUT = "... (litellm_truncated skipped "
 """Text in place of what LiteLLM leaves out of long texts that it stores."""
 _FIELD = re.compile(r"[\w\-. ]{1,60}")
@@ -206,6 +208,7 @@ class LogParser(Parser):
         self._is_timed: bool | None = None  # as the first request shows
         self._has_text = False  # of which tokens are made
         self._num_cut = 0  # requests whose prompts a gateway has cut
+        self._stated = self._made = 0  # tokens of prompts by the log's counts, and by ours
         self._read: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
         self._unread: Counter[str] = Counter()  # rows by field
         self._left_out: Counter[str] = Counter()  # rows by kind
@@ -272,7 +275,7 @@ class LogParser(Parser):
         elif is_chat:
             messages = self._talk.messages(given, path)
             if log.continues:
-                session, messages = self._history.whole(row, messages, session)
+                session, messages = self._history.whole(row, messages, session, self._marks)
             used["tools"], used["system"], tools, lead = self._beside(row, fields)
             length, hash_ids = self._chat(lead + messages, tools, model, seconds or 0.0)
         else:
@@ -280,6 +283,12 @@ class LogParser(Parser):
         self._is_timed = seconds is not None
         if seconds is not None:
             self.start = 0.0
+        # `completion_tokens` stand beside `prompt_tokens`, and so on
+        beside = used["output"].replace("completion", "prompt").replace("output", "input")
+        stated = row.at(beside) if beside else None
+        if type(stated) is int and 0 < stated <= MAX_TOKENS:
+            self._stated += stated
+            self._made += length
         self._count_fields(row, fields, used, is_chat=is_chat)
         named = self._blocks.session(session) if session else None
         return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
@@ -380,6 +389,11 @@ class LogParser(Parser):
                 f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so tokens and hits are "
                 "too few: MAX_STRING_LENGTH_PROMPT_IN_DB sets the length of texts that it stores"
             )
+        if self._stated > MOST_STATED * self._made:
+            found.append(
+                f"the log counts {self._stated:,} tokens in prompts that have {self._made:,} here: "
+                "it may lack parts of them"
+            )
         return found + [
             f"{_rows(count)} {'have' if count > 1 else 'has'} text in `{name}` that is not read"
             + (f" (--fields system={name})" if name.rpartition(".")[2].startswith("system") else "")
@@ -416,7 +430,8 @@ class LogParser(Parser):
                 break
         else:
             is_new = self._is_timed is None and not log.advice
-            if is_new or text_size(row.given) > MOST_UNREAD:
+            asked = {name: value for name, value in row.given.items() if name not in ANSWERS}
+            if is_new or text_size(asked) > MOST_UNREAD:
                 raise BadLineError(unknown(row.given))
         self._left_out["without a prompt"] += 1
 
@@ -427,6 +442,8 @@ class LogParser(Parser):
         for role, path in used.items():
             if path:
                 self._read[role][path] += 1
+        if not self.has_prompts:
+            return
         read = {*used.values(), *fields.system, *fields.tools} if is_chat else {*used.values()}
         self._note_fields(row.given, "", read | {*(fields.messages if is_chat else ())})
         for name in self._row_unread:
@@ -476,11 +493,10 @@ def unknown(row: dict[str, Any], near: str = "") -> str:
         )
     names = [*_names(row, "", MOST_LEVELS)]
     shown = ", ".join(names[:MOST_SHOWN]) + (", …" if len(names) > MOST_SHOWN else "")
-    guess = _guess(row, names)
     return (
         "must have messages, a prompt or the ids of blocks, got an object with the fields "
         f"{shown or 'of no name'}{near and f' (most like {near})'}; "
-        f"--fields {shlex.quote(guess)} names where they are"
+        f"--fields {shlex.quote(_guess(row, names))} names where they are"
     )
 
 
@@ -497,14 +513,21 @@ def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
 def _guess(row: dict[str, Any], names: list[str]) -> str:
     """Return a mapping of fields to start from."""
     at = functools.partial(Row(row).at, parsed=False)
-    lists = [name for name in names if isinstance(at(name), list) and not name.endswith("tools")]
-    texts = sorted(names, key=lambda name: -text_size(at(name)))
-    found = [f"messages={lists[0]}"] if lists else [f"prompt={texts[0] if texts else 'FIELD'}"]
+    asked = [name for name in names if not {*name.split(".")} & {*ANSWERS, "tools", "functions"}]
+    lists = [name for name in asked if _are_all(dict, at(name))]
+    texts = [name for name in asked if isinstance(at(name), str) or _are_all(int, at(name))]
+    texts.sort(key=lambda name: -text_size(at(name)))
+    first = lists[0] if lists else texts[0] if texts else "FIELD"
+    found = [f"messages={first}" if lists else f"prompt={first}"]
     for role, pattern in _LIKE.items():
         name = next((name for name in names if pattern.search(name)), None)
-        if name is not None and name not in (lists[:1] or texts[:1]):
+        if name is not None and name != first:
             found.append(f"{role}={name}")
     return ",".join(found)
+
+
+def _are_all(kind: type, value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
 
 _LIKE = {

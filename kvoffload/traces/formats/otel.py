@@ -1,8 +1,10 @@
 """Spans of OpenTelemetry: OTLP in JSON, as a collector's file exporter writes it, or one per line.
 
-Source: the OTLP specification of JSON files, and the semantic conventions of generative AI. A line
-has `resourceSpans` with many spans, whose attributes are lists of keys and typed values; older
-instrumentations write a message per attribute, ``gen_ai.prompt.N.role``.
+Source: the OTLP specification of JSON files, the semantic conventions of generative AI, and those
+of OpenInference. A line has `resourceSpans` with many spans, whose attributes are lists of keys and
+typed values, or `resourceLogs` with log records; the messages may stand in an event of a span.
+Older instrumentations and OpenInference write a message per attribute, ``gen_ai.prompt.N.role`` or
+``llm.input_messages.N.message.role``.
 """
 
 from __future__ import annotations
@@ -11,65 +13,90 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["INPUT", "flat_span", "spans"]
+from .json_text import unpacked
+
+__all__ = ["INPUT", "PREFIXES", "RESOURCES", "flat_span", "spans"]
 
 INPUT = "gen_ai.input.messages"
+PREFIXES = ("gen_ai.", "llm.input_messages.")
+"""Beginnings of the names of attributes that have prompts."""
+RESOURCES = frozenset(("resourceSpans", "resource_spans", "resourceLogs", "resource_logs"))
+_INNER = (("scopeSpans", "scope_spans", "scopeLogs", "scope_logs"), ("spans", "logRecords"))
 _LISTED = re.compile(
-    r"gen_ai\.prompt\.(\d{1,5})\.(role|content|tool_calls\.\d{1,3}\.(?:name|arguments))"
+    r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,5})\.(?:message\.)?(?:(role|content)|"
+    r"(contents)\.\d{1,3}\.message_content\.text|"
+    r"tool_calls\.(\d{1,3})\.(?:tool_call\.function\.)?(name|arguments))"
 )
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _VALUES = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 
 def spans(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the spans of a line, each with its attributes as an object."""
-    resources = line.get("resourceSpans", line.get("resource_spans"))
-    if not isinstance(resources, list):
+    """Yield the spans or log records of a line, each with its attributes as an object."""
+    found = [*RESOURCES & line.keys()]
+    if not found or not isinstance(line[found[0]], list):
         yield flat_span(line)
         return
-    for resource in _objects(resources):
-        for scope in _objects(resource.get("scopeSpans", resource.get("scope_spans"))):
-            for span in _objects(scope.get("spans")):
-                yield flat_span(span)
+    holders = _objects(line[found[0]])
+    for names in _INNER:
+        holders = [
+            inner for holder in holders for name in names for inner in _objects(holder.get(name))
+        ]
+    yield from map(flat_span, holders)
 
 
 def flat_span(span: dict[str, Any]) -> dict[str, Any]:
     """Return a span whose attributes are an object of plain values."""
-    given = span.get("attributes")
-    attributes = {}
-    if isinstance(given, dict):
-        attributes = {**given}
-    else:
-        for pair in _objects(given):
-            if isinstance(pair.get("key"), str):
-                attributes[pair["key"]] = _value(pair.get("value"))
-    if INPUT not in attributes:
-        listed = _messages(attributes)
-        if listed:
-            attributes[INPUT] = listed
+    attributes = _attributes(span)
+    inner = [*map(_attributes, _objects(span.get("events")))]
+    event = next((each for each in inner if each.keys() & {INPUT, "gen_ai.prompt"}), None)
+    if event is not None and INPUT not in attributes:
+        attributes = {**event, **attributes}
+        span = {**span, "events": None}
+    listed = [] if INPUT in attributes else _messages(attributes)
+    if listed:
+        attributes[INPUT] = listed
     return {**span, "attributes": attributes}
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes as an object of plain values."""
+    given = holder.get("attributes")
+    if isinstance(given, dict):
+        return {**given}
+    pairs = [pair for pair in _objects(given) if isinstance(pair.get("key"), str)]
+    return {pair["key"]: _value(pair.get("value")) for pair in pairs}
 
 
 def _messages(attributes: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages that have an attribute for each field, and take these out."""
     found: dict[int, dict[str, Any]] = {}
-    for name in [name for name in attributes if name.startswith("gen_ai.prompt.")]:
+    calls: dict[int, dict[int, dict[str, Any]]] = {}
+    for name in [name for name in attributes if name.startswith(("gen_ai.prompt.", PREFIXES[1]))]:
         match = _LISTED.fullmatch(name)
         if match is None:
             continue
-        message = found.setdefault(int(match[1]), {"role": "user", "content": ""})
+        number, field, listed, call, part = match.groups()
+        message = found.setdefault(int(number), {"role": "user", "content": ""})
         value = attributes.pop(name)
-        if match[2] in ("role", "content"):
-            message[match[2]] = value
+        if call:
+            calls.setdefault(int(number), {}).setdefault(int(call), {})[part] = value
+        elif listed:
+            message["content"] = f"{message['content']}\n{value}".lstrip("\n")
         else:
-            calls = message.setdefault("tool_calls", {})
-            _, number, field = match[2].split(".")
-            calls.setdefault(int(number), {})[field] = value
-    for message in found.values():
-        if "tool_calls" in message:
-            calls = message["tool_calls"]
-            message["tool_calls"] = [calls[number] for number in sorted(calls)]
+            message[field] = _parts(value) if field == "content" else value
+    for number, its_calls in calls.items():
+        found[number]["tool_calls"] = [its_calls[call] for call in sorted(its_calls)]
     return [found[number] for number in sorted(found)]
+
+
+def _parts(content: object) -> object:
+    """Return the parts of a message that are written as a text of JSON; else the content."""
+    if not isinstance(content, str) or not content.startswith("[{"):
+        return content
+    parts = unpacked(content)
+    are_parts = all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in parts)
+    return parts if are_parts else content
 
 
 def _value(value: object) -> Any:
