@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 
@@ -39,6 +39,8 @@ TABLES = (CSV, PARQUET)
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
+MOST_KEYED, KEYED_BYTES = 8, 2**20
+"""Files, and bytes of each, of which the key of a log's blocks is made."""
 ENOUGH = 10
 """Requests whose rate means something."""
 
@@ -58,7 +60,7 @@ class Reading:
     salt: str | None = None
     fields: Mapping[str, str] | None = None
     delimiter: str | None = None
-    _drawn: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    drawn: str | None = field(default=None, repr=False)  # instead of a salt; None: draw one
 
     def check(self) -> None:
         """Refuse options that exclude each other."""
@@ -87,13 +89,13 @@ class Reading:
     def prompts(
         self, block_tokens: int | None = None, breaks: PrefixBreaks | None = None
     ) -> PromptOptions:
-        """Return how to make blocks of prompts, with one key for all passes and processes."""
+        """Return how to make blocks of prompts, with one key for all passes."""
         return PromptOptions(
             tokenizer=self.tokenizer,
             bytes_per_token=self.bytes_per_token or 4,
             tokens_per_image=self.tokens_per_image or 1000,
             block_tokens=block_tokens,
-            salt=self.salt or self._drawn,
+            salt=self.salt or self.drawn,
             fields=self.fields,
             delimiter=self.delimiter,
             breaks=breaks,
@@ -249,13 +251,17 @@ def open_source(
     Of prompts, blocks of `block_tokens` are made, and `breaks` takes a sample.
 
     Input that can be read only once, standard input or a named pipe, is copied to a temporary
-    file.
+    file. Blocks of prompts in other files have the same ids each time, so that equal commands
+    print equal figures.
     """
     files = named_files(paths)
+    is_read_once = any(path == STDIN or _is_pipe(path) for path in files)
+    if reading.drawn is None and not is_read_once:
+        reading = replace(reading, drawn=_key_of(files))
     trace = reading.trace(files, prompts=reading.prompts(block_tokens, breaks))
     name = paths[0] if len(paths) == 1 else trace.name
     requests = reading.requests(trace)
-    if not any(path == STDIN or _is_pipe(path) for path in files):
+    if not is_read_once:
         yield Source(name, requests, trace, reading.same_ids)
         return
     with scratch_file() as (stream, copy):
@@ -267,6 +273,15 @@ def open_source(
             for request in counted(requests, progress, PROGRESS_REQUESTS):
                 spool.add(request)
         yield Source(name, spool, trace, reading.same_ids, is_copy=True)
+
+
+def _key_of(files: Sequence[str]) -> str:
+    """Return a key that only who has the files knows."""
+    digest = blake2b()
+    for path in files[:MOST_KEYED]:
+        with contextlib.suppress(OSError), Path(path).open("rb") as file:
+            digest.update(file.read(KEYED_BYTES))
+    return digest.hexdigest()
 
 
 def open_or_generate(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+from dataclasses import replace
 
 import click
 
@@ -60,6 +62,7 @@ def workload(
     serve sends the prompts at --request-rate, in the order of the lines with --disable-shuffle.
     """
     check_output_option(traces, output)
+    reading = replace(reading, drawn=secrets.token_hex())  # the words are made of ids
     with open_source(traces, reading, block_tokens) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
