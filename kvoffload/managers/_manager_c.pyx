@@ -98,27 +98,12 @@ from kvoffload.policies._steps_c cimport (
 )
 from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key, key_of
 
+from kvoffload import errors
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
-from kvoffload.errors import (
-    block_not_found,
-    block_not_pinned,
-    block_not_ready,
-    cannot_pickle,
-    manager_initialised,
-    ref_count_overflow,
-    request_finished,
-)
+from kvoffload.managers import base
 from kvoffload.managers._manager_py import Manager as PythonManager
-from kvoffload.managers.base import (
-    CallingRequest,
-    Request,
-    check_now,
-    request_summary,
-    take_contract,
-    take_part,
-)
 from kvoffload.managers._views import ManagerViews
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
@@ -253,10 +238,10 @@ cdef class CompiledSteps:
     cdef object load_error(self, bytes block_hash):
         cdef Node* node = self.resident_node(block_hash)
         if node == NULL:
-            return block_not_found("prepare_load", block_hash)
+            return errors.block_not_found("prepare_load", block_hash)
         if node.block.ref_cnt < 0:
-            return block_not_ready("prepare_load", block_hash)
-        return ref_count_overflow("prepare_load", block_hash)
+            return errors.block_not_ready("prepare_load", block_hash)
+        return errors.ref_count_overflow("prepare_load", block_hash)
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1:
         cdef Table* table = self._policy.table
@@ -272,8 +257,8 @@ cdef class CompiledSteps:
                 for undo in range(index):
                     pin(&self.states, node_at(table, batch.node_ids[undo]))
                 if node == NULL:
-                    raise block_not_found("complete_load", keys[start + index])
-                raise block_not_pinned("complete_load", keys[start + index])
+                    raise errors.block_not_found("complete_load", keys[start + index])
+                raise errors.block_not_pinned("complete_load", keys[start + index])
             one = node.block.block_id
             sum += <uint32_t>one
             if unpin(&self.states, node) and node.flags & PARKED:
@@ -692,7 +677,7 @@ cdef class CompiledRequest:
         raise TypeError("a request is begun by a manager")
 
     def __reduce__(self):
-        raise cannot_pickle(self)
+        raise errors.cannot_pickle(self)
 
     def lookup(self, start=0):
         cdef CompiledSteps steps = self.steps
@@ -771,7 +756,7 @@ cdef class CompiledRequest:
 
     def complete_store(self, success=True):
         cdef CompiledSteps steps = self.steps
-        cdef bint succeeded = is_success(success)
+        cdef bint succeeded = success is True or check_bool("success", success)
         cdef list storing, none = []
         tick(steps)
         note_resets(self)
@@ -789,7 +774,6 @@ cdef class CompiledRequest:
 
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         cdef Py_ssize_t size
         cdef bint is_known
         require_open(self, "extend")
@@ -812,7 +796,7 @@ cdef class CompiledRequest:
         cdef Py_ssize_t own, num_last
         cdef str source = None
         if now is not None:
-            check_now(now)
+            base.check_now(now)
         if hints is not None:
             check_hints(hints)
         said_last = self.hints if hints is None else hints
@@ -853,7 +837,7 @@ cdef class CompiledRequest:
 
     def __repr__(self):
         """Return the number of blocks, and whether the request has finished."""
-        return request_summary(self)
+        return base.request_summary(self)
 
 
 cdef CompiledRequest begin_request(
@@ -861,13 +845,12 @@ cdef CompiledRequest begin_request(
 ):
     """Begin a request: the first use of its blocks."""
     cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
-    cdef list batch, keys
+    cdef list keys
     cdef Hint said
     cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
     cdef str source = source_of(steps, hints)
     tick(steps)
-    batch = hashes if type(hashes) is list else as_batch(hashes)
-    keys = list(batch)  # first, since others may change the batch
+    keys = list(hashes if type(hashes) is list else as_batch(hashes))  # before others change it
     if not check_items(keys):
         raise batch_error(keys)
     if not batch_fit(&request.batch, len(keys)):
@@ -898,7 +881,7 @@ cdef CompiledRequest begin_request(
 cdef int require_open(CompiledRequest request, str call) except -1:
     """Raise RequestFinishedError if the request has finished."""
     if request.is_finished:
-        raise request_finished(call)
+        raise errors.request_finished(call)
     return 0
 
 
@@ -954,16 +937,11 @@ cdef tuple without_part(
     CompiledRequest request, list loading, list outdated, Py_ssize_t first, Py_ssize_t end
 ):
     """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
-    outdated, parts = take_part(outdated or [], first, end)
+    outdated, parts = base.take_part(outdated or [], first, end)
     for begin, until in parts:
-        loading = take_part(loading, begin, until)[0]
+        loading = base.take_part(loading, begin, until)[0]
     keys = [key for begin, until in parts for key in request.keys[begin:until]]
     return loading, outdated or None, keys
-
-
-cdef bint is_success(object success) except -1:
-    """Return whether `success` is True; TypeError if it is neither True nor False."""
-    return success is True or (success is not False and check_bool("success", success))
 
 
 # Without tp_clear: objects cleared with it may still call it.
@@ -982,7 +960,7 @@ cdef class ManagerCore:
         self._skeleton = NOT_INITIALISED
 
     def __reduce__(self):
-        raise cannot_pickle(self)
+        raise errors.cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
         """Join the parts; `rebuild` builds a new policy if the first cannot be cleared."""
@@ -999,7 +977,7 @@ cdef class ManagerCore:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
         if self._skeleton is not NOT_INITIALISED:
-            raise manager_initialised()
+            raise errors.manager_initialised()
         if steps is None:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
         else:
@@ -1055,16 +1033,15 @@ cdef class ManagerCore:
 
     def begin(self, hashes, *, hints=None, now=None):
         if now is not None:
-            check_now(now)
+            base.check_now(now)
         if hints is not None:
             check_hints(hints)
         if self.calls_own or self.steps is None:
-            return CallingRequest(self, as_batch(hashes), hints, now)
+            return base.CallingRequest(self, as_batch(hashes), hints, now)
         return begin_request(self.steps, self, hashes, hints, now)
 
     def touch(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.touch(hashes)
         batch = find_batch(steps, hashes)
@@ -1072,7 +1049,6 @@ cdef class ManagerCore:
 
     def release(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.release(hashes)
         batch = find_batch(steps, hashes)
@@ -1082,7 +1058,6 @@ cdef class ManagerCore:
 
     def prepare_load(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.prepare_load(hashes)
         batch = open_batch(steps, hashes)
@@ -1090,7 +1065,6 @@ cdef class ManagerCore:
 
     def complete_load(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.complete_load(hashes)
         batch = open_batch(steps, hashes)
@@ -1103,11 +1077,10 @@ cdef class ManagerCore:
 
     def complete_store(self, hashes, success=True):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         cdef bint succeeded
         if steps is None:
             return self._skeleton.complete_store(hashes, success)
-        succeeded = is_success(success)
+        succeeded = success is True or check_bool("success", success)
         batch = open_batch(steps, hashes)
         hint_chosen(&steps.batch, &steps.batch)
         end_stores(steps, batch, succeeded)
@@ -1142,6 +1115,6 @@ class Manager(ManagerCore, ManagerViews[Spec_co]):
 Manager._base = Manager
 
 
-take_contract(ManagerCore)
-take_contract(CompiledRequest, Request)
-Request.register(CompiledRequest)
+base.take_contract(ManagerCore)
+base.take_contract(CompiledRequest, base.Request)
+base.Request.register(CompiledRequest)

@@ -124,7 +124,7 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """Let the watch count a client's hints on a session."""
         watch = self._skeleton._watch
         if watch is not None:
-            watch.hinted(hints)
+            watch.note_hints(str(hints.source), hints.ends, hints.expect_s is not None)
 
     def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         """Call `lookup`, and let the watch hear what the request began with."""

@@ -117,7 +117,7 @@ cdef class WatchCore:
     cdef public object block_tokens
     cdef readonly bint hears_releases       # since the first
     cdef readonly uint32_t sample_below
-    cdef object get                         # of the policy: the status of a resident block
+    cdef public object get                  # of the policy: the status of a resident block
     cdef uint64_t secret[8]                 # that of the manager's table
     cdef bint has_secret                    # the plan gave it
     cdef uint32_t policy_below
@@ -196,11 +196,11 @@ cdef class WatchCore:
     cdef void on_eviction(self, uint64_t size) noexcept
     # The keys were released; or their request has finished with a hint of its return.
     cdef void on_event(self, int event) noexcept
-    cdef void on_reset(self) noexcept
+    cpdef void on_reset(self) noexcept
     # What the client of the next request said, `now` in seconds or NaN.
     cdef void hear(self, object hints, double now) noexcept
     # Count a client's hints on its session, before the call changes anything.
-    cdef int note_hints(self, str source, bint ends, bint expects) except -1
+    cpdef int note_hints(self, str source, bint ends, bint expects) except -1
     # One sampled key: it was hit; its fate changes; the cause of a miss by its last fate.
     cdef void note_used(self, uint64_t hashed) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
@@ -210,7 +210,7 @@ cdef class WatchCore:
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
-    cdef void end_transfer(
+    cpdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept
 

@@ -24,7 +24,6 @@ from libc.string cimport memcpy, memmove, memset
 
 from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.bins cimport log_bin
-from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow, resize
 from kvoffload._core.shadow cimport (
@@ -55,6 +54,7 @@ from kvoffload._core.table cimport (
     table_new_epoch,
     table_sample,
 )
+from kvoffload.policies._twin_c cimport CollectorOff
 
 from kvoffload._sampling import new_secret
 from kvoffload.managers._watching import COUNTERS, KINDS, OTHERS
@@ -306,7 +306,7 @@ cdef class WatchCore:
         collect(self, event)
         self.hear(None, NAN)
 
-    cdef void on_reset(self) noexcept:
+    cpdef void on_reset(self) noexcept:
         """Reset the shadows with the cache, and note the fates of its blocks."""
         cdef uint32_t entry_id
         cdef int quarter, size
@@ -331,7 +331,7 @@ cdef class WatchCore:
         self.hints = hints
         self.moment = now
 
-    cdef int note_hints(self, str source, bint ends, bint expects) except -1:
+    cpdef int note_hints(self, str source, bint ends, bint expects) except -1:
         cdef int number = MOST_SOURCES
         if not ends and not expects:
             return 0
@@ -380,29 +380,25 @@ cdef class WatchCore:
         cdef uint32_t quarter, end
         cdef uint32_t[4] starts = [0, 0, 0, 0]
         cdef CollectedRequest* request
-        cdef int collecting = PyGC_Disable()
-        try:
-            fresh = [[] for _ in range(self.num_quarters)]
-            nothing = [UNSAID]
-            told = self.told
-            taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
-            for index in range(self.num_requests):
-                request = self.requests + index
-                quarter = request.quarter
-                end = starts[quarter] + request.num_keys
-                keys = (<list>self.keys[quarter])[starts[quarter] : end]
-                starts[quarter] = end
-                (<list>(<list>taken[quarter])[request.stretch]).append(
-                    (keys, request.first, <int>request.end, *told[request.told])
-                )
-            self.keys = fresh
-            self.told = nothing
-            self.num_requests = self.num_collected = self.stretch = 0
-            self.due = False
-            return taken
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        fresh = [[] for _ in range(self.num_quarters)]
+        nothing = [UNSAID]
+        told = self.told
+        taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
+        for index in range(self.num_requests):
+            request = self.requests + index
+            quarter = request.quarter
+            end = starts[quarter] + request.num_keys
+            keys = (<list>self.keys[quarter])[starts[quarter] : end]
+            starts[quarter] = end
+            (<list>(<list>taken[quarter])[request.stretch]).append(
+                (keys, request.first, <int>request.end, *told[request.told])
+            )
+        self.keys = fresh
+        self.told = nothing
+        self.num_requests = self.num_collected = self.stretch = 0
+        self.due = False
+        return taken
 
     # -- events of batches ---------------------------------------------------------------------
 
@@ -500,10 +496,6 @@ cdef class WatchCore:
 
     # -- events of a Python manager's lists ----------------------------------------------------
 
-    def attach(self, get):
-        """Begin to observe the blocks of a policy; `get` returns the status of a resident one."""
-        self.get = get
-
     def looked_up(self, batch, Py_ssize_t num_hits):
         """Judge a request for a list or tuple of keys, of which the first `num_hits` were ready."""
         cdef Py_ssize_t index, size = len(batch)
@@ -559,18 +551,6 @@ cdef class WatchCore:
         self.tick()
         self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
 
-    def closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last):
-        """Close the newest transfer of a kind and size with this first and last block id."""
-        self.end_transfer(kind, size, first, last, -1)
-
-    def hinted(self, hints):
-        """Count a client's hints on its session."""
-        self.note_hints(str(hints.source), hints.ends, hints.expect_s is not None)
-
-    def dropped(self):
-        """Reset the shadows with the cache, and note the fates of its blocks."""
-        self.on_reset()
-
     # -- the ledger ----------------------------------------------------------------------------
 
     cdef int32_t* open_transfer(
@@ -607,7 +587,7 @@ cdef class WatchCore:
         self.open_blocks += <uint64_t>size
         return own
 
-    cdef void end_transfer(
+    cpdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept:
         """Close the newest transfer that fits; a leaked one of the same blocks stays and ages."""
@@ -642,17 +622,13 @@ cdef class WatchCore:
         cdef uint32_t at
         cdef double age
         cdef const Transfer* transfer
-        cdef int collecting = PyGC_Disable()
-        try:
-            for index in range(self.num_open):
-                transfer = self.transfers + index
-                ids = [transfer.block_ids[at] for at in range(transfer.size)]
-                age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
-                found.append((transfer.serial, KINDS[transfer.kind], age, ids))
-            return found
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        for index in range(self.num_open):
+            transfer = self.transfers + index
+            ids = [transfer.block_ids[at] for at in range(transfer.size)]
+            age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
+            found.append((transfer.serial, KINDS[transfer.kind], age, ids))
+        return found
 
     def close_transfer(self, serial):
         """Close a transfer by its number."""

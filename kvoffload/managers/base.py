@@ -317,10 +317,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """The object that has the state, and the methods below: by default the manager itself."""
         return self
 
-    @property
-    def _resets(self) -> int:
-        """Number of resets; after one, a request forgets the blocks that it was storing."""
-        return 0
+    #: Number of resets; after one, a request forgets the blocks that it was storing.
+    _resets: int = 0
 
     def _met(self, hashes: list[BlockHash], start: int) -> int:
         """Note the session of a request, or of the blocks from `start` on that extend it.
@@ -521,7 +519,7 @@ class CallingRequest(Request[Spec_co]):
     def lookup(self, start: int = 0) -> int:
         """Count the ready blocks from `start` on, up to the first that is not ready."""
         self._require_open("lookup")
-        start, _ = self._bounds(start, None)
+        start, _ = check_part(start, None, len(self._hashes))
         part = self._hashes[start:]
         if self._hints is None and self._now is None:
             return self._manager.lookup(part)
@@ -530,7 +528,7 @@ class CallingRequest(Request[Spec_co]):
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         spec = self._manager.prepare_load(self._hashes[start:stop])
         self._note_loaded(start, stop)
         return spec
@@ -543,7 +541,7 @@ class CallingRequest(Request[Spec_co]):
 
     def complete_load(self, start: int, stop: int) -> None:
         """Release one pin of each block of a part, also after `finish`."""
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         self._note_resets()
         outdated, parts = take_part(self._outdated, start, stop)
         loading = self._loading
@@ -557,7 +555,7 @@ class CallingRequest(Request[Spec_co]):
     ) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the absent blocks of a part, and make them pending."""
         self._require_open("prepare_store")
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         part = self._hashes[start:stop]
         if self._hints is not None and self._hints.ends:
             output = self._manager._store_last(part)
@@ -637,10 +635,6 @@ class CallingRequest(Request[Spec_co]):
     def __repr__(self) -> str:
         """Return the number of blocks, and whether the request has finished."""
         return request_summary(self)
-
-    def _bounds(self, start: int, stop: int | None) -> Part:
-        """Return the bounds of a part as ints."""
-        return check_part(start, stop, len(self._hashes))
 
 
 def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], list[Part]]:
