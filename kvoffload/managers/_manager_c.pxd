@@ -49,6 +49,7 @@ cdef class CompiledSteps:
     # Remove a pin from each block of the batch, whose keys are those of the list from `start` on;
     # unless it is NULL, `ended` gets the blocks.
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1
+    # Remove one pin from a pinned block.
     cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------

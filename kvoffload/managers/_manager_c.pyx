@@ -73,14 +73,7 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport (
-    ABSENT,
-    BEHIND,
-    FATE_UNKNOWN,
-    LOAD,
-    STORE,
-    WatchCore,
-)
+from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
@@ -168,12 +161,11 @@ cdef class CompiledSteps:
         cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _finished(
-        self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own, Py_ssize_t num_last
-    ):
+    def _finished(self, hashes, hints, now, session):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = open_batch(self, hashes)
+        met, own, num_last = session
         finish_batch(self, &self.batch, hints, hint, None, met, own, num_last)
 
     def _used_last(self, hashes, hints):
@@ -266,11 +258,10 @@ cdef class CompiledSteps:
         if ended != NULL:
             ended[0] = Ended(batch.size, sum, one)
         if self._watch is not None:
-            self._watch.c_loaded(table, batch)
+            self._watch.c_closed(LOAD, table, batch)
         return 0
 
     cdef void unpin_node(self, uint32_t node_id) noexcept:
-        """Remove one pin from a pinned block."""
         cdef Node* node = node_at(self._policy.table, node_id)
         if unpin(&self.states, node) and node.flags & PARKED:
             self._policy.became_idle(node_id, node)
@@ -310,7 +301,7 @@ cdef class CompiledSteps:
             node_id = policy.victims.items[index].node_id
             node = node_at(policy.table, node_id)
             if node.flags & SAMPLED and watched:
-                watch.meet(hash_node(policy.table, node), NULL, BEHIND, ABSENT, FATE_UNKNOWN)
+                watch.meet_leaving(hash_node(policy.table, node))
             pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
         if watch is not None:
             watch.on_eviction(size)
@@ -658,7 +649,9 @@ cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
         if stored:
             steps._events.append(new_event(stored, steps._pool, False))
     if steps._watch is not None:
-        steps._watch.c_ended(steps._policy.table, &steps.batch, succeeded)
+        steps._watch.c_closed(STORE, steps._policy.table, &steps.batch)
+        if not succeeded:
+            steps._watch.c_failed(steps._policy.table, &steps.batch)
     steps.end_pending(succeeded, NULL)
     return 0
 
@@ -1087,20 +1080,6 @@ cdef class ManagerCore:
 
     def take_events(self):
         return self._skeleton.take_events()
-
-    # -- what can be seen --------------------------------------------------------------------
-
-    def __len__(self):
-        """Return the number of resident blocks."""
-        return len(self._skeleton)
-
-    def __contains__(self, block_hash):
-        """Return whether a block is resident."""
-        return block_hash in self._skeleton
-
-    def _check(self):
-        """Verify every invariant; raise AssertionError with the broken one."""
-        return self._skeleton._check()
 
 
 cdef object NOT_INITIALISED = PythonManager()  # its methods raise

@@ -44,7 +44,7 @@ from kvoffload.types import (
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._views import ManagerViews
 from ._watching import LOAD, STORE, WatchRequest
-from .base import take_contract
+from .base import InSession, take_contract
 
 _COUNTERS = (
     "lookups",
@@ -177,18 +177,12 @@ class Manager(ManagerViews[Spec_co]):
         """Note whether a request goes on with its session; see `Sessions.meet`."""
         return self._sessions.meet(hashes, start)
 
-    def _finished(  # noqa: PLR0917
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-        num_last: int,
+    def _finished(
+        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._used_last(hashes, hints, now)
-        self._sessions.leave(hashes, met, own, num_last)
+        self._sessions.leave(hashes, *session)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
         elif self._watch is not None and hints is not None:
@@ -224,17 +218,15 @@ class Manager(ManagerViews[Spec_co]):
         For a request that has stored them itself and whose stores have already ended.
         """
         batch = as_batch(hashes)
-        shown: list[tuple[BlockStatus, int]] = []
-        for block_hash in batch:
-            status = self._find(block_hash)
-            if status is not None and block_hash in inserted:
-                shown.append((status, status.ref_cnt))
-                status.ref_cnt = -1
-        self._policy._take_back(batch)
+        own = filter(None, map(self._find, [key for key in batch if key in inserted]))
+        shown = [(status, status.ref_cnt) for status in own]
         try:
+            for status, _ in shown:
+                status.ref_cnt = -1
+            self._policy._take_back(batch)
             self._policy._touch(batch)
         finally:
-            for status, ref_cnt in reversed(shown):
+            for status, ref_cnt in shown:
                 status.ref_cnt = ref_cnt
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:

@@ -100,6 +100,18 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """
         return self._skeleton._block_table()
 
+    def __len__(self) -> int:
+        """Return the number of resident blocks."""
+        return len(self._skeleton)
+
+    def __contains__(self, block_hash: object) -> bool:
+        """Return whether a block is resident."""
+        return block_hash in self._skeleton
+
+    def _check(self) -> None:
+        """Verify every invariant; raise AssertionError with the broken one."""
+        self._skeleton._check()
+
     # -- what a request tells ----------------------------------------------------------------
 
     def _overrides(self, call: str) -> bool:

@@ -56,6 +56,8 @@ from kvoffload._core.table cimport (
 )
 from kvoffload.policies._twin_c cimport CollectorOff
 
+from time import monotonic
+
 from kvoffload._sampling import new_secret
 from kvoffload.managers._watching import COUNTERS, KINDS, OTHERS
 
@@ -74,15 +76,8 @@ cdef extern from *:
         clock_gettime(KVO_CLOCK, &now);
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     }
-    /* Seconds on the clock of Python's time.monotonic. */
-    static inline double kvo_monotonic(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-    }
     """
     int64_t kvo_monotonic_ms() noexcept nogil
-    double kvo_monotonic() noexcept nogil
 
 cdef enum:
     DRAIN_KEYS = 256        # sampled keys, and requests, after which a watch takes them
@@ -189,7 +184,6 @@ cdef class WatchCore:
         return 0
 
     cdef int tick(self) except -1:
-        """Read the clock of a user, whose code may not run while a manager is at work."""
         if self.clock is not None:
             try:
                 self.present = self.clock()
@@ -198,7 +192,6 @@ cdef class WatchCore:
         return 0
 
     cdef int begin_lookup(self) except -1:
-        """Hand over the collected requests if there are enough, and read the clock."""
         if self.due:
             self.watch._drain()
         return self.tick()
@@ -232,7 +225,6 @@ cdef class WatchCore:
             self.tally.long_requests[size] += length > self.lengths[size]
 
     cdef void on_request(self) noexcept:
-        """Judge the keys that a request asked for, collect all, then use them, last first."""
         cdef Py_ssize_t index
         cdef uint64_t now
         cdef const SampledKey* sampled = self.sampled
@@ -258,10 +250,6 @@ cdef class WatchCore:
             self.count(DECLINED_BLOCKS, missing - admitted)
 
     cdef void on_offer(self) noexcept:
-        """Use the keys that no request since a reset has shown, last first; note all fates.
-
-        Generated tokens are stored but not asked for; they take room like others.
-        """
         cdef Py_ssize_t index
         cdef SampledKey* sampled
         cdef const Entry* entry
@@ -278,7 +266,6 @@ cdef class WatchCore:
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
     cdef void on_eviction(self, uint64_t size) noexcept:
-        """Count the blocks, the sampled ones by their records, and note their fates."""
         cdef Py_ssize_t index
         cdef Entry* entry
         cdef uint32_t now = <uint32_t>self.last_now()
@@ -352,7 +339,6 @@ cdef class WatchCore:
             entry.used = True
 
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept:
-        """Note the fate of a sampled block; `now` is the time of a store."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL:
             return
@@ -362,7 +348,6 @@ cdef class WatchCore:
             entry.used = False
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
-        """Return the cause of an absent sampled key's miss."""
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL or entry.fate < FATE_EVICTED:
             return NEVER_OR_LONG_AGO
@@ -451,13 +436,7 @@ cdef class WatchCore:
                 )
         self.on_offer()
 
-    cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept:
-        close_batch(self, STORE, table, batch)
-        if not succeeded:
-            self.c_failed(table, batch)
-
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
-        """Note the fates of pending blocks whose store failed, once each."""
         cdef Py_ssize_t index
         cdef Node* node
         table_new_epoch(table)
@@ -471,8 +450,20 @@ cdef class WatchCore:
                 if node.flags & SAMPLED:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
-    cdef void c_loaded(self, Table* table, Batch* batch) noexcept:
-        close_batch(self, LOAD, table, batch)
+    cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept:
+        cdef uint32_t first, last
+        if batch.size == 0:
+            return
+        first = batch.node_ids[0]
+        last = batch.node_ids[batch.size - 1]
+        if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
+            self.end_transfer(
+                kind,
+                batch.size,
+                own_id(table, first, node_at(table, first)),
+                own_id(table, last, node_at(table, last)),
+                -1,
+            )
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -590,7 +581,6 @@ cdef class WatchCore:
     cpdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept:
-        """Close the newest transfer that fits; a leaked one of the same blocks stays and ages."""
         cdef uint64_t index = self.num_open, found = MOST_OPEN
         cdef const Transfer* transfer
         cdef double requests
@@ -688,21 +678,18 @@ cdef class WatchCore:
         cdef uint64_t hashed = hash_of(self, key)
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
         cdef uint32_t age
+        cdef tuple record = None
         if not self.samples(hashed):
             return ref_cnt, None, None
-        if entry == NULL:
-            return ref_cnt, self.cause_of(hashed), None
-        age = <uint32_t>now - entry.changed
-        return (
-            ref_cnt,
-            self.cause_of(hashed),
-            (
+        if entry != NULL:
+            age = <uint32_t>now - entry.changed
+            record = (
                 bool(entry.used),
                 <uint32_t>now - entry.last_use,
                 age if entry.fate == FATE_STORED else None,
                 age if entry.fate == FATE_EVICTED else None,
-            ),
-        )
+            )
+        return ref_cnt, self.cause_of(hashed), record
 
     def order(self):
         """Return the fingerprints of each quarter, most recent first."""
@@ -834,29 +821,12 @@ cdef uint32_t keep_told(WatchCore core) noexcept:
     """Keep what the client of the request at work has said; return its place, 0 for nothing."""
     if core.hints is None and not core.hears_returns:
         return 0
-    core.latest = kvo_monotonic() if isnan(core.moment) else core.moment
     try:
+        core.latest = monotonic() if isnan(core.moment) else core.moment
         core.told.append((core.hints, core.latest))
     except MemoryError:
         return 0
     return <uint32_t>len(core.told) - 1
-
-
-cdef void close_batch(WatchCore core, uint32_t kind, Table* table, Batch* batch) noexcept:
-    """End a transfer, unless it is a store and its first or last block is not pending."""
-    cdef uint32_t first, last
-    if batch.size == 0:
-        return
-    first = batch.node_ids[0]
-    last = batch.node_ids[batch.size - 1]
-    if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
-        core.end_transfer(
-            kind,
-            batch.size,
-            own_id(table, first, node_at(table, first)),
-            own_id(table, last, node_at(table, last)),
-            -1,
-        )
 
 
 cdef void meet_batch(WatchCore core, Table* table, Batch* batch, uint8_t but) noexcept:

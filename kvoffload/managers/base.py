@@ -20,6 +20,11 @@ __all__ = ["OffloadingManager", "Request"]
 #: Half-open range of positions in a request.
 Part = tuple[int, int]
 
+#: A request in its session: what `OffloadingManager._met` returned at its beginning; the first
+#: position that it has stored, or the same if it has stored none; and the number of blocks, from
+#: the last of the prompt on, after each of which the session may go on.
+InSession = tuple[int, int, int]
+
 
 class Request(ABC, Generic[Spec_co]):
     """One prompt and its blocks in a manager, from their first use to the last.
@@ -328,22 +333,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         del hashes
         return start
 
-    def _finished(  # noqa: PLR0917
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-        num_last: int,
+    def _finished(
+        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
     ) -> None:
-        """Use the blocks of a request for the last time; release them if its session ends.
-
-        `met` is what `_met` returned at the beginning. `own` is the first position that the request
-        has stored, or `met` if it has stored none. Its session may go on after each of the
-        `num_last` blocks, from the last of the prompt on.
-        """
-        del now, met, own, num_last
+        """Use the blocks of a request for the last time; release them if its session ends."""
+        del now, session
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
@@ -605,8 +599,8 @@ class CallingRequest(Request[Spec_co]):
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
-        num_last = len(self._hashes) - max(0, self._prompt - 1)
-        self._manager._skeleton._finished(list(self._hashes), hints, now, self._met, own, num_last)
+        session = self._met, own, len(self._hashes) - max(0, self._prompt - 1)
+        self._manager._skeleton._finished(list(self._hashes), hints, now, session)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)
