@@ -79,7 +79,10 @@ cdef class CompiledRequest:
     cdef CompiledSteps steps
     cdef object manager             # kept alive
     cdef list keys                  # its own: only the request changes it
-    cdef list storing               # keys returned by its stores and not ended
+    # Keys returned by its stores and not ended: from `store_start` to before `store_stop` of a list,
+    # which is `keys` while they are one part of the request.
+    cdef list storing
+    cdef Py_ssize_t store_start, store_stop
     # Parts that it has pinned: mostly only one, from `load_start` to before `load_stop`, if that is
     # not 0; the others are in the list.
     cdef Py_ssize_t load_start, load_stop

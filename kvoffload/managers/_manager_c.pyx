@@ -576,7 +576,7 @@ cdef object store_now(
     cdef list storing = None
     cdef CompiledPolicy policy = steps._policy
     cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
-    cdef Py_ssize_t num_admitted, index
+    cdef Py_ssize_t num_admitted, index, first
     cdef cnp.ndarray block_ids
     cdef int64_t* block_id
     cdef Node* node
@@ -587,11 +587,12 @@ cdef object store_now(
     num_admitted = steps.make_room(batch, num_missing, is_last)
     if num_admitted < 0:
         return None
+    first = start + <Py_ssize_t>batch.indexes[0]
     try:
         block_ids = new_ids(num_admitted)
         to_store = chosen_keys(batch, num_admitted)
-        if request is not None:
-            storing = request.storing + to_store
+        if request is not None and num_admitted:
+            storing = storing_with(request, batch, first, to_store)
         evicted = packed_victims(steps)
         output = new_output(to_store, new_spec(block_ids), evicted)
         if steps._events is not None and evicted:
@@ -604,7 +605,7 @@ cdef object store_now(
     if steps._watch is not None:
         steps._watch.c_offered(policy.table, batch, num_admitted, num_missing)
     if request is not None and num_admitted:
-        request._note_own(start + <Py_ssize_t>batch.indexes[0])
+        request._note_own(first)
     steps.evict_victims(steps._watch)
     block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
     for index in range(num_admitted):
@@ -615,9 +616,36 @@ cdef object store_now(
     steps.note_stored(batch, num_admitted, num_missing)
     if steps._watch is not None:
         steps._watch.c_opened(STORE, block_id, num_admitted)
-    if request is not None:
-        request.storing = storing
+    if storing is not None:
+        note_storing(request, storing, first, num_admitted)
     return output
+
+
+cdef list storing_with(
+    CompiledRequest request, const Batch* batch, Py_ssize_t first, list to_store
+):
+    """Return the list that has the keys of a request's stores with one more, not empty."""
+    cdef Py_ssize_t last = len(to_store) - 1
+    if (
+        request.storing is request.keys
+        and request.store_stop in (0, first)
+        and <Py_ssize_t>(batch.indexes[last] - batch.indexes[0]) == last
+    ):
+        return request.keys
+    return request.storing[request.store_start : request.store_stop] + to_store
+
+
+cdef void note_storing(
+    CompiledRequest request, list storing, Py_ssize_t first, Py_ssize_t size
+) noexcept:
+    """Note a store of blocks, the first at this position, with the list that has their keys."""
+    if storing is not request.keys:
+        request.store_start, request.store_stop = 0, len(storing)
+    else:
+        if request.store_stop == 0:
+            request.store_start = first
+        request.store_stop = first + size
+    request.storing = storing
 
 
 cdef object packed_victims(CompiledSteps steps):
@@ -638,14 +666,14 @@ cdef object packed_victims(CompiledSteps steps):
     return []
 
 
-cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
-    """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
+cdef int end_stores(CompiledSteps steps, list keys, Py_ssize_t start, bint succeeded) except -1:
+    """Make the pending blocks of the steps' batch, the keys from `start` on, idle, or drop them."""
     cdef CollectorOff held
     cdef list stored
     find_changed(steps._policy.table, &steps.batch)
     if succeeded and steps._events is not None:
         held = CollectorOff()
-        stored = pending_keys(steps._policy.table, &steps.batch, batch)
+        stored = pending_keys(steps._policy.table, &steps.batch, keys[start:] if start else keys)
         if stored:
             steps._events.append(new_event(stored, steps._pool, False))
     if steps._watch is not None:
@@ -750,14 +778,16 @@ cdef class CompiledRequest:
     def complete_store(self, success=True):
         cdef CompiledSteps steps = self.steps
         cdef bint succeeded = success is True or check_bool("success", success)
-        cdef list storing, none = []
+        cdef Py_ssize_t size
         tick(steps)
         note_resets(self)
-        storing = self.storing
-        batch_open(&steps.batch, storing)
+        size = self.store_stop - self.store_start
+        if not batch_ensure(&steps.batch, size):
+            raise MemoryError()
+        batch_set(&steps.batch, list_items(self.storing) + self.store_start, size)
         hint_chosen(&steps.batch, &self.batch)
-        end_stores(steps, storing, succeeded)
-        self.storing = none
+        end_stores(steps, self.storing, self.store_start, succeeded)
+        self.storing, self.store_start, self.store_stop = self.keys, 0, 0
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
         """Note that blocks are being stored for the request, the first at this position."""
@@ -852,7 +882,7 @@ cdef CompiledRequest begin_request(
     request.steps = steps
     request.manager = manager
     request.keys = keys
-    request.storing = []
+    request.storing = keys
     request.own, request.prompt = -1, len(keys)
     request.resets = steps._resets
     request.hints = hints
@@ -907,12 +937,12 @@ cdef Batch* part_of(
 
 cdef int note_resets(CompiledRequest request) except -1:
     """Forget the blocks that it was using if the manager was reset since its last call."""
-    cdef list loading, none
+    cdef list loading
     if request.resets != request.steps._resets:
-        loading, none = open_loads(request), []
+        loading = open_loads(request)
         if loading:
             request.outdated = (request.outdated or []) + loading
-        request.storing = none
+        request.storing, request.store_start, request.store_stop = request.keys, 0, 0
         request.loading = None
         request.load_stop = 0
         request.met, request.own = 0, -1
@@ -1076,7 +1106,7 @@ cdef class ManagerCore:
         succeeded = success is True or check_bool("success", success)
         batch = open_batch(steps, hashes)
         hint_chosen(&steps.batch, &steps.batch)
-        end_stores(steps, batch, succeeded)
+        end_stores(steps, batch, 0, succeeded)
 
     def take_events(self):
         return self._skeleton.take_events()
