@@ -79,8 +79,8 @@ cdef class CompiledRequest:
     cdef CompiledSteps steps
     cdef object manager             # kept alive
     cdef list keys                  # its own: only the request changes it
-    # Keys returned by its stores and not ended: from `store_start` to before `store_stop` of a list,
-    # which is `keys` while they are one part of the request.
+    # Keys returned by its stores and not ended: from `store_start` to before `store_stop` of this
+    # list, which is `keys` itself while they are one part of the request.
     cdef list storing
     cdef Py_ssize_t store_start, store_stop
     # Parts that it has pinned: mostly only one, from `load_start` to before `load_stop`, if that is

@@ -13,17 +13,14 @@ Invariants
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
 cimport numpy as cnp
 
 from kvoffload._core.batch cimport (
-    Batch,
     batch_close,
     batch_ensure,
     batch_extend,
@@ -48,23 +45,13 @@ from kvoffload._core.table cimport (
     PARKED,
     RESIDENT,
     SAMPLED,
-    Node,
     Table,
     drop_key,
     hash_node,
     node_at,
     own_id,
 )
-from kvoffload.backends._cpu_c cimport PoolCore
-from kvoffload.managers._lifecycle_c cimport (
-    BlockStates,
-    Ended,
-    begin_store,
-    chosen_keys,
-    pending_keys,
-    pin,
-    unpin,
-)
+from kvoffload.managers._lifecycle_c cimport begin_store, chosen_keys, pending_keys, pin, unpin
 from kvoffload.managers._results_c cimport (
     _PackedKeys,
     new_event,
@@ -73,7 +60,7 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
+from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
@@ -89,7 +76,7 @@ from kvoffload.policies._steps_c cimport (
     settle,
     touch_as_stored,
 )
-from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key, key_of
+from kvoffload.policies._twin_c cimport CollectorOff, Hint, find_key, key_of
 
 from kvoffload import errors
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
@@ -203,7 +190,8 @@ cdef class CompiledSteps:
         ]
 
     def _store(self, hashes, *, bint is_last):
-        return store_batch(self, hashes, is_last)
+        cdef list batch = open_batch(self, hashes)
+        return store(self, &self.batch, 0, None, is_last)
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -284,11 +272,9 @@ cdef class CompiledSteps:
     cdef list victim_keys(self):
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
-        cdef list keys = PyList_New(<Py_ssize_t>policy.victims.size)
-        for index in range(<Py_ssize_t>policy.victims.size):
-            key = key_of(node_at(policy.table, policy.victims.items[index].node_id))
-            Py_INCREF(key)
-            PyList_SET_ITEM(keys, index, key)
+        cdef list keys = [None] * <Py_ssize_t>policy.victims.size
+        for index in range(len(keys)):
+            keys[index] = key_of(node_at(policy.table, policy.victims.items[index].node_id))
         return keys
 
     cdef void evict_victims(self, WatchCore watch) noexcept:
@@ -343,8 +329,6 @@ cdef class CompiledSteps:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     def take_events(self):
-        cdef CollectorOff held
-        cdef list fresh
         if self._events is None:
             return iter(())
         held = CollectorOff()
@@ -535,7 +519,6 @@ cdef object load(CompiledSteps steps, Batch* batch):
     """Pin the batch and return the slots."""
     cdef cnp.ndarray block_ids
     cdef Py_ssize_t index
-    cdef object spec
     cdef int collecting = PyGC_Disable()
     try:
         block_ids = new_ids(batch.size)
@@ -550,12 +533,6 @@ cdef object load(CompiledSteps steps, Batch* batch):
     if steps._watch is not None:
         steps._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
     return spec
-
-
-cdef object store_batch(CompiledSteps steps, object hashes, bint is_last):
-    """Store the missing blocks of a batch."""
-    cdef list batch = open_batch(steps, hashes)
-    return store(steps, &steps.batch, 0, None, is_last)
 
 
 cdef object store(
@@ -668,8 +645,6 @@ cdef object packed_victims(CompiledSteps steps):
 
 cdef int end_stores(CompiledSteps steps, list keys, Py_ssize_t start, bint succeeded) except -1:
     """Make the pending blocks of the steps' batch, the keys from `start` on, idle, or drop them."""
-    cdef CollectorOff held
-    cdef list stored
     find_changed(steps._policy.table, &steps.batch)
     if succeeded and steps._events is not None:
         held = CollectorOff()
@@ -733,7 +708,6 @@ cdef class CompiledRequest:
         return spec
 
     def _note_loaded(self, Py_ssize_t start, Py_ssize_t stop):
-        """Note that a part was pinned for the request since the last reset."""
         note_resets(self)
         if start < stop:
             self.loading = open_loads(self) if self.load_stop else self.loading
@@ -790,7 +764,6 @@ cdef class CompiledRequest:
         self.storing, self.store_start, self.store_stop = self.keys, 0, 0
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
-        """Note that blocks are being stored for the request, the first at this position."""
         if self.own < 0 or first < self.own:
             self.own = first
         return 0
@@ -1094,9 +1067,11 @@ cdef class ManagerCore:
         steps.release(&steps.batch, batch, 0, NULL)
 
     def prepare_store(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        if steps is None:
             return self._skeleton.prepare_store(hashes)
-        return store_batch(self.steps, hashes, False)
+        batch = open_batch(steps, hashes)
+        return store(steps, &steps.batch, 0, None, False)
 
     def complete_store(self, hashes, success=True):
         cdef CompiledSteps steps = self.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,11 +144,11 @@ class ManagerViews(OffloadingManager[Spec_co]):
         watch = self._skeleton._watch
         if watch is None:
             return self.lookup(hashes)
-        watch.tell(hints, now)
+        watch.hear(hints, math.nan if now is None else now)
         try:
             return self.lookup(hashes)
         finally:
-            watch.tell(None, None)
+            watch.hear(None, math.nan)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends; call a subclass's own `prepare_store`."""

@@ -140,7 +140,7 @@ cdef class WatchCore:
     cdef double moment                      # its time in seconds, NaN if it gave none
     cdef double latest                      # that of the last collected request
     cdef list told                          # nothing; (hints, seconds) of the collected requests
-    cdef dict source_numbers                # of distinct sources of hints
+    cdef readonly dict sources              # of hints: their numbers, in the order of their counts
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
     cdef uint64_t num_requests
@@ -187,8 +187,8 @@ cdef class WatchCore:
     cdef inline void count(self, int counter, uint64_t more) noexcept:
         self.counters[counter] += more
 
-    # Count a request of `length` blocks; then judge the keys that it asked for, collect all, and use
-    # them, last first.
+    # Count a request of `length` blocks; then judge the keys that it asked for, collect all, and
+    # use them, last first.
     cdef void count_request(
         self, uint64_t asked, uint64_t missed, bint met_pending, uint64_t length
     ) noexcept
@@ -205,7 +205,7 @@ cdef class WatchCore:
     cdef void on_event(self, int event) noexcept
     cpdef void on_reset(self) noexcept
     # What the client of the next request said, `now` in seconds or NaN.
-    cdef void hear(self, object hints, double now) noexcept
+    cpdef void hear(self, object hints, double now) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1
     # One sampled key: it was hit; its fate changes, by a store at `now`; the cause of its miss, if
@@ -231,7 +231,7 @@ cdef class WatchCore:
     ) noexcept
     # End a transfer, unless it is a store and its first or last block is not pending.
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
-    # Before the blocks of a failed store are dropped: note the fates of the pending ones, once each.
+    # Before the blocks of a failed store are dropped: note the fates of pending ones, once each.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
     # After a request has finished with a hint of its return, `now` in seconds or NaN, and after the

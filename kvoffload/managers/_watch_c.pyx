@@ -153,7 +153,7 @@ cdef class WatchCore:
         self.policy_below = plan.policy_below
         self.keeps_below = self.policy_below if plan.keeps_keys else 0
         self.clock = plan.clock
-        self.source_numbers = {}
+        self.sources = {}
         self.moment = NAN
         self.latest = NAN
         self.told = [UNSAID]
@@ -314,7 +314,7 @@ cdef class WatchCore:
         while self.num_open:
             close_at(self, self.num_open - 1)
 
-    cdef void hear(self, object hints, double now) noexcept:
+    cpdef void hear(self, object hints, double now) noexcept:
         self.hints = hints
         self.moment = now
 
@@ -322,12 +322,12 @@ cdef class WatchCore:
         cdef int number = MOST_SOURCES
         if not ends and not expects:
             return 0
-        known = self.source_numbers.get(source)
+        known = self.sources.get(source)
         if known is not None:
             number = known
-        elif source != OTHERS and len(self.source_numbers) < MOST_SOURCES:
-            number = <int>len(self.source_numbers)
-            self.source_numbers[source] = number
+        elif source != OTHERS and len(self.sources) < MOST_SOURCES:
+            number = <int>len(self.sources)
+            self.sources[source] = number
         self.tally.hints[number][0] += ends
         self.tally.hints[number][1] += expects
         self.hears_returns = self.hears_returns or expects
@@ -502,14 +502,10 @@ cdef class WatchCore:
                 meet_key(self, keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
-    def tell(self, hints, now):
-        """Hear what the client of the request that is looked up next said when it began."""
-        self.hear(hints, NAN if now is None else now)
-
     def finished(self, list keys not None, hints, now):
         """Hear that a request has finished with hints."""
         if hints.expect_s is not None:
-            self.tell(hints, now)
+            self.hear(hints, NAN if now is None else now)
             meet_list(self, keys, 0)
             self.on_event(FINISHED)
 
@@ -662,10 +658,6 @@ cdef class WatchCore:
             "open": self.num_open,
         }
 
-    def sources(self):
-        """Return the distinct sources of hints, in the order of their counts."""
-        return list(self.source_numbers)
-
     def explain(self, bytes key not None, uint64_t now):
         """Return the facts on a block: its ref_cnt, and if it is sampled a cause and its record.
 
@@ -694,7 +686,6 @@ cdef class WatchCore:
     def order(self):
         """Return the fingerprints of each quarter, most recent first."""
         cdef list orders = []
-        cdef list order
         cdef int quarter
         cdef uint32_t entry_id
         for quarter in range(self.num_quarters):
