@@ -3,11 +3,8 @@
 See ``_cpu_py`` for the Python twin, ``_core/pool.pxd`` for the structure.
 """
 
-from libc.stdint cimport int64_t, uint8_t
-
 from kvoffload._core.memory cimport release, reserve
 from kvoffload._core.pool cimport (
-    Pool,
     pool_close,
     pool_give,
     pool_holds,
@@ -62,9 +59,8 @@ cdef class PoolCore:
         return 0
 
     cdef bint is_lent(self, int64_t block_id) noexcept:
-        if block_id < 0 or block_id >= self.pool.num_fresh:
-            return False
-        return (self.lent[block_id >> 3] >> (block_id & 7) & 1) != 0
+        cdef bint is_known = 0 <= block_id < self.pool.num_fresh
+        return is_known and (self.lent[block_id >> 3] >> (block_id & 7) & 1) != 0
 
     @property
     def num_blocks(self):

@@ -49,6 +49,7 @@ cdef class CompiledSteps:
     # Remove a pin from each block of the batch, whose keys are those of the list from `start` on;
     # unless it is NULL, `ended` gets the blocks.
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1
+    # Remove one pin from a pinned block.
     cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------
@@ -78,7 +79,10 @@ cdef class CompiledRequest:
     cdef CompiledSteps steps
     cdef object manager             # kept alive
     cdef list keys                  # its own: only the request changes it
-    cdef list storing               # keys returned by its stores and not ended
+    # Keys returned by its stores and not ended: from `store_start` to before `store_stop` of this
+    # list, which is `keys` itself while they are one part of the request.
+    cdef list storing
+    cdef Py_ssize_t store_start, store_stop
     # Parts that it has pinned: mostly only one, from `load_start` to before `load_stop`, if that is
     # not 0; the others are in the list.
     cdef Py_ssize_t load_start, load_stop

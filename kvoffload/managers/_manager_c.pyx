@@ -13,17 +13,14 @@ Invariants
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from libc.math cimport NAN
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
 cimport numpy as cnp
 
 from kvoffload._core.batch cimport (
-    Batch,
     batch_close,
     batch_ensure,
     batch_extend,
@@ -48,23 +45,13 @@ from kvoffload._core.table cimport (
     PARKED,
     RESIDENT,
     SAMPLED,
-    Node,
     Table,
     drop_key,
     hash_node,
     node_at,
     own_id,
 )
-from kvoffload.backends._cpu_c cimport PoolCore
-from kvoffload.managers._lifecycle_c cimport (
-    BlockStates,
-    Ended,
-    begin_store,
-    chosen_keys,
-    pending_keys,
-    pin,
-    unpin,
-)
+from kvoffload.managers._lifecycle_c cimport begin_store, chosen_keys, pending_keys, pin, unpin
 from kvoffload.managers._results_c cimport (
     _PackedKeys,
     new_event,
@@ -73,14 +60,7 @@ from kvoffload.managers._results_c cimport (
     new_output,
     new_spec,
 )
-from kvoffload.managers._watch_c cimport (
-    ABSENT,
-    BEHIND,
-    FATE_UNKNOWN,
-    LOAD,
-    STORE,
-    WatchCore,
-)
+from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._steps_c cimport (
     choose_missing,
     find_room,
@@ -96,29 +76,14 @@ from kvoffload.policies._steps_c cimport (
     settle,
     touch_as_stored,
 )
-from kvoffload.policies._twin_c cimport CollectorOff, CompiledPolicy, Hint, find_key, key_of
+from kvoffload.policies._twin_c cimport CollectorOff, Hint, find_key, key_of
 
+from kvoffload import errors
 from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
-from kvoffload.errors import (
-    block_not_found,
-    block_not_pinned,
-    block_not_ready,
-    cannot_pickle,
-    manager_initialised,
-    ref_count_overflow,
-    request_finished,
-)
+from kvoffload.managers import base
 from kvoffload.managers._manager_py import Manager as PythonManager
-from kvoffload.managers.base import (
-    CallingRequest,
-    Request,
-    check_now,
-    request_summary,
-    take_contract,
-    take_part,
-)
 from kvoffload.managers._views import ManagerViews
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
@@ -183,12 +148,11 @@ cdef class CompiledSteps:
         cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _finished(
-        self, hashes, hints, now, Py_ssize_t met, Py_ssize_t own, Py_ssize_t num_last
-    ):
+    def _finished(self, hashes, hints, now, session):
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = open_batch(self, hashes)
+        met, own, num_last = session
         finish_batch(self, &self.batch, hints, hint, None, met, own, num_last)
 
     def _used_last(self, hashes, hints):
@@ -226,7 +190,8 @@ cdef class CompiledSteps:
         ]
 
     def _store(self, hashes, *, bint is_last):
-        return store_batch(self, hashes, is_last)
+        cdef list batch = open_batch(self, hashes)
+        return store(self, &self.batch, 0, None, is_last)
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -253,10 +218,10 @@ cdef class CompiledSteps:
     cdef object load_error(self, bytes block_hash):
         cdef Node* node = self.resident_node(block_hash)
         if node == NULL:
-            return block_not_found("prepare_load", block_hash)
+            return errors.block_not_found("prepare_load", block_hash)
         if node.block.ref_cnt < 0:
-            return block_not_ready("prepare_load", block_hash)
-        return ref_count_overflow("prepare_load", block_hash)
+            return errors.block_not_ready("prepare_load", block_hash)
+        return errors.ref_count_overflow("prepare_load", block_hash)
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start, Ended* ended) except -1:
         cdef Table* table = self._policy.table
@@ -272,8 +237,8 @@ cdef class CompiledSteps:
                 for undo in range(index):
                     pin(&self.states, node_at(table, batch.node_ids[undo]))
                 if node == NULL:
-                    raise block_not_found("complete_load", keys[start + index])
-                raise block_not_pinned("complete_load", keys[start + index])
+                    raise errors.block_not_found("complete_load", keys[start + index])
+                raise errors.block_not_pinned("complete_load", keys[start + index])
             one = node.block.block_id
             sum += <uint32_t>one
             if unpin(&self.states, node) and node.flags & PARKED:
@@ -281,11 +246,10 @@ cdef class CompiledSteps:
         if ended != NULL:
             ended[0] = Ended(batch.size, sum, one)
         if self._watch is not None:
-            self._watch.c_loaded(table, batch)
+            self._watch.c_closed(LOAD, table, batch)
         return 0
 
     cdef void unpin_node(self, uint32_t node_id) noexcept:
-        """Remove one pin from a pinned block."""
         cdef Node* node = node_at(self._policy.table, node_id)
         if unpin(&self.states, node) and node.flags & PARKED:
             self._policy.became_idle(node_id, node)
@@ -308,11 +272,9 @@ cdef class CompiledSteps:
     cdef list victim_keys(self):
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t index
-        cdef list keys = PyList_New(<Py_ssize_t>policy.victims.size)
-        for index in range(<Py_ssize_t>policy.victims.size):
-            key = key_of(node_at(policy.table, policy.victims.items[index].node_id))
-            Py_INCREF(key)
-            PyList_SET_ITEM(keys, index, key)
+        cdef list keys = [None] * <Py_ssize_t>policy.victims.size
+        for index in range(len(keys)):
+            keys[index] = key_of(node_at(policy.table, policy.victims.items[index].node_id))
         return keys
 
     cdef void evict_victims(self, WatchCore watch) noexcept:
@@ -325,7 +287,7 @@ cdef class CompiledSteps:
             node_id = policy.victims.items[index].node_id
             node = node_at(policy.table, node_id)
             if node.flags & SAMPLED and watched:
-                watch.meet(hash_node(policy.table, node), NULL, BEHIND, ABSENT, FATE_UNKNOWN)
+                watch.meet_leaving(hash_node(policy.table, node))
             pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
         if watch is not None:
             watch.on_eviction(size)
@@ -367,8 +329,6 @@ cdef class CompiledSteps:
             ended[0] = Ended(<Py_ssize_t>(num_pending - self.states.num_pending), sum, one)
 
     def take_events(self):
-        cdef CollectorOff held
-        cdef list fresh
         if self._events is None:
             return iter(())
         held = CollectorOff()
@@ -559,7 +519,6 @@ cdef object load(CompiledSteps steps, Batch* batch):
     """Pin the batch and return the slots."""
     cdef cnp.ndarray block_ids
     cdef Py_ssize_t index
-    cdef object spec
     cdef int collecting = PyGC_Disable()
     try:
         block_ids = new_ids(batch.size)
@@ -574,12 +533,6 @@ cdef object load(CompiledSteps steps, Batch* batch):
     if steps._watch is not None:
         steps._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
     return spec
-
-
-cdef object store_batch(CompiledSteps steps, object hashes, bint is_last):
-    """Store the missing blocks of a batch."""
-    cdef list batch = open_batch(steps, hashes)
-    return store(steps, &steps.batch, 0, None, is_last)
 
 
 cdef object store(
@@ -600,7 +553,7 @@ cdef object store_now(
     cdef list storing = None
     cdef CompiledPolicy policy = steps._policy
     cdef Py_ssize_t num_missing = choose_missing(policy, batch, NULL)
-    cdef Py_ssize_t num_admitted, index
+    cdef Py_ssize_t num_admitted, index, first
     cdef cnp.ndarray block_ids
     cdef int64_t* block_id
     cdef Node* node
@@ -611,11 +564,12 @@ cdef object store_now(
     num_admitted = steps.make_room(batch, num_missing, is_last)
     if num_admitted < 0:
         return None
+    first = start + <Py_ssize_t>batch.indexes[0]
     try:
         block_ids = new_ids(num_admitted)
         to_store = chosen_keys(batch, num_admitted)
-        if request is not None:
-            storing = request.storing + to_store
+        if request is not None and num_admitted:
+            storing = storing_with(request, batch, first, to_store)
         evicted = packed_victims(steps)
         output = new_output(to_store, new_spec(block_ids), evicted)
         if steps._events is not None and evicted:
@@ -628,7 +582,7 @@ cdef object store_now(
     if steps._watch is not None:
         steps._watch.c_offered(policy.table, batch, num_admitted, num_missing)
     if request is not None and num_admitted:
-        request._note_own(start + <Py_ssize_t>batch.indexes[0])
+        request._note_own(first)
     steps.evict_victims(steps._watch)
     block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
     for index in range(num_admitted):
@@ -639,9 +593,36 @@ cdef object store_now(
     steps.note_stored(batch, num_admitted, num_missing)
     if steps._watch is not None:
         steps._watch.c_opened(STORE, block_id, num_admitted)
-    if request is not None:
-        request.storing = storing
+    if storing is not None:
+        note_storing(request, storing, first, num_admitted)
     return output
+
+
+cdef list storing_with(
+    CompiledRequest request, const Batch* batch, Py_ssize_t first, list to_store
+):
+    """Return the list that has the keys of a request's stores with one more, not empty."""
+    cdef Py_ssize_t last = len(to_store) - 1
+    if (
+        request.storing is request.keys
+        and request.store_stop in (0, first)
+        and <Py_ssize_t>(batch.indexes[last] - batch.indexes[0]) == last
+    ):
+        return request.keys
+    return request.storing[request.store_start : request.store_stop] + to_store
+
+
+cdef void note_storing(
+    CompiledRequest request, list storing, Py_ssize_t first, Py_ssize_t size
+) noexcept:
+    """Note a store of blocks, the first at this position, with the list that has their keys."""
+    if storing is not request.keys:
+        request.store_start, request.store_stop = 0, len(storing)
+    else:
+        if request.store_stop == 0:
+            request.store_start = first
+        request.store_stop = first + size
+    request.storing = storing
 
 
 cdef object packed_victims(CompiledSteps steps):
@@ -662,18 +643,18 @@ cdef object packed_victims(CompiledSteps steps):
     return []
 
 
-cdef int end_stores(CompiledSteps steps, list batch, bint succeeded) except -1:
-    """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
-    cdef CollectorOff held
-    cdef list stored
+cdef int end_stores(CompiledSteps steps, list keys, Py_ssize_t start, bint succeeded) except -1:
+    """Make the pending blocks of the steps' batch, the keys from `start` on, idle, or drop them."""
     find_changed(steps._policy.table, &steps.batch)
     if succeeded and steps._events is not None:
         held = CollectorOff()
-        stored = pending_keys(steps._policy.table, &steps.batch, batch)
+        stored = pending_keys(steps._policy.table, &steps.batch, keys[start:] if start else keys)
         if stored:
             steps._events.append(new_event(stored, steps._pool, False))
     if steps._watch is not None:
-        steps._watch.c_ended(steps._policy.table, &steps.batch, succeeded)
+        steps._watch.c_closed(STORE, steps._policy.table, &steps.batch)
+        if not succeeded:
+            steps._watch.c_failed(steps._policy.table, &steps.batch)
     steps.end_pending(succeeded, NULL)
     return 0
 
@@ -692,7 +673,7 @@ cdef class CompiledRequest:
         raise TypeError("a request is begun by a manager")
 
     def __reduce__(self):
-        raise cannot_pickle(self)
+        raise errors.cannot_pickle(self)
 
     def lookup(self, start=0):
         cdef CompiledSteps steps = self.steps
@@ -727,7 +708,6 @@ cdef class CompiledRequest:
         return spec
 
     def _note_loaded(self, Py_ssize_t start, Py_ssize_t stop):
-        """Note that a part was pinned for the request since the last reset."""
         note_resets(self)
         if start < stop:
             self.loading = open_loads(self) if self.load_stop else self.loading
@@ -771,25 +751,25 @@ cdef class CompiledRequest:
 
     def complete_store(self, success=True):
         cdef CompiledSteps steps = self.steps
-        cdef bint succeeded = is_success(success)
-        cdef list storing, none = []
+        cdef bint succeeded = success is True or check_bool("success", success)
+        cdef Py_ssize_t size
         tick(steps)
         note_resets(self)
-        storing = self.storing
-        batch_open(&steps.batch, storing)
+        size = self.store_stop - self.store_start
+        if not batch_ensure(&steps.batch, size):
+            raise MemoryError()
+        batch_set(&steps.batch, list_items(self.storing) + self.store_start, size)
         hint_chosen(&steps.batch, &self.batch)
-        end_stores(steps, storing, succeeded)
-        self.storing = none
+        end_stores(steps, self.storing, self.store_start, succeeded)
+        self.storing, self.store_start, self.store_stop = self.keys, 0, 0
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
-        """Note that blocks are being stored for the request, the first at this position."""
         if self.own < 0 or first < self.own:
             self.own = first
         return 0
 
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         cdef Py_ssize_t size
         cdef bint is_known
         require_open(self, "extend")
@@ -812,7 +792,7 @@ cdef class CompiledRequest:
         cdef Py_ssize_t own, num_last
         cdef str source = None
         if now is not None:
-            check_now(now)
+            base.check_now(now)
         if hints is not None:
             check_hints(hints)
         said_last = self.hints if hints is None else hints
@@ -853,7 +833,7 @@ cdef class CompiledRequest:
 
     def __repr__(self):
         """Return the number of blocks, and whether the request has finished."""
-        return request_summary(self)
+        return base.request_summary(self)
 
 
 cdef CompiledRequest begin_request(
@@ -861,13 +841,12 @@ cdef CompiledRequest begin_request(
 ):
     """Begin a request: the first use of its blocks."""
     cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
-    cdef list batch, keys
+    cdef list keys
     cdef Hint said
     cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
     cdef str source = source_of(steps, hints)
     tick(steps)
-    batch = hashes if type(hashes) is list else as_batch(hashes)
-    keys = list(batch)  # first, since others may change the batch
+    keys = list(hashes if type(hashes) is list else as_batch(hashes))  # before others change it
     if not check_items(keys):
         raise batch_error(keys)
     if not batch_fit(&request.batch, len(keys)):
@@ -876,7 +855,7 @@ cdef CompiledRequest begin_request(
     request.steps = steps
     request.manager = manager
     request.keys = keys
-    request.storing = []
+    request.storing = keys
     request.own, request.prompt = -1, len(keys)
     request.resets = steps._resets
     request.hints = hints
@@ -898,7 +877,7 @@ cdef CompiledRequest begin_request(
 cdef int require_open(CompiledRequest request, str call) except -1:
     """Raise RequestFinishedError if the request has finished."""
     if request.is_finished:
-        raise request_finished(call)
+        raise errors.request_finished(call)
     return 0
 
 
@@ -931,12 +910,12 @@ cdef Batch* part_of(
 
 cdef int note_resets(CompiledRequest request) except -1:
     """Forget the blocks that it was using if the manager was reset since its last call."""
-    cdef list loading, none
+    cdef list loading
     if request.resets != request.steps._resets:
-        loading, none = open_loads(request), []
+        loading = open_loads(request)
         if loading:
             request.outdated = (request.outdated or []) + loading
-        request.storing = none
+        request.storing, request.store_start, request.store_stop = request.keys, 0, 0
         request.loading = None
         request.load_stop = 0
         request.met, request.own = 0, -1
@@ -954,16 +933,11 @@ cdef tuple without_part(
     CompiledRequest request, list loading, list outdated, Py_ssize_t first, Py_ssize_t end
 ):
     """Return the parts that remain pinned, those from before a reset, and the keys to unpin."""
-    outdated, parts = take_part(outdated or [], first, end)
+    outdated, parts = base.take_part(outdated or [], first, end)
     for begin, until in parts:
-        loading = take_part(loading, begin, until)[0]
+        loading = base.take_part(loading, begin, until)[0]
     keys = [key for begin, until in parts for key in request.keys[begin:until]]
     return loading, outdated or None, keys
-
-
-cdef bint is_success(object success) except -1:
-    """Return whether `success` is True; TypeError if it is neither True nor False."""
-    return success is True or (success is not False and check_bool("success", success))
 
 
 # Without tp_clear: objects cleared with it may still call it.
@@ -982,7 +956,7 @@ cdef class ManagerCore:
         self._skeleton = NOT_INITIALISED
 
     def __reduce__(self):
-        raise cannot_pickle(self)
+        raise errors.cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
         """Join the parts; `rebuild` builds a new policy if the first cannot be cleared."""
@@ -999,7 +973,7 @@ cdef class ManagerCore:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
         if self._skeleton is not NOT_INITIALISED:
-            raise manager_initialised()
+            raise errors.manager_initialised()
         if steps is None:
             skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
         else:
@@ -1055,16 +1029,15 @@ cdef class ManagerCore:
 
     def begin(self, hashes, *, hints=None, now=None):
         if now is not None:
-            check_now(now)
+            base.check_now(now)
         if hints is not None:
             check_hints(hints)
         if self.calls_own or self.steps is None:
-            return CallingRequest(self, as_batch(hashes), hints, now)
+            return base.CallingRequest(self, as_batch(hashes), hints, now)
         return begin_request(self.steps, self, hashes, hints, now)
 
     def touch(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.touch(hashes)
         batch = find_batch(steps, hashes)
@@ -1072,7 +1045,6 @@ cdef class ManagerCore:
 
     def release(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.release(hashes)
         batch = find_batch(steps, hashes)
@@ -1082,7 +1054,6 @@ cdef class ManagerCore:
 
     def prepare_load(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.prepare_load(hashes)
         batch = open_batch(steps, hashes)
@@ -1090,44 +1061,30 @@ cdef class ManagerCore:
 
     def complete_load(self, hashes):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         if steps is None:
             return self._skeleton.complete_load(hashes)
         batch = open_batch(steps, hashes)
         steps.release(&steps.batch, batch, 0, NULL)
 
     def prepare_store(self, hashes):
-        if self.steps is None:
+        cdef CompiledSteps steps = self.steps
+        if steps is None:
             return self._skeleton.prepare_store(hashes)
-        return store_batch(self.steps, hashes, False)
+        batch = open_batch(steps, hashes)
+        return store(steps, &steps.batch, 0, None, False)
 
     def complete_store(self, hashes, success=True):
         cdef CompiledSteps steps = self.steps
-        cdef list batch
         cdef bint succeeded
         if steps is None:
             return self._skeleton.complete_store(hashes, success)
-        succeeded = is_success(success)
+        succeeded = success is True or check_bool("success", success)
         batch = open_batch(steps, hashes)
         hint_chosen(&steps.batch, &steps.batch)
-        end_stores(steps, batch, succeeded)
+        end_stores(steps, batch, 0, succeeded)
 
     def take_events(self):
         return self._skeleton.take_events()
-
-    # -- what can be seen --------------------------------------------------------------------
-
-    def __len__(self):
-        """Return the number of resident blocks."""
-        return len(self._skeleton)
-
-    def __contains__(self, block_hash):
-        """Return whether a block is resident."""
-        return block_hash in self._skeleton
-
-    def _check(self):
-        """Verify every invariant; raise AssertionError with the broken one."""
-        return self._skeleton._check()
 
 
 cdef object NOT_INITIALISED = PythonManager()  # its methods raise
@@ -1142,6 +1099,6 @@ class Manager(ManagerCore, ManagerViews[Spec_co]):
 Manager._base = Manager
 
 
-take_contract(ManagerCore)
-take_contract(CompiledRequest, Request)
-Request.register(CompiledRequest)
+base.take_contract(ManagerCore)
+base.take_contract(CompiledRequest, base.Request)
+base.Request.register(CompiledRequest)

@@ -23,18 +23,10 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload import errors
 from kvoffload._checks import MAX_REF_CNT, as_batch, batch_error, check_bool
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.backends.base import Backend
-from kvoffload.errors import (
-    block_not_found,
-    block_not_pinned,
-    block_not_ready,
-    cannot_pickle,
-    manager_initialised,
-    manager_not_initialised,
-    ref_count_overflow,
-)
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.policies._sessions import Sessions
@@ -52,7 +44,7 @@ from kvoffload.types import (
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
 from ._views import ManagerViews
 from ._watching import LOAD, STORE, WatchRequest
-from .base import take_contract
+from .base import InSession, take_contract
 
 _COUNTERS = (
     "lookups",
@@ -76,7 +68,6 @@ class Manager(ManagerViews[Spec_co]):
 
     _twin: Literal["py", "c"] = "py"
     _backend_class: type[CPUBackend] = CPUBackend
-    _num_resets = 0
     _owns_pool = False  # a backend passed in may have other users
 
     _policy_object: CachePolicy
@@ -107,7 +98,7 @@ class Manager(ManagerViews[Spec_co]):
         """
         owner = self if owner is None else owner
         if "_watch" in vars(self):
-            raise manager_initialised()
+            raise errors.manager_initialised()
         core = None
         if watch is not None:
             core = watch.new_core(owner, backend.get_num_free_blocks())
@@ -124,17 +115,17 @@ class Manager(ManagerViews[Spec_co]):
         self._owner = weakref.ref(owner)
         self._watch = core
         if core is not None:
-            core.attach(self._find)
+            core.get = self._find
             core.watch._join(owner, core)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if name in Manager.__annotations__:
-            raise manager_not_initialised()
+            raise errors.manager_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
-        raise cannot_pickle(self)
+        raise errors.cannot_pickle(self)
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -186,18 +177,12 @@ class Manager(ManagerViews[Spec_co]):
         """Note whether a request goes on with its session; see `Sessions.meet`."""
         return self._sessions.meet(hashes, start)
 
-    def _finished(  # noqa: PLR0917
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-        num_last: int,
+    def _finished(
+        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._used_last(hashes, hints, now)
-        self._sessions.leave(hashes, met, own, num_last)
+        self._sessions.leave(hashes, *session)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
         elif self._watch is not None and hints is not None:
@@ -233,17 +218,15 @@ class Manager(ManagerViews[Spec_co]):
         For a request that has stored them itself and whose stores have already ended.
         """
         batch = as_batch(hashes)
-        shown: list[tuple[BlockStatus, int]] = []
-        for block_hash in batch:
-            status = self._find(block_hash)
-            if status is not None and block_hash in inserted:
-                shown.append((status, status.ref_cnt))
-                status.ref_cnt = -1
-        self._policy._take_back(batch)
+        own = filter(None, map(self._find, [key for key in batch if key in inserted]))
+        shown = [(status, status.ref_cnt) for status in own]
         try:
+            for status, _ in shown:
+                status.ref_cnt = -1
+            self._policy._take_back(batch)
             self._policy._touch(batch)
         finally:
-            for status, ref_cnt in reversed(shown):
+            for status, ref_cnt in shown:
                 status.ref_cnt = ref_cnt
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
@@ -254,12 +237,12 @@ class Manager(ManagerViews[Spec_co]):
             for block_hash in batch:
                 status = find(block_hash)
                 if status is None:
-                    raise block_not_found("prepare_load", block_hash)
+                    raise errors.block_not_found("prepare_load", block_hash)
                 ref_cnt = status.ref_cnt
                 if ref_cnt < 0:
-                    raise block_not_ready("prepare_load", block_hash)
+                    raise errors.block_not_ready("prepare_load", block_hash)
                 if ref_cnt == MAX_REF_CNT:
-                    raise ref_count_overflow("prepare_load", block_hash)
+                    raise errors.ref_count_overflow("prepare_load", block_hash)
                 status.ref_cnt = ref_cnt + 1
                 pinned.append(status)
             spec = self._backend._load_store_spec(batch, pinned)
@@ -280,10 +263,10 @@ class Manager(ManagerViews[Spec_co]):
             for block_hash in batch:
                 status = find(block_hash)
                 if status is None:
-                    raise block_not_found("complete_load", block_hash)
+                    raise errors.block_not_found("complete_load", block_hash)
                 ref_cnt = status.ref_cnt
                 if ref_cnt <= 0:
-                    raise block_not_pinned("complete_load", block_hash)
+                    raise errors.block_not_pinned("complete_load", block_hash)
                 status.ref_cnt = ref_cnt - 1
                 released.append(status)
         except BaseException:
@@ -292,7 +275,7 @@ class Manager(ManagerViews[Spec_co]):
             raise
         if self._watch is not None and released:
             ends = released[0].block_id, released[-1].block_id
-            self._watch.closed(LOAD, len(released), *ends)
+            self._watch.end_transfer(LOAD, len(released), *ends, -1)
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         return self._store(hashes, is_last=False)
@@ -350,7 +333,7 @@ class Manager(ManagerViews[Spec_co]):
             self._fail(pending)
         if self._watch is not None:
             if len(ends) == 2:
-                self._watch.closed(STORE, len(batch), *ends)
+                self._watch.end_transfer(STORE, len(batch), *ends, -1)
             if not success:
                 self._watch.failed(list(pending))
 
@@ -368,14 +351,10 @@ class Manager(ManagerViews[Spec_co]):
         else:
             self._begin_anew(self._rebuild())
         self._sessions = Sessions(self._policy._resident)
-        self._num_resets += 1
+        self._resets += 1
         self._backend._release_all(statuses)
         if self._watch is not None:
-            self._watch.dropped()
-
-    @property
-    def _resets(self) -> int:
-        return self._num_resets
+            self._watch.on_reset()
 
     # -- parts of the above ------------------------------------------------------------------
 
@@ -387,7 +366,7 @@ class Manager(ManagerViews[Spec_co]):
         self._policy = UserPolicy(policy)
         self._find = self._policy._resident.get
         if self._watch is not None:
-            self._watch.attach(self._find)
+            self._watch.get = self._find
         if policy is not former:
             ownership.release(former, owner)
 

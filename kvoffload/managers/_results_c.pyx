@@ -1,7 +1,6 @@
 """Results and events of managers; see ``_results_c.pxd``."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 
@@ -56,14 +55,12 @@ cdef object new_spec(cnp.ndarray block_ids):
 cdef class _PackedKeys:
     cdef list unpack(self):
         """Return the keys as a list of bytes objects."""
-        cdef list keys = PyList_New(self.size)
         cdef Py_ssize_t index
+        cdef list keys = [None] * self.size
         for index in range(self.size):
-            key = PyBytes_FromStringAndSize(
+            keys[index] = PyBytes_FromStringAndSize(
                 <const char*>self.keys[index].key, self.keys[index].length
             )
-            Py_INCREF(key)
-            PyList_SET_ITEM(keys, index, key)
         return keys
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,6 +101,18 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """
         return self._skeleton._block_table()
 
+    def __len__(self) -> int:
+        """Return the number of resident blocks."""
+        return len(self._skeleton)
+
+    def __contains__(self, block_hash: object) -> bool:
+        """Return whether a block is resident."""
+        return block_hash in self._skeleton
+
+    def _check(self) -> None:
+        """Verify every invariant; raise AssertionError with the broken one."""
+        self._skeleton._check()
+
     # -- what a request tells ----------------------------------------------------------------
 
     def _overrides(self, call: str) -> bool:
@@ -124,18 +137,18 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """Let the watch count a client's hints on a session."""
         watch = self._skeleton._watch
         if watch is not None:
-            watch.hinted(hints)
+            watch.note_hints(str(hints.source), hints.ends, hints.expect_s is not None)
 
     def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
         """Call `lookup`, and let the watch hear what the request began with."""
         watch = self._skeleton._watch
         if watch is None:
             return self.lookup(hashes)
-        watch.tell(hints, now)
+        watch.hear(hints, math.nan if now is None else now)
         try:
             return self.lookup(hashes)
         finally:
-            watch.tell(None, None)
+            watch.hear(None, math.nan)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends; call a subclass's own `prepare_store`."""

@@ -117,7 +117,7 @@ cdef class WatchCore:
     cdef public object block_tokens
     cdef readonly bint hears_releases       # since the first
     cdef readonly uint32_t sample_below
-    cdef object get                         # of the policy: the status of a resident block
+    cdef public object get                  # of the policy: the status of a resident block
     cdef uint64_t secret[8]                 # that of the manager's table
     cdef bint has_secret                    # the plan gave it
     cdef uint32_t policy_below
@@ -140,7 +140,7 @@ cdef class WatchCore:
     cdef double moment                      # its time in seconds, NaN if it gave none
     cdef double latest                      # that of the last collected request
     cdef list told                          # nothing; (hints, seconds) of the collected requests
-    cdef dict source_numbers                # of distinct sources of hints
+    cdef readonly dict sources              # of hints: their numbers, in the order of their counts
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
     cdef uint64_t num_requests
@@ -158,7 +158,8 @@ cdef class WatchCore:
 
     # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
     cdef int look_at(self, Table* table, object get) except -1
-    # Before a call reads the state: these run a user's code.
+    # Before a call reads the state, since these run a user's code: read its clock; before a lookup,
+    # hand over the collected requests if there are enough, and read the clock.
     cdef int tick(self) except -1
     cdef int begin_lookup(self) except -1
     # Read the clock, and return the time that the call at work has read; ms since the start.
@@ -177,40 +178,48 @@ cdef class WatchCore:
         self.num_sampled += 1
         shadow_approach(&self.shadow, hashed)
 
+    cdef inline void meet_leaving(self, uint64_t hashed) noexcept:
+        self.meet(hashed, NULL, BEHIND, ABSENT, FATE_UNKNOWN)
+
     cdef inline bint samples(self, uint64_t hashed) noexcept:
         return sample_of(hashed) < self.sample_below
 
     cdef inline void count(self, int counter, uint64_t more) noexcept:
         self.counters[counter] += more
 
-    # Count a request of `length` blocks; then the keys were asked for, or used.
+    # Count a request of `length` blocks; then judge the keys that it asked for, collect all, and
+    # use them, last first.
     cdef void count_request(
         self, uint64_t asked, uint64_t missed, bint met_pending, uint64_t length
     ) noexcept
     cdef void on_request(self) noexcept
-    # Count a store that gave slots to `admitted` of `missing` blocks; -1: it was refused. Then the
-    # keys got their fates, and are used if nothing else has shown them.
+    # Count a store that gave slots to `admitted` of `missing` blocks; -1: it was refused. Then use
+    # the keys that no request since a reset has shown, last first, and note all fates. Generated
+    # tokens are stored but not asked for; they take room like others.
     cdef void count_offer(self, Py_ssize_t admitted, Py_ssize_t missing) noexcept
     cdef void on_offer(self) noexcept
-    # `size` blocks are leaving, in a call that has read the clock.
+    # `size` blocks are leaving, in a call that has read the clock: count them, the sampled ones by
+    # their records, and note their fates.
     cdef void on_eviction(self, uint64_t size) noexcept
     # The keys were released; or their request has finished with a hint of its return.
     cdef void on_event(self, int event) noexcept
-    cdef void on_reset(self) noexcept
+    cpdef void on_reset(self) noexcept
     # What the client of the next request said, `now` in seconds or NaN.
-    cdef void hear(self, object hints, double now) noexcept
+    cpdef void hear(self, object hints, double now) noexcept
     # Count a client's hints on its session, before the call changes anything.
-    cdef int note_hints(self, str source, bint ends, bint expects) except -1
-    # One sampled key: it was hit; its fate changes; the cause of a miss by its last fate.
+    cpdef int note_hints(self, str source, bint ends, bint expects) except -1
+    # One sampled key: it was hit; its fate changes, by a store at `now`; the cause of its miss, if
+    # it is absent, by its last fate.
     cdef void note_used(self, uint64_t hashed) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     # A transfer begins: return where its ids go, NULL if there is no room. `first` and `last`, ids
-    # or a sum of them, find it again, with `one` of its ids unless that is -1.
+    # or a sum of them, find it again, with `one` of its ids unless that is -1: the newest that fits
+    # ends; a leaked one of the same blocks stays and ages.
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
-    cdef void end_transfer(
+    cpdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept
 
@@ -220,11 +229,10 @@ cdef class WatchCore:
     cdef void c_offered(
         self, Table* table, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing
     ) noexcept
-    # Before the blocks of a failed store are dropped; whatever the outcome, end the transfer.
-    cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept
-    # Its part for a failed store, where the caller ends the transfer.
+    # End a transfer, unless it is a store and its first or last block is not pending.
+    cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
+    # Before the blocks of a failed store are dropped: note the fates of pending ones, once each.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept
-    cdef void c_loaded(self, Table* table, Batch* batch) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
     # After a request has finished with a hint of its return, `now` in seconds or NaN, and after the
     # blocks of a batch that are not shared were released.

@@ -24,7 +24,6 @@ from libc.string cimport memcpy, memmove, memset
 
 from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.bins cimport log_bin
-from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow, resize
 from kvoffload._core.shadow cimport (
@@ -55,6 +54,9 @@ from kvoffload._core.table cimport (
     table_new_epoch,
     table_sample,
 )
+from kvoffload.policies._twin_c cimport CollectorOff
+
+from time import monotonic
 
 from kvoffload._sampling import new_secret
 from kvoffload.managers._watching import COUNTERS, KINDS, OTHERS
@@ -74,15 +76,8 @@ cdef extern from *:
         clock_gettime(KVO_CLOCK, &now);
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     }
-    /* Seconds on the clock of Python's time.monotonic. */
-    static inline double kvo_monotonic(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-    }
     """
     int64_t kvo_monotonic_ms() noexcept nogil
-    double kvo_monotonic() noexcept nogil
 
 cdef enum:
     DRAIN_KEYS = 256        # sampled keys, and requests, after which a watch takes them
@@ -158,7 +153,7 @@ cdef class WatchCore:
         self.policy_below = plan.policy_below
         self.keeps_below = self.policy_below if plan.keeps_keys else 0
         self.clock = plan.clock
-        self.source_numbers = {}
+        self.sources = {}
         self.moment = NAN
         self.latest = NAN
         self.told = [UNSAID]
@@ -189,7 +184,6 @@ cdef class WatchCore:
         return 0
 
     cdef int tick(self) except -1:
-        """Read the clock of a user, whose code may not run while a manager is at work."""
         if self.clock is not None:
             try:
                 self.present = self.clock()
@@ -198,7 +192,6 @@ cdef class WatchCore:
         return 0
 
     cdef int begin_lookup(self) except -1:
-        """Hand over the collected requests if there are enough, and read the clock."""
         if self.due:
             self.watch._drain()
         return self.tick()
@@ -232,7 +225,6 @@ cdef class WatchCore:
             self.tally.long_requests[size] += length > self.lengths[size]
 
     cdef void on_request(self) noexcept:
-        """Judge the keys that a request asked for, collect all, then use them, last first."""
         cdef Py_ssize_t index
         cdef uint64_t now
         cdef const SampledKey* sampled = self.sampled
@@ -258,10 +250,6 @@ cdef class WatchCore:
             self.count(DECLINED_BLOCKS, missing - admitted)
 
     cdef void on_offer(self) noexcept:
-        """Use the keys that no request since a reset has shown, last first; note all fates.
-
-        Generated tokens are stored but not asked for; they take room like others.
-        """
         cdef Py_ssize_t index
         cdef SampledKey* sampled
         cdef const Entry* entry
@@ -278,7 +266,6 @@ cdef class WatchCore:
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
     cdef void on_eviction(self, uint64_t size) noexcept:
-        """Count the blocks, the sampled ones by their records, and note their fates."""
         cdef Py_ssize_t index
         cdef Entry* entry
         cdef uint32_t now = <uint32_t>self.last_now()
@@ -306,7 +293,7 @@ cdef class WatchCore:
         collect(self, event)
         self.hear(None, NAN)
 
-    cdef void on_reset(self) noexcept:
+    cpdef void on_reset(self) noexcept:
         """Reset the shadows with the cache, and note the fates of its blocks."""
         cdef uint32_t entry_id
         cdef int quarter, size
@@ -327,20 +314,20 @@ cdef class WatchCore:
         while self.num_open:
             close_at(self, self.num_open - 1)
 
-    cdef void hear(self, object hints, double now) noexcept:
+    cpdef void hear(self, object hints, double now) noexcept:
         self.hints = hints
         self.moment = now
 
-    cdef int note_hints(self, str source, bint ends, bint expects) except -1:
+    cpdef int note_hints(self, str source, bint ends, bint expects) except -1:
         cdef int number = MOST_SOURCES
         if not ends and not expects:
             return 0
-        known = self.source_numbers.get(source)
+        known = self.sources.get(source)
         if known is not None:
             number = known
-        elif source != OTHERS and len(self.source_numbers) < MOST_SOURCES:
-            number = <int>len(self.source_numbers)
-            self.source_numbers[source] = number
+        elif source != OTHERS and len(self.sources) < MOST_SOURCES:
+            number = <int>len(self.sources)
+            self.sources[source] = number
         self.tally.hints[number][0] += ends
         self.tally.hints[number][1] += expects
         self.hears_returns = self.hears_returns or expects
@@ -352,7 +339,6 @@ cdef class WatchCore:
             entry.used = True
 
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept:
-        """Note the fate of a sampled block; `now` is the time of a store."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL:
             return
@@ -362,7 +348,6 @@ cdef class WatchCore:
             entry.used = False
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
-        """Return the cause of an absent sampled key's miss."""
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL or entry.fate < FATE_EVICTED:
             return NEVER_OR_LONG_AGO
@@ -380,29 +365,25 @@ cdef class WatchCore:
         cdef uint32_t quarter, end
         cdef uint32_t[4] starts = [0, 0, 0, 0]
         cdef CollectedRequest* request
-        cdef int collecting = PyGC_Disable()
-        try:
-            fresh = [[] for _ in range(self.num_quarters)]
-            nothing = [UNSAID]
-            told = self.told
-            taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
-            for index in range(self.num_requests):
-                request = self.requests + index
-                quarter = request.quarter
-                end = starts[quarter] + request.num_keys
-                keys = (<list>self.keys[quarter])[starts[quarter] : end]
-                starts[quarter] = end
-                (<list>(<list>taken[quarter])[request.stretch]).append(
-                    (keys, request.first, <int>request.end, *told[request.told])
-                )
-            self.keys = fresh
-            self.told = nothing
-            self.num_requests = self.num_collected = self.stretch = 0
-            self.due = False
-            return taken
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        fresh = [[] for _ in range(self.num_quarters)]
+        nothing = [UNSAID]
+        told = self.told
+        taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
+        for index in range(self.num_requests):
+            request = self.requests + index
+            quarter = request.quarter
+            end = starts[quarter] + request.num_keys
+            keys = (<list>self.keys[quarter])[starts[quarter] : end]
+            starts[quarter] = end
+            (<list>(<list>taken[quarter])[request.stretch]).append(
+                (keys, request.first, <int>request.end, *told[request.told])
+            )
+        self.keys = fresh
+        self.told = nothing
+        self.num_requests = self.num_collected = self.stretch = 0
+        self.due = False
+        return taken
 
     # -- events of batches ---------------------------------------------------------------------
 
@@ -455,13 +436,7 @@ cdef class WatchCore:
                 )
         self.on_offer()
 
-    cdef void c_ended(self, Table* table, Batch* batch, bint succeeded) noexcept:
-        close_batch(self, STORE, table, batch)
-        if not succeeded:
-            self.c_failed(table, batch)
-
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
-        """Note the fates of pending blocks whose store failed, once each."""
         cdef Py_ssize_t index
         cdef Node* node
         table_new_epoch(table)
@@ -475,8 +450,20 @@ cdef class WatchCore:
                 if node.flags & SAMPLED:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
-    cdef void c_loaded(self, Table* table, Batch* batch) noexcept:
-        close_batch(self, LOAD, table, batch)
+    cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept:
+        cdef uint32_t first, last
+        if batch.size == 0:
+            return
+        first = batch.node_ids[0]
+        last = batch.node_ids[batch.size - 1]
+        if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
+            self.end_transfer(
+                kind,
+                batch.size,
+                own_id(table, first, node_at(table, first)),
+                own_id(table, last, node_at(table, last)),
+                -1,
+            )
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -500,10 +487,6 @@ cdef class WatchCore:
 
     # -- events of a Python manager's lists ----------------------------------------------------
 
-    def attach(self, get):
-        """Begin to observe the blocks of a policy; `get` returns the status of a resident one."""
-        self.get = get
-
     def looked_up(self, batch, Py_ssize_t num_hits):
         """Judge a request for a list or tuple of keys, of which the first `num_hits` were ready."""
         cdef Py_ssize_t index, size = len(batch)
@@ -519,14 +502,10 @@ cdef class WatchCore:
                 meet_key(self, keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
-    def tell(self, hints, now):
-        """Hear what the client of the request that is looked up next said when it began."""
-        self.hear(hints, NAN if now is None else now)
-
     def finished(self, list keys not None, hints, now):
         """Hear that a request has finished with hints."""
         if hints.expect_s is not None:
-            self.tell(hints, now)
+            self.hear(hints, NAN if now is None else now)
             meet_list(self, keys, 0)
             self.on_event(FINISHED)
 
@@ -558,18 +537,6 @@ cdef class WatchCore:
         cdef array ids = array("q", map(int, block_ids))  # a user's status may run code
         self.tick()
         self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
-
-    def closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last):
-        """Close the newest transfer of a kind and size with this first and last block id."""
-        self.end_transfer(kind, size, first, last, -1)
-
-    def hinted(self, hints):
-        """Count a client's hints on its session."""
-        self.note_hints(str(hints.source), hints.ends, hints.expect_s is not None)
-
-    def dropped(self):
-        """Reset the shadows with the cache, and note the fates of its blocks."""
-        self.on_reset()
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -607,10 +574,9 @@ cdef class WatchCore:
         self.open_blocks += <uint64_t>size
         return own
 
-    cdef void end_transfer(
+    cpdef void end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept:
-        """Close the newest transfer that fits; a leaked one of the same blocks stays and ages."""
         cdef uint64_t index = self.num_open, found = MOST_OPEN
         cdef const Transfer* transfer
         cdef double requests
@@ -642,17 +608,13 @@ cdef class WatchCore:
         cdef uint32_t at
         cdef double age
         cdef const Transfer* transfer
-        cdef int collecting = PyGC_Disable()
-        try:
-            for index in range(self.num_open):
-                transfer = self.transfers + index
-                ids = [transfer.block_ids[at] for at in range(transfer.size)]
-                age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
-                found.append((transfer.serial, KINDS[transfer.kind], age, ids))
-            return found
-        finally:
-            if collecting:
-                PyGC_Enable()
+        cdef CollectorOff held = CollectorOff()
+        for index in range(self.num_open):
+            transfer = self.transfers + index
+            ids = [transfer.block_ids[at] for at in range(transfer.size)]
+            age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
+            found.append((transfer.serial, KINDS[transfer.kind], age, ids))
+        return found
 
     def close_transfer(self, serial):
         """Close a transfer by its number."""
@@ -696,10 +658,6 @@ cdef class WatchCore:
             "open": self.num_open,
         }
 
-    def sources(self):
-        """Return the distinct sources of hints, in the order of their counts."""
-        return list(self.source_numbers)
-
     def explain(self, bytes key not None, uint64_t now):
         """Return the facts on a block: its ref_cnt, and if it is sampled a cause and its record.
 
@@ -712,26 +670,22 @@ cdef class WatchCore:
         cdef uint64_t hashed = hash_of(self, key)
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
         cdef uint32_t age
+        cdef tuple record = None
         if not self.samples(hashed):
             return ref_cnt, None, None
-        if entry == NULL:
-            return ref_cnt, self.cause_of(hashed), None
-        age = <uint32_t>now - entry.changed
-        return (
-            ref_cnt,
-            self.cause_of(hashed),
-            (
+        if entry != NULL:
+            age = <uint32_t>now - entry.changed
+            record = (
                 bool(entry.used),
                 <uint32_t>now - entry.last_use,
                 age if entry.fate == FATE_STORED else None,
                 age if entry.fate == FATE_EVICTED else None,
-            ),
-        )
+            )
+        return ref_cnt, self.cause_of(hashed), record
 
     def order(self):
         """Return the fingerprints of each quarter, most recent first."""
         cdef list orders = []
-        cdef list order
         cdef int quarter
         cdef uint32_t entry_id
         for quarter in range(self.num_quarters):
@@ -858,29 +812,12 @@ cdef uint32_t keep_told(WatchCore core) noexcept:
     """Keep what the client of the request at work has said; return its place, 0 for nothing."""
     if core.hints is None and not core.hears_returns:
         return 0
-    core.latest = kvo_monotonic() if isnan(core.moment) else core.moment
     try:
+        core.latest = monotonic() if isnan(core.moment) else core.moment
         core.told.append((core.hints, core.latest))
     except MemoryError:
         return 0
     return <uint32_t>len(core.told) - 1
-
-
-cdef void close_batch(WatchCore core, uint32_t kind, Table* table, Batch* batch) noexcept:
-    """End a transfer, unless it is a store and its first or last block is not pending."""
-    cdef uint32_t first, last
-    if batch.size == 0:
-        return
-    first = batch.node_ids[0]
-    last = batch.node_ids[batch.size - 1]
-    if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
-        core.end_transfer(
-            kind,
-            batch.size,
-            own_id(table, first, node_at(table, first)),
-            own_id(table, last, node_at(table, last)),
-            -1,
-        )
 
 
 cdef void meet_batch(WatchCore core, Table* table, Batch* batch, uint8_t but) noexcept:

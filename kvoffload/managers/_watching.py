@@ -11,20 +11,6 @@ from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.types import BlockHash, Hints
 
-__all__ = [
-    "CAUSES",
-    "FINISHED",
-    "KINDS",
-    "OTHERS",
-    "RELEASED",
-    "SAMPLE_RANGE",
-    "SampledRequest",
-    "WatchPlan",
-    "WatchRequest",
-    "Watching",
-    "watch_request",
-]
-
 SAMPLE_RANGE = 2**24
 """A block is sampled if its 24 bits, ``0 ... SAMPLE_RANGE - 1``, are below the threshold."""
 

@@ -20,6 +20,11 @@ __all__ = ["OffloadingManager", "Request"]
 #: Half-open range of positions in a request.
 Part = tuple[int, int]
 
+#: A request in its session: what `OffloadingManager._met` returned at its beginning; the first
+#: position that it has stored, or the same if it has stored none; and the number of blocks, from
+#: the last of the prompt on, after each of which the session may go on.
+InSession = tuple[int, int, int]
+
 
 class Request(ABC, Generic[Spec_co]):
     """One prompt and its blocks in a manager, from their first use to the last.
@@ -317,10 +322,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """The object that has the state, and the methods below: by default the manager itself."""
         return self
 
-    @property
-    def _resets(self) -> int:
-        """Number of resets; after one, a request forgets the blocks that it was storing."""
-        return 0
+    #: Number of resets; after one, a request forgets the blocks that it was storing.
+    _resets: int = 0
 
     def _met(self, hashes: list[BlockHash], start: int) -> int:
         """Note the session of a request, or of the blocks from `start` on that extend it.
@@ -330,22 +333,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         del hashes
         return start
 
-    def _finished(  # noqa: PLR0917
-        self,
-        hashes: list[BlockHash],
-        hints: Hints | None,
-        now: float | None,
-        met: int,
-        own: int,
-        num_last: int,
+    def _finished(
+        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
     ) -> None:
-        """Use the blocks of a request for the last time; release them if its session ends.
-
-        `met` is what `_met` returned at the beginning. `own` is the first position that the request
-        has stored, or `met` if it has stored none. Its session may go on after each of the
-        `num_last` blocks, from the last of the prompt on.
-        """
-        del now, met, own, num_last
+        """Use the blocks of a request for the last time; release them if its session ends."""
+        del now, session
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
@@ -521,7 +513,7 @@ class CallingRequest(Request[Spec_co]):
     def lookup(self, start: int = 0) -> int:
         """Count the ready blocks from `start` on, up to the first that is not ready."""
         self._require_open("lookup")
-        start, _ = self._bounds(start, None)
+        start, _ = check_part(start, None, len(self._hashes))
         part = self._hashes[start:]
         if self._hints is None and self._now is None:
             return self._manager.lookup(part)
@@ -530,7 +522,7 @@ class CallingRequest(Request[Spec_co]):
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""
         self._require_open("prepare_load")
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         spec = self._manager.prepare_load(self._hashes[start:stop])
         self._note_loaded(start, stop)
         return spec
@@ -543,7 +535,7 @@ class CallingRequest(Request[Spec_co]):
 
     def complete_load(self, start: int, stop: int) -> None:
         """Release one pin of each block of a part, also after `finish`."""
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         self._note_resets()
         outdated, parts = take_part(self._outdated, start, stop)
         loading = self._loading
@@ -557,7 +549,7 @@ class CallingRequest(Request[Spec_co]):
     ) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the absent blocks of a part, and make them pending."""
         self._require_open("prepare_store")
-        start, stop = self._bounds(start, stop)
+        start, stop = check_part(start, stop, len(self._hashes))
         part = self._hashes[start:stop]
         if self._hints is not None and self._hints.ends:
             output = self._manager._store_last(part)
@@ -607,8 +599,8 @@ class CallingRequest(Request[Spec_co]):
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
-        num_last = len(self._hashes) - max(0, self._prompt - 1)
-        self._manager._skeleton._finished(list(self._hashes), hints, now, self._met, own, num_last)
+        session = self._met, own, len(self._hashes) - max(0, self._prompt - 1)
+        self._manager._skeleton._finished(list(self._hashes), hints, now, session)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)
@@ -637,10 +629,6 @@ class CallingRequest(Request[Spec_co]):
     def __repr__(self) -> str:
         """Return the number of blocks, and whether the request has finished."""
         return request_summary(self)
-
-    def _bounds(self, start: int, stop: int | None) -> Part:
-        """Return the bounds of a part as ints."""
-        return check_part(start, stop, len(self._hashes))
 
 
 def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], list[Part]]:

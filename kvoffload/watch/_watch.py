@@ -205,7 +205,7 @@ class Watch:
                 since_use=median_age(window.overall["unused_ages"]),
                 since_stored=median_age(window.overall["stored_ages"]),
                 overdue=tuple(self.overdue()),
-                hints=heard(core.sources(), counts["hints"], policy),
+                hints=heard(list(core.sources), counts["hints"], policy),
                 hint_gain=getattr(policy, "hint_gain", None),
             )
 
@@ -271,7 +271,7 @@ class Watch:
             counts = self._core.counts()
             hints = {
                 (each.source, kind): count
-                for each in heard(self._core.sources(), counts["hints"], None)
+                for each in heard(list(self._core.sources), counts["hints"], None)
                 for kind, count in (("ends", each.ends), ("expects", each.expects))
             }
             return {

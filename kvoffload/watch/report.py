@@ -132,8 +132,6 @@ def explanation(
     if cause is None:
         return Explanation(state, sampled=False)
     causes = {"absent": CAUSES[cause], "pending": "pending"}
-    if record is None:
-        return Explanation(state, True, causes.get(state))
-    used, *ages = record
+    used, *ages = record or (None,) * 4
     seconds = [None if age is None else age / 1000 for age in ages]
     return Explanation(state, True, causes.get(state), used, *seconds)

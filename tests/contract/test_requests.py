@@ -103,6 +103,37 @@ def test_a_store_ends_what_the_request_has_not_ended(build: Build) -> None:
     assert stored == ["A", "C"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "stored"),
+    [
+        ([(1, 4)], "ACD"),  # of B A C D E F, where B is resident
+        ([(1, 4), (4, 5)], "ACDE"),
+        ([(2, 3), (4, 6)], "CEF"),
+        ([(4, 6), (1, 3)], "EFAC"),
+        ([(0, 3), (4, 5), (0, 6)], "ACEDF"),
+        ([(2, 4), (2, 4), (4, 4), (4, 6)], "CDEF"),
+    ],
+)
+def test_stores_of_any_parts_end_in_the_order_in_which_they_began(
+    build: Build, parts: list[tuple[int, int]], stored: str
+) -> None:
+    manager = build(8, enable_events=True)
+    store(manager, [B, G])
+    list(manager.take_events())
+    request = manager.begin([B, A, C, D])
+    request.extend([E, F])
+    for part in parts:
+        request.prepare_store(*part).block_hashes_to_store.clear()
+    request.extend([G, H])
+    request.complete_store()
+    assert [names(event.block_hashes) for event in manager.take_events()] == [stored]
+    assert manager.stats()["pending"] == 0
+    request.prepare_store(7)
+    request.complete_store(False)
+    assert manager.stats()["failed_blocks"] == 1
+    check_invariants(manager)
+
+
 def test_the_manager_may_end_a_request_s_store(build: Build) -> None:
     manager = build(4)
     request = manager.begin([A, B])

@@ -101,7 +101,7 @@ def test_as_many_sources_as_there_may_be_take_no_memory(twin: ModuleType) -> Non
     found = heard_by(manager)
     assert list(found) == [*map(str, range(MOST_SOURCES)), None]
     assert found[None] == (1_000_000 - MOST_SOURCES, 0)
-    assert len(manager.watch._core.sources()) == MOST_SOURCES
+    assert len(manager.watch._core.sources) == MOST_SOURCES
 
 
 # -- what they are worth ---------------------------------------------------------------------

@@ -52,7 +52,7 @@ def seen(manager: Any) -> dict[str, Any]:
         **core.counts(),
         **core.overall(),
         "order": core.order(),
-        "sources": core.sources(),
+        "sources": list(core.sources),
         "lag": core.lag,
         "transfers": core.open_transfers(),
         "due": core.due,
