@@ -51,6 +51,7 @@ nitpick_ignore_regex = [
     ("py:class", r"kvoffload\.traces\.returns\.Returns"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
     ("py:class", r"(kvoffload\.tiers\.engine\.native\.)?Twin"),  # likewise
+    ("py:class", r"tuple\[.*"),  # an annotation that is cut at its comma, with numpy 2.5
     ("py:class", r"TierKeywords|Unpack"),  # the keywords of `TierOptions`, which docstrings name
 ]
 

@@ -151,7 +151,7 @@ class TieredRequest:
     memory.
     """
 
-    __slots__ = ("_hints", "_request", "_store", "_storing")
+    __slots__ = ("_has_looked", "_hints", "_request", "_store", "_storing")
 
     def __init__(
         self, store: TieredStore, request: Request[BlockIDsLoadStoreSpec], hints: Hints | None
@@ -160,6 +160,7 @@ class TieredRequest:
         self._request = request
         self._hints = hints
         self._storing: dict[BlockHash, _Storing] = {}  # its stores that have not ended
+        self._has_looked = False  # whether its lookup was counted
 
     def lookup(self, start: int = 0) -> tuple[int, int]:
         """Count the blocks from `start` on that are ready, and those that are reachable.
@@ -176,12 +177,16 @@ class TieredRequest:
         """
         self._require_open("lookup")
         ready = self._request.lookup(start)
+        self._has_looked = True
         return ready, self._store._reachable(self._part(start, None), ready)
 
     def fetch(
         self, start: int = 0, stop: int | None = None, *, deadline_s: float | None = None
     ) -> int:
         """Load the leading blocks of a part into host memory and pin all that are there.
+
+        Without a `lookup` before, the first fetch makes that of host memory, which a watch and a
+        recording take as the request.
 
         Parameters
         ----------
@@ -199,6 +204,10 @@ class TieredRequest:
         self._require_open("fetch")
         part, resident = self._part(start, stop), self._store._resident
         fetched = next((at for at, key in enumerate(part) if key not in resident), None)
+        check_deadline(deadline_s)
+        if not self._has_looked:
+            self._request.lookup(start)
+            self._has_looked = True
         job = self._store._fetch(part, deadline_s, self._request, int(start))
         if fetched is not None:  # not stored by another request
             calls.note_own(self._request, int(start) + fetched)
@@ -531,6 +540,8 @@ class TieredStore:
 
     def fetch(self, hashes: Iterable[bytes], deadline_s: float | None = None) -> int:
         """Load the leading blocks that tiers have into host memory and pin all that are there.
+
+        It makes no `lookup`, which a watch and a recording would take as a request.
 
         Parameters
         ----------

@@ -21,6 +21,8 @@ from kvoffload.policies import registry
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, TieredStore, TierEvent
 from kvoffload.tiers.tiered_store import Fetched
+from kvoffload.traces import Trace, TraceRecorder
+from kvoffload.watch import Watch
 from tests.conftest import AVAILABLE
 from tests.differential.workloads import conversations
 from tests.tiers.inside import is_busy, limit_queue
@@ -776,6 +778,24 @@ class TestRequests:
         with engine.store.begin(KEYS[:2]) as request:
             request.extend(KEYS[2:3])
         assert touched == [KEYS[:2], KEYS[2:3]]
+
+    def test_a_request_that_only_fetches_is_seen_and_recorded_once(self, tmp_path: Path) -> None:
+        manager = CPUOffloadingManager(16, HOST, watch=Watch(max_rate=1.0))
+        recorder = TraceRecorder(manager, tmp_path / "requests.jsonl.gz")
+        with TieredStore(Region.allocate(HOST, BLOCK), recorder, [memory()]) as store:
+            for looks in (False, True):
+                request = store.begin(KEYS[:4])
+                if looks:
+                    request.lookup()
+                with pytest.raises(ValueError, match="deadline_s"):
+                    request.fetch(deadline_s=-1)
+                request.fetch()
+                request.fetch(2)
+                request.finish()
+        recorder.close()
+        assert manager.stats()["lookups"] == 2
+        assert manager.watch.report().asked == 8
+        assert [len(one.hash_ids) for one in Trace(recorder.log.path)] == [4, 4]
 
 
 class TestArguments:
