@@ -115,7 +115,7 @@ WATCH_METRICS = (
         "base_missed_blocks",
         "counter",
         (),
-        "misses of the shadow of what there is, in the sample of shadow_missed_blocks",
+        "misses with the present policy and memory, in the sample of shadow_missed_blocks",
     ),
     Metric(
         "shadow_missed_blocks",

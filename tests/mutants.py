@@ -87,6 +87,8 @@ def mutants(paths: list[str], count: int) -> Iterator[tuple[str, str, str]]:
 
 def main() -> None:
     """Print the faults that no test finds, and how many are found."""
+    if "--" not in sys.argv:
+        sys.exit(__doc__)
     split = sys.argv.index("--")
     count, paths, tests = int(sys.argv[1]), sys.argv[2:split], sys.argv[split + 1 :]
     found = total = 0

@@ -33,7 +33,7 @@ _ENTRIES = (
     _Entry(
         "arc",
         "ARCCachePolicy",
-        "adaptive replacement as vLLM has it",
+        "oldest first of the blocks seen once or again; their shares adapt, as in vLLM",
         simplicity=6,
         explained_by="Two orders, and lists of blocks that left, which move a target.",
         stem="lists",
@@ -46,7 +46,7 @@ _ENTRIES = (
         "ARCClassicCachePolicy",
         "adaptive replacement as published",
         simplicity=7,
-        explained_by="As much as of arc, which is the one that users of vLLM know.",
+        explained_by="As much as of arc, which users of vLLM know already.",
         stem="lists",
         learns_from_ghosts=True,
         tail_first="in each list",
@@ -97,7 +97,7 @@ _ENTRIES = (
         explained_by="What was learned from all traffic so far, which cannot be followed by hand.",
         options=(
             _Option("ghosts", 3.5, 0.0, 16.0, "ghosts for each block of the capacity"),
-            _Option("guard", 1, 0, 1, "1: evict by recency while a sample does better that way"),
+            _Option("guard", 1, 0, 1, "1: evict by recency while a sample hits more so"),
         ),
         learns_by_request=True,
         learns_from_ghosts=True,

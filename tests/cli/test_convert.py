@@ -266,6 +266,22 @@ def test_chats_are_converted_alike_under_one_salt(tmp_path, kvoffload, chats):
     assert len(json.loads(rows[0])["hash_ids"]) == json.loads(rows[0])["input_length"] // 8
 
 
+def test_a_log_has_the_same_figures_each_time_and_other_words(tmp_path, kvoffload):
+    log = tmp_path / "log.jsonl"
+    row = '{"prompt": "%d %s", "user": "%d"}\n'
+    log.write_text("".join(row % (n % 40, "x" * 300, n % 40) for n in range(200)))
+
+    def printed(*command):
+        done = kvoffload(command[0], log, "--quiet", *command[1:])
+        assert done.code == 0, done.err
+        return done.out
+
+    fleet = ("fleet", "--engines", "8", "--capacity", "40", "--router", "session", "--csv", "-")
+    assert printed(*fleet) == printed(*fleet)
+    assert printed(*fleet) != printed(*fleet, "--salt", "pepper")
+    assert printed("workload") != printed("workload")
+
+
 def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
     table = tmp_path / "table.csv"
     table.write_text('at;the prompt;tokens\n;"secret\n\n""text""";4\n')

@@ -46,7 +46,7 @@ COMMAND = Path(sys.executable).with_name("kvoffload")
 def shell(command: str) -> "subprocess.CompletedProcess[str]":
     """Run a command as a reader with this environment activated would, 100 columns wide."""
     if not COMMAND.exists():
-        raise SkipTest("kvoffload is not installed in this environment")
+        pytest.skip("kvoffload is not installed in this environment")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],

@@ -32,6 +32,7 @@ SCATTERS = {
 
 NUMBERED = {
     "advise/choice.py": "parts of a trace, by time",
+    "cli/_sources.py": "prompts that are looked at for what breaks prefixes",
     "integrations/lmcache/adapter.py": "values of metrics",
     "testing/policies.py": "draws of tests",
     "testing/tiers.py": "draws of tests",

@@ -170,8 +170,8 @@ def test_fields_name_what_is_not_recognised(expected, tmp_path):
         read(path)
     assert caught.value.rule == (
         "must have messages, a prompt or the ids of blocks, got an object with the fields "
-        "event.at, event.who, event.ask, uses, llm, n; --fields messages=event.ask names where "
-        "they are"
+        "event.at, event.who, event.ask, uses, llm, n; --fields messages=event.ask,time=event.at "
+        "names where they are"
     )
     fields = {"messages": "event.ask", "time": "event.at", "session": "event.who", "tools": "uses"}
     found, trace = read(path, fields=fields | {"model": "llm", "output": "n"})

@@ -321,6 +321,18 @@ def test_fields_with_text_that_is_not_read_are_named_with_their_rows(tmp_path, r
     )
 
 
+def test_a_message_may_have_its_text_in_another_field(tmp_path):
+    one, other = read(
+        tmp_path,
+        {"messages": [{"role": "user", "text": LONG}]},
+        {"messages": [message("user", LONG)]},
+    )
+    assert one == other
+    trace = trace_of(tmp_path, {"messages": [{"role": "user", "said": "short"}]})
+    list(trace)
+    assert trace.remarks[1:] == ["1 row has text in `messages[].said` that is not read"]
+
+
 def test_fields_beside_a_completion_are_named_too(tmp_path):
     trace = trace_of(tmp_path, {"prompt": "x", "system": "s", "suffix": "end"})
     list(trace)

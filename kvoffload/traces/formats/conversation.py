@@ -33,6 +33,7 @@ ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 """Roles by the type of a message, as LangChain writes them."""
 _ARGUMENTS = ("arguments", "input", "args")
 _ANSWERS = ("content", "output", "response", "result")
+_CONTENTS = ("content", "parts", "text")
 _PLAIN = {"role", "content"}
 _MESSAGE_FIELDS = _PLAIN | {
     *("name", "reasoning_content", "tool_calls", "function_call", "tool_call_id", "type", "id"),
@@ -116,11 +117,12 @@ class Conversation:
             return
         if not isinstance(role, str):
             raise BadLineError(f"{name}.role must be a string, got {kind_of(role)}")
-        for field in message.keys() - _MESSAGE_FIELDS:
-            if text_size(message[field]) > MOST_UNREAD:
-                self._note("messages[].", field)
-        where = "content" if message.get("content") is not None else "parts"
+        where = next((one for one in _CONTENTS if message.get(one) is not None), "content")
         content, calls = message.get(where), self._calls(message, name)
+        unread = MOST_UNREAD if where in message or calls else 0
+        for field in message.keys() - _MESSAGE_FIELDS - {where}:
+            if text_size(message[field]) > unread:
+                self._note("messages[].", field)
         if isinstance(content, list):
             texts: list[str] = []
             for part in content:

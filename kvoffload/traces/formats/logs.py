@@ -531,8 +531,8 @@ def _are_all(kind: type, value: object) -> bool:
 
 
 _LIKE = {
-    "time": re.compile(r"time|created|_at$|date|^ts$", re.IGNORECASE),
-    "session": re.compile(r"session|conversation|thread|chat_?id|user", re.IGNORECASE),
+    "time": re.compile(r"time|created|(?:^|[_.])at$|date|^ts$", re.IGNORECASE),
+    "session": re.compile(r"session|conv|thread|chat_?id|user", re.IGNORECASE),
     "model": re.compile(r"model", re.IGNORECASE),
     "output": re.compile(r"(completion|output|generated).*tokens?", re.IGNORECASE),
     "system": re.compile(r"system", re.IGNORECASE),
