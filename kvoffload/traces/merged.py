@@ -71,7 +71,7 @@ class MergedTrace:
     Requests with equal times keep the order of the files. Requests of one file always keep their
     order, even if its times go back. Files with clock times, as in LMCache's log, are aligned by
     them, and time 0 is that of the earliest; files whose times count from their own start begin
-    together.
+    with the first request of those, or together.
 
     An id means the same block in several files only if it is a hash of the block's content (see
     `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids and
@@ -211,20 +211,27 @@ class MergedTrace:
 
     def _merged(self) -> Iterator[Request]:
         started: list[tuple[Trace, Iterator[Request]]] = []
+        begun: list[float] = []  # clock times of first requests
         for trace in self._traces:
             requests = iter(trace)
             first = next(requests, None)
             if first is not None:
                 started.append((trace, chain((first,), requests)))
+                if trace.start is not None:
+                    begun.append(trace.start + first.timestamp / 1000)
         starts = [trace.start for trace, _ in started if trace.start is not None]
         earliest = min(starts, default=0.0)
+        first_of_all = min(begun, default=earliest)
         spaces: list[int | None] = [
             None if self._same_ids or trace.has_hashes else index
             for index, (trace, _) in enumerate(started)
         ]
         self.id_spaces = len(set(spaces))
         moved = [
-            _moved(requests, 0 if trace.start is None else (trace.start - earliest) * 1000)
+            _moved(
+                requests,
+                1000 * ((first_of_all if trace.start is None else trace.start) - earliest),
+            )
             for trace, requests in started
         ]
         apart = [

@@ -57,6 +57,12 @@ def test_files_with_times_of_a_clock_are_placed_by_it_and_formats_are_named(tmp_
     assert merged.format is None
     assert len(times(merged)) == 6
     assert (merged.format, merged.block_tokens) == ("lmcache, mooncake", None)
+    log = tmp_path / "4.jsonl"
+    log.write_text(
+        "".join('{"prompt": "x", "ts": %d}\n' % n for n in (1_764_000_007, 1_764_000_009))
+    )
+    merged = MergedTrace([str(log), str(tmp_path / "3.jsonl")])
+    assert times(merged) == [1_764_000_007_000, 1_764_000_007_000, 1_764_000_009_000]
 
 
 def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
