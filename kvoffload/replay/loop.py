@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager
-from kvoffload._checks import MAX_NUM_BLOCKS
-from kvoffload.errors import describe
+from kvoffload._checks import MAX_NUM_BLOCKS, check_instance, check_int
 from kvoffload.traces import Request
 
 from .arrivals import NONE
@@ -87,13 +86,22 @@ def replay(
     While it is cached, the hash of a block is always the same object, while an engine would create
     a new one per request; this saves a manager in Python the hashing of the key.
     """
-    if not isinstance(configuration, Configuration):
-        raise TypeError(f"configuration must be a Configuration, got {describe(configuration)}")
+    check_instance("trace", trace, DecodedTrace | Iterable, "requests")
+    check_instance("configuration", configuration, Configuration, "a Configuration")
+    check_int("parts", parts, 1)
+    check_instance("progress", progress, Callable | None, "callable or None")
+    if manager is not None:
+        _check_manager(manager, configuration)
     if not isinstance(trace, DecodedTrace):
-        if not isinstance(trace, Iterable):
-            raise TypeError(f"trace must be requests, got {describe(trace)}")
         trace = DecodedTrace.of(trace, arrivals=not configuration.is_in_turn)
     return Replays(trace).of(configuration, manager=manager, parts=parts, progress=progress)
+
+
+def _check_manager(manager: OffloadingManager, configuration: Configuration) -> None:
+    """Raise if a manager cannot be the host memory of the one engine of a configuration."""
+    check_instance("manager", manager, OffloadingManager, "an OffloadingManager or None")
+    if configuration.policy in CEILINGS or configuration.engines > 1:
+        raise ValueError("manager must be None with several engines or a ceiling, got one")
 
 
 class Replays:
@@ -119,9 +127,6 @@ class Replays:
         progress: Progress | None = None,
     ) -> Result:
         """Replay the trace; other arguments and the result are those of `replay`."""
-        is_ceiling = configuration.policy in CEILINGS
-        if manager is not None and (is_ceiling or configuration.engines > 1):
-            raise ValueError("manager must be None with several engines or a ceiling, got one")
         configuration.check_trace(self._trace)
         groups = configuration.groups
         if groups not in self._rows:
