@@ -58,9 +58,11 @@ def replay(
     configuration : Configuration
         The engines.
     manager : OffloadingManager, optional
-        The host memory of the one engine, empty, instead of the one that the configuration
-        describes; a `CPUOffloadingManager` with several groups or steps. Its calls are timed, all
-        calls of a request together; with several groups or in steps with the rules in Python.
+        The host memory of the one engine, empty and of as many blocks, instead of the one that the
+        configuration describes; a `CPUOffloadingManager` with several groups or steps. Its calls
+        are timed, all calls of a request together; with several groups or in steps with the rules
+        in Python. It keys its samples with a secret of its own, so the hits of ``hit-density``
+        differ by up to 2 % from run to run; without `manager` they are always the same.
     parts : int
         Number of parts of the trace whose results are counted apart, too; not for ``"belady"``.
     progress : callable, optional
@@ -77,7 +79,8 @@ def replay(
     TypeError, ValueError
         If an argument is of another type; if the trace lacks what the configuration needs
         (`NoSessionsError` if a loop has no sessions), or its times exceed 2**63 ns; if a manager is
-        given with several engines or a ceiling.
+        given with several engines or a ceiling, or its ``stats()`` tell that it is not empty, or
+        has not `Configuration.host` blocks.
 
     Complexity: O(blocks) besides the policies; with an index O(blocks + engines) per request.
 
@@ -98,10 +101,14 @@ def replay(
 
 
 def _check_manager(manager: OffloadingManager, configuration: Configuration) -> None:
-    """Raise if a manager cannot be the host memory of the one engine of a configuration."""
+    """Raise if a manager is not the empty host memory of the one engine of a configuration."""
     check_instance("manager", manager, OffloadingManager, "an OffloadingManager or None")
     if configuration.policy in CEILINGS or configuration.engines > 1:
         raise ValueError("manager must be None with several engines or a ceiling, got one")
+    counts: dict[str, int] = getattr(manager, "stats", dict)()
+    if counts.get("resident", 0) or counts.get("free", configuration.host) != configuration.host:
+        rule = f"manager must be empty and have room for {configuration.host} blocks"
+        raise ValueError(f"{rule}, as host says, got {manager!r}")
 
 
 class Replays:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
     Configuration,
     DecodedTrace,
@@ -137,3 +138,24 @@ def test_decoding_checks_before_it_reads(options: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         DecodedTrace.of(**{"requests": requests} | options)
     assert len([*requests]) == 3
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [
+        CPUOffloadingManager(16, 500),
+        CPUOffloadingManager(16, 4, "hit-density"),
+        LRUOffloadingManager(CPUBackend(16, 500)),
+    ],
+)
+def test_a_manager_has_the_blocks_of_the_configuration(manager: Any) -> None:
+    with pytest.raises(ValueError, match="must be empty and have room for 5 blocks, as host says"):
+        replay(TRACE, ONE, manager=manager)
+
+
+@pytest.mark.parametrize("host", [5, 3])
+def test_a_manager_is_empty(host: int) -> None:
+    used = CPUOffloadingManager(16, 5)
+    assert replay(TRACE, ONE, manager=used).stored == 2
+    with pytest.raises(ValueError, match=r"must be empty and .*, got .* 2 of 5 blocks resident"):
+        replay(TRACE, Configuration(host=host), manager=used)
