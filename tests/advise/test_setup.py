@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvoffload.advise import Setup
+from kvoffload.advise import Setup, advise
+from kvoffload.advise.advice import RecordedTrace
+from kvoffload.advise.economy import Engine
 from kvoffload.advise.setup import FleetTier
-from kvoffload.replay import GroupChunks
+from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.traces import Workload
 
 MIB = 2**20
 
@@ -75,3 +78,13 @@ def test_a_tier_checks_its_values() -> None:
         FleetTier("shared", -1)
     with pytest.raises(ValueError, match=r"policy must be one of .*, got 'x'"):
         FleetTier("shared", MIB, "x")
+
+
+def test_several_engines_are_advised_on_from_requests() -> None:
+    workload = Workload(60, seed=3)
+    engine = Engine(prefill_rate=9000, link_bandwidth=10**9)
+    setup = asked(engines=2, routers=("session",), engine=engine)
+    recorded = RecordedTrace.of(workload, arrivals=True)
+    assert advise(workload, setup).rows == advise(recorded, setup).rows
+    with pytest.raises(TypeError, match="requests must be Requests or a RecordedTrace, got Dec"):
+        advise(DecodedTrace.of(workload), setup)  # type: ignore[arg-type]
