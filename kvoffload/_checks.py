@@ -6,12 +6,12 @@ A message names the argument, the rule and the value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .errors import describe
+from .errors import describe, unknown_name
 from .types import BlockHash, BlockStatus, Hints
 
 # Slots are counted in an int32 by the engines that use them.
@@ -53,6 +53,20 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {describe(value)}")
     return bool(value)
+
+
+def check_instance(name: str, value: Any, kinds: Any, text: str) -> Any:
+    """Return `value` if it is an instance of `kinds`, in words `text`; TypeError if not."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {text}, got {describe(value)}")
+    return value
+
+
+def check_word(name: str, value: Any, words: Collection[str]) -> str:
+    """Return `value` if it is one of `words`; TypeError if it is no string, ValueError if not."""
+    if check_instance(name, value, str, "a string") not in words:
+        raise unknown_name(name, value, words)
+    return str(value)
 
 
 def check_hints(hints: Any) -> Hints | None:

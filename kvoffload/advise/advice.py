@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload._checks import check_instance
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import BELADY, INFINITE
@@ -278,7 +279,7 @@ def advise(
     Parameters
     ----------
     requests : iterable of Request or RecordedTrace
-        The trace; it is iterated over once. For several engines, a trace recorded with arrivals.
+        The trace; it is iterated over once. If it is recorded, for a fleet with its arrivals.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
     jobs : int
@@ -293,10 +294,13 @@ def advise(
     ------
     TraceError
         As the trace does.
-    ValueError
-        As `Configuration` and `Configuration.check_trace` do.
+    TypeError, ValueError
+        If `requests` is of another type, and as `Configuration` and `Configuration.check_trace` do.
     """
-    recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
+    recorded = requests
+    if not isinstance(recorded, RecordedTrace):
+        check_instance("requests", requests, Iterable, "Requests or a RecordedTrace")
+        recorded = RecordedTrace.of(recorded, arrivals=setup.engines > 0)
     trace = recorded.trace
     configurations = setup.configurations(trace.unique_blocks)
     how = {"jobs": jobs, "elsewhere": elsewhere, "progress": progress}

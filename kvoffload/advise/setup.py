@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from kvoffload._checks import check_bool, check_instance, check_int, check_word
 from kvoffload.replay import Configuration, GroupChunks, Tier
-from kvoffload.replay.configuration import DECODE_NS, Loop
-from kvoffload.replay.groups import STEP_TOKENS
+from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES, Loop, TierKind
+from kvoffload.replay.groups import STEP_TOKENS, check_step_tokens
 from kvoffload.replay.offline import BELADY
+from kvoffload.replay.policies import read_policy
 from kvoffload.replay.routers import ROUTERS, parse_router
 
 from .choice import POLICIES, ROUND_ROBIN, Prices
@@ -46,11 +48,21 @@ class FleetTier:
         Its size, or that of each if it is private, bytes.
     policy : str
         Its policy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks its rule.
     """
 
-    kind: Literal["shared", "private"]
+    kind: TierKind
     memory: int
     policy: str = "lru"
+
+    def __post_init__(self) -> None:
+        check_word("kind", self.kind, get_args(TierKind))
+        check_int("memory", self.memory, 0)
+        read_policy(self.policy)
 
 
 class Case(NamedTuple):
@@ -126,6 +138,11 @@ class Setup:
         When a session's later requests come, as in `Configuration`.
     prices : Prices or None
         Prices of memory; without them the least host memory is cheapest, then the smallest tier.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks its rule.
     """
 
     memory: int
@@ -148,6 +165,35 @@ class Setup:
     slots: int = 0
     loop: Loop = "open"
     prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "block_tokens", "tier_bandwidth"):
+            check_int(name, getattr(self, name), 1)
+        for name in ("device_memory", "decode_ns", "slots"):
+            check_int(name, getattr(self, name), 0)
+        check_int("engines", self.engines, 0, MOST_ENGINES)
+        check_int("token_bytes", self.token_bytes, 1 if self.groups is None or self.engines else 0)
+        if self.step_tokens is not None:
+            check_step_tokens(self.step_tokens)
+        for name in ("full_blocks", "device_is_assumed"):
+            check_bool(name, getattr(self, name))
+        check_word("loop", self.loop, get_args(Loop))
+        check_instance("engine", self.engine, Engine | None, "an Engine or None")
+        check_instance("groups", self.groups, GroupChunks | None, "GroupChunks or None")
+        check_instance("prices", self.prices, Prices | None, "Prices or None")
+        for name in ("policies", "routers", "tiers", "others"):
+            value = getattr(self, name)
+            check_instance(name, value, tuple | list, "a tuple")
+            if not value and name != "others":
+                raise ValueError(f"{name} must not be empty, got {value}")
+        for policy in self.policies:
+            read_policy(policy)
+        for router in self.routers:
+            parse_router(router)
+        for memory in self.others:
+            check_int("others", memory, 1)
+        for tier in self.tiers:
+            check_instance("tiers", tier, FleetTier | None, "of FleetTier or None")
 
     @property
     def rates(self) -> Engine | None:

@@ -8,18 +8,18 @@ come first served. The how-to on fleets lists what the model omits.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from kvoffload._checks import check_int
-from kvoffload.errors import describe
+from kvoffload._checks import MAX_NUM_BLOCKS, check_instance, check_int, check_word
 
 from .events import duration
 from .groups import GroupChunks
 from .offline import BELADY, CEILINGS
+from .policies import read_policy
 from .requests import DecodedTrace
 from .routers import RouterSpec, parse_router
 
-__all__ = ["DECODE_NS", "MOST_ENGINES", "Configuration", "Loop", "Tier"]
+__all__ = ["DECODE_NS", "MOST_ENGINES", "Configuration", "Loop", "Tier", "TierKind"]
 
 MOST_ENGINES = 256
 DECODE_NS = 20 * 10**6
@@ -27,6 +27,9 @@ DECODE_NS = 20 * 10**6
 Loop = Literal["open", "closed", "recorded"]
 """Arrivals of a session's later requests: as recorded; each after its wait from the finish of the
 previous one; or after its wait and the recorded service from the arrival of the previous one."""
+
+TierKind = Literal["shared", "private"]
+"""One tier for all engines, or one per engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,21 @@ class Tier:
         Its capacity; per engine if it is private.
     policy : str
         Its policy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks its rule.
     """
 
-    kind: Literal["shared", "private"]
+    kind: TierKind
     slots: int
     policy: str = "lru"
+
+    def __post_init__(self) -> None:
+        check_word("kind", self.kind, get_args(TierKind))
+        check_int("slots", self.slots, 0, MAX_NUM_BLOCKS)
+        read_policy(self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +129,18 @@ class Configuration:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, str):
-            raise TypeError(
-                f"policy must be a string, got {describe(self.policy)}; 'module:Class' names a "
-                "class"
-            )
+        if self.policy not in CEILINGS:
+            read_policy(self.policy)
         check_int("engines", self.engines, 1, MOST_ENGINES)
-        for name in ("host", "device", "pending", "slots", "decode_ns", "seed"):
+        check_int("host", self.host, 0, None if self.policy in CEILINGS else MAX_NUM_BLOCKS)
+        for name in ("device", "pending", "slots", "decode_ns", "seed"):
             check_int(name, getattr(self, name), 0)
+        for name in ("rate", "link", "tier_link"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
+        check_word("loop", self.loop, get_args(Loop))
+        check_instance("tier", self.tier, Tier | None, "a Tier or None")
+        check_instance("groups", self.groups, GroupChunks, "GroupChunks")
         spec = self.spec
         if spec.options.get("sees") == "tier" and self.tier is None:
             raise ValueError(f"router {self.router!r} must have a tier to see, got none")

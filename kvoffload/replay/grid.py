@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from kvoffload._checks import check_instance, check_int
+
 from .configuration import Configuration
 from .loop import Replays
 from .offline import BELADY
@@ -54,14 +56,26 @@ def replay_all(
     ChildProcessError
         If a process is killed.
     """
-    ordered = sorted(dict.fromkeys(configurations), key=_shortness)
-    for configuration in ordered:
-        configuration.check_trace(trace)
-    make = functools.partial(_replaying, parts=parts)
-    for done, result in enumerate(spread(trace, ordered, make, jobs, elsewhere), start=1):
+    check_instance("trace", trace, DecodedTrace, "a DecodedTrace")
+    check_instance("configurations", configurations, Iterable, "an iterable of Configuration")
+    given = list(configurations)
+    for position, one in enumerate(given):
+        check_instance(f"configurations[{position}]", one, Configuration, "a Configuration")
+        one.check_trace(trace)
+    check_int("parts", parts, 1)
+    check_int("jobs", jobs, 1)
+    check_instance("elsewhere", elsewhere, Elsewhere | None, "Elsewhere or None")
+    check_instance("progress", progress, Callable | None, "callable or None")
+    ordered = sorted(dict.fromkeys(given), key=_shortness)
+    found = spread(trace, ordered, functools.partial(_replaying, parts=parts), jobs, elsewhere)
+    return found if progress is None else _counted(found, progress)
+
+
+def _counted(results: Iterator[Result], progress: Callable[[int], object]) -> Iterator[Result]:
+    """Yield results; call `progress` with how many have been used."""
+    for done, result in enumerate(results, start=1):
         yield result
-        if progress is not None:
-            progress(done)
+        progress(done)
 
 
 def _shortness(one: Configuration) -> tuple[Any, ...]:

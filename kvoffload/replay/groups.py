@@ -73,10 +73,18 @@ class GroupLayout:
         The groups; at least one.
     block_bytes : int
         Bytes of a block of the widest group, over all of its layers and workers.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `block_bytes` is not an integer >= 0.
     """
 
     groups: tuple[Group, ...]
     block_bytes: int
+
+    def __post_init__(self) -> None:
+        check_int("block_bytes", self.block_bytes, 0)
 
     @property
     def is_sparse(self) -> bool:

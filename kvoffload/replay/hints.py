@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import Hints
-from kvoffload._checks import check_int
+from kvoffload._checks import check_int, check_word
 from kvoffload.errors import describe
 from kvoffload.traces import Request
 
@@ -85,10 +85,7 @@ class HintOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.told not in HINT_KINDS:
-            raise ValueError(
-                f"told must be one of {', '.join(HINT_KINDS)}, got {describe(self.told)}"
-            )
+        check_word("told", self.told, HINT_KINDS)
         for name, least, most in (("noise", 1, MOST_NOISE), ("share", 0, 1), ("liars", 0, 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager
-from kvoffload._checks import MAX_NUM_BLOCKS
-from kvoffload.errors import describe
+from kvoffload._checks import MAX_NUM_BLOCKS, check_instance, check_int
 from kvoffload.traces import Request
 
 from .arrivals import NONE
@@ -59,9 +58,11 @@ def replay(
     configuration : Configuration
         The engines.
     manager : OffloadingManager, optional
-        The host memory of the one engine, empty, instead of the one that the configuration
-        describes; a `CPUOffloadingManager` with several groups or steps. Its calls are timed, all
-        calls of a request together; with several groups or in steps with the rules in Python.
+        The host memory of the one engine, empty and of as many blocks, instead of the one that the
+        configuration describes; a `CPUOffloadingManager` with several groups or steps. Its calls
+        are timed, all calls of a request together; with several groups or in steps with the rules
+        in Python. It keys its samples with a secret of its own, so the hits of ``hit-density``
+        differ by up to 2 % from run to run; without `manager` they are always the same.
     parts : int
         Number of parts of the trace whose results are counted apart, too; not for ``"belady"``.
     progress : callable, optional
@@ -78,7 +79,8 @@ def replay(
     TypeError, ValueError
         If an argument is of another type; if the trace lacks what the configuration needs
         (`NoSessionsError` if a loop has no sessions), or its times exceed 2**63 ns; if a manager is
-        given with several engines or a ceiling.
+        given with several engines or a ceiling, or its ``stats()`` tell that it is not empty, or
+        has not `Configuration.host` blocks.
 
     Complexity: O(blocks) besides the policies; with an index O(blocks + engines) per request.
 
@@ -87,13 +89,26 @@ def replay(
     While it is cached, the hash of a block is always the same object, while an engine would create
     a new one per request; this saves a manager in Python the hashing of the key.
     """
-    if not isinstance(configuration, Configuration):
-        raise TypeError(f"configuration must be a Configuration, got {describe(configuration)}")
+    check_instance("trace", trace, DecodedTrace | Iterable, "requests")
+    check_instance("configuration", configuration, Configuration, "a Configuration")
+    check_int("parts", parts, 1)
+    check_instance("progress", progress, Callable | None, "callable or None")
+    if manager is not None:
+        _check_manager(manager, configuration)
     if not isinstance(trace, DecodedTrace):
-        if not isinstance(trace, Iterable):
-            raise TypeError(f"trace must be requests, got {describe(trace)}")
         trace = DecodedTrace.of(trace, arrivals=not configuration.is_in_turn)
     return Replays(trace).of(configuration, manager=manager, parts=parts, progress=progress)
+
+
+def _check_manager(manager: OffloadingManager, configuration: Configuration) -> None:
+    """Raise if a manager is not the empty host memory of the one engine of a configuration."""
+    check_instance("manager", manager, OffloadingManager, "an OffloadingManager or None")
+    if configuration.policy in CEILINGS or configuration.engines > 1:
+        raise ValueError("manager must be None with several engines or a ceiling, got one")
+    counts: dict[str, int] = getattr(manager, "stats", dict)()
+    if counts.get("resident", 0) or counts.get("free", configuration.host) != configuration.host:
+        rule = f"manager must be empty and have room for {configuration.host} blocks"
+        raise ValueError(f"{rule}, as host says, got {manager!r}")
 
 
 class Replays:
@@ -119,9 +134,6 @@ class Replays:
         progress: Progress | None = None,
     ) -> Result:
         """Replay the trace; other arguments and the result are those of `replay`."""
-        is_ceiling = configuration.policy in CEILINGS
-        if manager is not None and (is_ceiling or configuration.engines > 1):
-            raise ValueError("manager must be None with several engines or a ceiling, got one")
         configuration.check_trace(self._trace)
         groups = configuration.groups
         if groups not in self._rows:

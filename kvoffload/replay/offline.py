@@ -48,8 +48,9 @@ def belady(prompts: Prompts, capacity: int, device_hits: npt.NDArray[np.int64]) 
 
     Each use of a block is an opportunity to store it, whether the manager is asked for it or the
     accelerator has it. Keeping a block until its next use is worth one hit if the manager is asked
-    for it then, and nothing if the accelerator has it: a block that is not worth keeping leaves at
-    once. Of the others, the block with the latest next use is evicted, or bypasses the cache.
+    for it then, even behind a missing block of the prompt, and nothing if the accelerator has it: a
+    block that is not worth keeping leaves at once, or is not stored at all. Of the others, the
+    block with the latest next use is evicted, or is not stored if it is the new one.
 
     No choice of blocks to store, keep and evict, made block by block in the order of the trace,
     hits more: this picks as many as possible of the intervals between two uses, at most `capacity`

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
-from kvoffload._checks import check_num_blocks
+from kvoffload._checks import check_instance, check_num_blocks
 from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.errors import describe
 from kvoffload.policies import registry
@@ -51,6 +51,7 @@ def read_policy(text: str) -> str:
 
     If it does not, a TypeError or ValueError names the rule and the value.
     """
+    check_instance("policy", text, str, "a string, where 'module:Class' names a class")
     if not is_own(text):
         try:
             return str(registry.parse(text, "policy"))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
+from kvoffload._checks import check_bool, check_instance
 from kvoffload.traces import Request
 from kvoffload.traces.id_map import IdMap
 from kvoffload.traces.objects import ObjectBatch, batches_of
@@ -72,8 +73,12 @@ class DecodedTrace:
         """Decode a trace; `progress` is called regularly with the number of requests so far.
 
         `hints` adds the clients' hints, and `arrivals` the arrivals; errors are those of
-        `TraceHints.of` and `Arrivals.of`.
+        `TraceHints.of` and `Arrivals.of`; TypeError if an argument is of another type.
         """
+        check_instance("requests", requests, Iterable, "an iterable of Request")
+        check_instance("progress", progress, Callable | None, "callable or None")
+        check_instance("hints", hints, HintOptions | None, "HintOptions or None")
+        check_bool("arrivals", arrivals)
         batches = None if arrivals or hints is not None else batches_of(requests)
         if batches is not None:
             return cls._of_objects(batches, progress)

@@ -17,7 +17,8 @@ from hashlib import sha256
 from operator import add
 from typing import TYPE_CHECKING
 
-from kvoffload.errors import describe, unknown_name
+from kvoffload._checks import check_instance, check_word
+from kvoffload.errors import describe
 from kvoffload.policies.registry import Option, parse_options
 
 from .index import DEVICE, HOST, TIER, Change, EventIndex, History, Leads
@@ -45,11 +46,7 @@ class Choice:
 
     def check(self, value: str) -> str:
         """Return the word; ValueError if it is not one of the set."""
-        if value not in self.words:
-            raise ValueError(
-                f"{self.name} must be one of {', '.join(self.words)}, got {describe(value)}"
-            )
-        return value
+        return check_word(self.name, value, self.words)
 
 
 Value = int | float | str
@@ -95,13 +92,12 @@ def parse_router(text: str, argument: str = "router") -> RouterSpec:
 
     Raises
     ------
-    ValueError
-        If the router or an option is unknown, given twice, malformed or out of bounds; the message
-        names the known ones.
+    TypeError, ValueError
+        If the router is no string; if it or an option is unknown, given twice, malformed or out of
+        bounds: the message names the known ones.
     """
-    name = text.partition("?")[0]
-    if name not in ROUTERS:
-        raise unknown_name(argument, name, ROUTERS)
+    name = check_instance(argument, text, str, "a string").partition("?")[0]
+    check_word(argument, name, ROUTERS)
     known_options = {one.name: one for one in ROUTERS[name].options}
 
     def check(key: str, value: str) -> Value:

@@ -79,6 +79,21 @@ class BackendConformance(ABC):
             require(isinstance(spec, LoadStoreSpec), f"must be a LoadStoreSpec: {spec!r}")
         equal(backend.get_num_free_blocks(), 0, "number of free blocks")
 
+    def test_a_spec_has_the_blocks_in_their_order(self) -> None:
+        backend, keys = self.make_backend(4), make_keys(4)
+        statuses = list(backend.allocate_blocks(keys))
+
+        def spec_of(*which: int) -> Any:
+            some = [keys[index] for index in which], [statuses[index] for index in which]
+            return backend.get_load_store_spec(*some)
+
+        if not hasattr(spec_of(0), "block_ids"):
+            require(spec_of(0, 1) != spec_of(1, 0), "specs in two orders must differ")
+            return
+        for first, second in ((0, 1), (1, 0)):
+            each = [*spec_of(first).block_ids, *spec_of(second).block_ids]
+            equal([*spec_of(first, second).block_ids], each, "block_ids of a spec")
+
     def test_managers_never_have_two_blocks_in_one_place(self) -> None:
         for create in (LRUOffloadingManager, ARCOffloadingManager):
             dice, backend = random.Random(3), self.make_backend(12)  # noqa: S311

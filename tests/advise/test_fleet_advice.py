@@ -80,7 +80,7 @@ def test_a_fleet_is_compared_with_given_memories_and_needs_times_of_arrival():
     assert setup.memories() == [0, 10 * MIB, 40 * MIB]
     assert {case.memory for case in setup.cases()} == set(setup.memories())
     with pytest.raises(ValueError, match="trace must have arrivals, got none"):
-        advise([Request(0, 16, 1, (1,))], setup)
+        advise(RecordedTrace.of([Request(0, 16, 1, (1,))]), setup)
 
 
 def test_a_router_that_sees_a_tier_is_compared_where_there_is_one():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from kvoffload import Backend, BlockStatus, CPUBackend, CPULoadStoreSpec
+from kvoffload import Backend, BlockStatus, CPUBackend, CPULoadStoreSpec, LoadStoreSpec
 from kvoffload.testing.backends import BackendConformance
 from tests.parts import ListBackend
 
@@ -26,6 +26,28 @@ class TestListBackend(BackendConformance):
 
     def make_backend(self, num_blocks: int) -> Backend[Any]:
         return ListBackend(16, num_blocks)
+
+
+class OpaqueSpec(LoadStoreSpec):
+    """A spec that no other equals."""
+
+    @staticmethod
+    def medium() -> str:
+        return "OPAQUE"
+
+
+class OpaqueBackend(ListBackend):
+    """A user's backend whose specs cannot be read."""
+
+    def get_load_store_spec(self, hashes: Any, blocks: Any) -> OpaqueSpec:  # type: ignore[override]
+        return OpaqueSpec()
+
+
+class TestOpaqueBackend(BackendConformance):
+    """Specs of a type of its own are accepted."""
+
+    def make_backend(self, num_blocks: int) -> Backend[Any]:
+        return OpaqueBackend(16, num_blocks)
 
 
 class CountsOneLess(ListBackend):
@@ -76,6 +98,36 @@ class AllocatesForASpec(ListBackend):
         return super().get_load_store_spec(hashes, blocks)
 
 
+class NamesPlacesInReverse(ListBackend):
+    """Its specs have the last block first."""
+
+    def get_load_store_spec(self, hashes: Any, blocks: Any) -> CPULoadStoreSpec:
+        return super().get_load_store_spec(hashes, [*blocks][::-1])
+
+
+class SortedSpec(LoadStoreSpec):
+    """Places without their order."""
+
+    def __init__(self, places: Iterable[int]) -> None:
+        self.places = sorted(places)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SortedSpec) and self.places == other.places
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @staticmethod
+    def medium() -> str:
+        return "SORTED"
+
+
+class SortsPlaces(ListBackend):
+    """Its specs do not tell the order of the blocks."""
+
+    def get_load_store_spec(self, hashes: Any, blocks: Any) -> SortedSpec:  # type: ignore[override]
+        return SortedSpec(block.block_id for block in blocks)
+
+
 FAULTY = [
     CountsOneLess,
     GivesAPlaceTwice,
@@ -83,6 +135,8 @@ FAULTY = [
     KeepsWhatIsFreed,
     NamesNoPlaces,
     AllocatesForASpec,
+    NamesPlacesInReverse,
+    SortsPlaces,
 ]
 
 

@@ -132,7 +132,7 @@ def test_hints_are_told_in_the_loop() -> None:
     Clock.heard.clear()
     trace = DecodedTrace.of(requests, arrivals=True, hints=HintOptions(told="expect"))
     manager = CPUOffloadingManager(TOKENS, 4, Clock)
-    replay(trace, looped(rate=100), manager=manager)
+    replay(trace, looped(host=4, rate=100), manager=manager)
     assert [hints.expect_s for hints in Clock.heard] == [0.05, 0.05]
 
 

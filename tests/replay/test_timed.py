@@ -21,7 +21,8 @@ def keys(*hash_ids: int) -> list[bytes]:
 
 def timed(requests, manager, block_tokens=None, progress=None):
     """Replay requests through a manager."""
-    configuration = Configuration(host=1, groups=GroupChunks.of_blocks(block_tokens))
+    host = manager.stats()["free"] if isinstance(manager, CPUOffloadingManager) else 3
+    configuration = Configuration(host=host, groups=GroupChunks.of_blocks(block_tokens))
     return replay(requests, configuration, manager=manager, progress=progress)
 
 
