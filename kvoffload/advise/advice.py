@@ -17,7 +17,7 @@ from kvoffload.replay.offline import BELADY, INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request
 
-from .choice import Choice, choose, choose_fleet, saving
+from .choice import Choice, balanced, choose, choose_fleet, saving
 from .economy import balance
 from .setup import VLLM_DEFAULT, Case, Setup
 from .units import bytes_text, percent_text
@@ -210,9 +210,9 @@ class Advice:
         """The fleets that may be recommended; the others are compared with them.
 
         These have a router that was named. If all such routers see a tier, which needs host memory,
-        those without offloading are added.
+        those without offloading are added. Without times of first tokens, only `balanced` ones.
         """
-        return _candidates(self.rows, self.setup)
+        return [*balanced({case: self.rows[case] for case in _named(self.rows, self.setup)})]
 
     @property
     def best(self) -> Case:
@@ -332,7 +332,7 @@ def _on_fleet(
         chosen = choose_fleet({rows[case].configuration: rows[case] for case in some}, setup.prices)
         return next(case for case in rows if rows[case].configuration == chosen)
 
-    named, facts = _candidates(rows, setup), recorded.facts()
+    named, facts = _named(rows, setup), recorded.facts()
     return Advice(
         setup=setup,
         facts=facts,
@@ -345,7 +345,7 @@ def _on_fleet(
     )
 
 
-def _candidates(cases: Iterable[Case], setup: Setup) -> list[Case]:
+def _named(cases: Iterable[Case], setup: Setup) -> list[Case]:
     cases = list(cases)
     named = [case for case in cases if case.router in setup.routers]
     if all(case.offloads for case in named):

@@ -9,7 +9,7 @@ from typing import Any
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .choice import ENOUGH, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, Choice, saving
+from .choice import ENOUGH, EVEN, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, Choice, saving
 from .details import LITTLE, Details, DiskCell, FirstTokens
 from .economy import Engine, balance
 from .knee import Knee
@@ -499,8 +499,10 @@ def _enough(advice: Advice) -> str:
         if advice.setup.rate
         else ""
     )
+    is_even = not advice.setup.rate and advice.rows[best].imbalance <= EVEN
+    even = " that balance the load" if is_even else ""
     return (
-        f"The best of {len(advice.candidates):,} fleets is {case_text(best)}: it saves "
+        f"The best of {len(advice.candidates):,} fleets{even} is {case_text(best)}: it saves "
         f"{percent_text(saving(advice.rows[best]))} of the {advice.setup.saved}. A fleet "
         f"within {points(ENOUGH)} of it{times} is enough; the one with the {cheapest} is taken."
     )
