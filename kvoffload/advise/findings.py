@@ -456,6 +456,7 @@ def _written(setup: Setup, cell: DiskCell) -> str:
 
 def _of_fleet(advice: Advice) -> list[Finding]:
     setup, offloads, result = advice.setup, advice.case.offloads, advice.result
+    hits, whole = result.device_hits + result.hits, result.device_hits + result.asked
     routers = {case.router: case.router for case in advice.rows}
     tiers = {tier: f"{tier_text(tier)}:" for tier in setup.tiers}
     policies = {policy: policy for policy in setup.policies}
@@ -473,7 +474,7 @@ def _of_fleet(advice: Advice) -> list[Finding]:
         "First token": _first_token_of_fleet(advice) if setup.rate else "",
         "Balance": _balance(advice),
         "Ceiling": f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; "
-        f"the fleet hits {percent_text(result.hit_ratio)}.",
+        f"all caches of the fleet hit {percent_text(hits / whole if whole else 0.0)}.",
     }
     return [Finding(title, text) for title, text in texts.items() if text]
 

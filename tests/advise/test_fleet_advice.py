@@ -149,6 +149,15 @@ def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning(trace)
     assert text.startswith(f"The best of {len(usual.candidates)} fleets that balance the load is ")
 
 
+def test_the_ceiling_and_the_hits_are_shares_of_the_same_blocks(trace):
+    """On the accelerators everything fits: they hit what a cache without bounds would."""
+    found = advise(trace, replace(SETUP, device_memory=400 * MIB, routers=("session",)))
+    text = {finding.title: finding.text for finding in findings(found)}["Ceiling"]
+    assert text == (
+        "A cache without bounds would hit 87.5 % of the blocks; all caches of the fleet hit 87.5 %."
+    )
+
+
 def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
     found = advise(trace, SETUP)
     assert "of the tokens" in headline(found)
