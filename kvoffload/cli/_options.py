@@ -39,6 +39,8 @@ _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
 # 1,418 as it is printed, or two values of a list, with nothing before or after them
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
+# 30,60,120,342, a list because a part after the first has not three digits
+_LIST = re.compile(r"\d+(?:,\d+)*,(?!\d{3}(?!\d))\d+(?:,\d+)*", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -181,7 +183,7 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
         ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     ) -> tuple[Any, ...]:
         for text in texts:
-            grouped = _GROUPED.search(text)
+            grouped = None if _LIST.fullmatch(text) else _GROUPED.search(text)
             if grouped is not None:
                 one, several = grouped[0].replace(",", ""), grouped[0].replace(",", ", ")
                 raise click.BadParameter(
