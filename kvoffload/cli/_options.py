@@ -32,6 +32,7 @@ from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
 MAX_BLOCK_TOKENS = 2**31 - 1
+LEAST_BANDWIDTH = 1_000_000  # without a unit
 FIELDS_FORM = "messages=FIELD,time=FIELD"
 PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
@@ -138,6 +139,16 @@ def read_size(text: str) -> int:
     size = sizes.read_size(text, needs_unit=not is_number)
     if size is None or size < 1:
         raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {describe(text)}")
+    return size
+
+
+def read_bandwidth(text: str) -> int:
+    """Read bytes per second; a number that is too small to be meant needs a unit."""
+    size = read_size(text)
+    if text.isdecimal() and size < LEAST_BANDWIDTH:
+        raise ValueError(
+            f"must have a unit if it is below {LEAST_BANDWIDTH:,}, as 25GB, got {describe(text)}"
+        )
     return size
 
 
