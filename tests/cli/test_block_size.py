@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "sweep --full-blocks": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "advise": ADVISE,
+    "info": [],
 }
 LMCACHE = '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'
 BAILIAN = '{"timestamp":0,"chat_id":1,"input_length":20,"output_length":1,"hash_ids":[1,2]}'
@@ -36,7 +37,7 @@ def run(kvoffload, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("command", ["replay --full-blocks", "advise"])
+@pytest.mark.parametrize("command", ["replay --full-blocks", "advise", "info"])
 @pytest.mark.parametrize(
     ("trace", "given", "why"),
     [
@@ -117,6 +118,11 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
     whole = json.loads(run("sweep", trace, "--block-tokens", 16, "--json").out)
     assert whole["no_token_hit_ratio"] is None
+    found = json.loads(run("info", trace, "--block-tokens", 16, "--json").out)
+    assert (found["block_tokens"], found["input_tokens"]) == (16, 48)
+    rows = [line.split() for line in run("info", trace, "--block-tokens", 16).out.splitlines()]
+    assert ["block", "size,", "tokens", "16", "(as", "given)"] in rows
+    assert ["input", "tokens", "48"] in rows
     (row,) = whole["results"]  # prompts are as long as their blocks
     assert (row["tokens"], row["token_hit_ratio"]) == (48, row["hit_ratio"])
     for command in ("replay --full-blocks", "sweep --full-blocks"):
