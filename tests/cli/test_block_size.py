@@ -103,6 +103,21 @@ def test_its_origin_is_reported(run):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
+def test_converted_traces_without_lengths_get_those_of_blocks_of_a_given_size(kvoffload, tmp_path):
+    path, objects = tmp_path / "hashes.txt", tmp_path / "trace.oracleGeneral"
+    path.write_text(HEX)
+    assert kvoffload("convert", path, "--to", "oracle-general", "--output", objects).code == 0
+    for source, tokens in ((path, [128, 64]), (objects, [64] * 3)):
+        done = kvoffload("convert", source, "--block-tokens", 64, "--quiet")
+        assert (done.code, done.err) == (0, "")
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert [row["input_length"] for row in rows] == tokens
+    write_trace(Workload(3), path)
+    done = kvoffload("convert", path, "--block-tokens", 64)
+    assert done.code == 2
+    assert done.error.endswith("sessions (weka), prompts or blocks of unknown size, got mooncake")
+
+
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
 CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 
