@@ -494,6 +494,12 @@ def _objections(
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
     if not facts.requests:
         return ["the trace has no requests"]
+    found = []
+    if facts.requests < LEAST_REQUESTS:
+        found.append(
+            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
+            "are needed"
+        )
     needed = f"at least {percent_text(LEAST_REUSE)} is needed"
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)
@@ -505,7 +511,7 @@ def _objections(
             f"of the others, and {needed}. Running "
             "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
         )
-        return [served]
+        return [*found, served]
     plain = setup.chunks.is_plain
     if ideal < LEAST_REUSE:
         at = "" if plain else " at this retention interval"
@@ -515,13 +521,7 @@ def _objections(
         )
         if plain:  # with groups, resume points may be missing
             text += ". Offloading gains nothing on such requests"
-        return [text]
-    found = []
-    if facts.requests < LEAST_REQUESTS:
-        found.append(
-            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
-            "are needed"
-        )
+        return [*found, text]
     if not evicts:
         way_out = change = "record for longer, or ask for less --capacity"
         if plain:  # with groups, what all blocks take is not counted
