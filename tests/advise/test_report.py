@@ -205,6 +205,15 @@ def test_what_reads_like_the_best_policy_of_a_column_is_bold_and_a_caption_says_
     assert all("bold" not in caption for caption in re.findall("<caption>.*", fleet_page()))
 
 
+@pytest.mark.parametrize("make", [page, fleet_page, hostile_page])
+def test_no_line_ends_within_an_option(make):
+    text = re.sub("<(style|script|code)>.*?</", "", make(), flags=re.DOTALL)
+    said = re.findall(r"(.{21})--(device-memory|engines)\b", text)
+    assert said
+    assert {before for before, _ in said} == {'<span class="option">'}
+    assert ".option { white-space: nowrap; }" in make()
+
+
 def test_a_memory_for_which_nobody_asked_is_not_said_to_be():
     knee = Knee(1, 1, 1, is_shown=False, curve=())
     assert curves(subject()).marked == "asked for"
