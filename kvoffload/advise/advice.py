@@ -18,7 +18,7 @@ from kvoffload.replay.offline import BELADY, INFINITE
 from kvoffload.replay.processes import Elsewhere
 from kvoffload.traces import Request
 
-from .choice import Choice, choose, choose_fleet, saving
+from .choice import Choice, balanced, choose, choose_fleet, saving
 from .economy import balance
 from .setup import VLLM_DEFAULT, Case, Setup
 from .units import bytes_text, percent_text
@@ -211,9 +211,9 @@ class Advice:
         """The fleets that may be recommended; the others are compared with them.
 
         These have a router that was named. If all such routers see a tier, which needs host memory,
-        those without offloading are added.
+        those without offloading are added. Without times of first tokens, only `balanced` ones.
         """
-        return _candidates(self.rows, self.setup)
+        return [*balanced({case: self.rows[case] for case in _named(self.rows, self.setup)})]
 
     @property
     def best(self) -> Case:
@@ -336,7 +336,7 @@ def _on_fleet(
         chosen = choose_fleet({rows[case].configuration: rows[case] for case in some}, setup.prices)
         return next(case for case in rows if rows[case].configuration == chosen)
 
-    named, facts = _candidates(rows, setup), recorded.facts()
+    named, facts = _named(rows, setup), recorded.facts()
     return Advice(
         setup=setup,
         facts=facts,
@@ -349,7 +349,7 @@ def _on_fleet(
     )
 
 
-def _candidates(cases: Iterable[Case], setup: Setup) -> list[Case]:
+def _named(cases: Iterable[Case], setup: Setup) -> list[Case]:
     cases = list(cases)
     named = [case for case in cases if case.router in setup.routers]
     if all(case.offloads for case in named):
@@ -498,6 +498,12 @@ def _objections(
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
     if not facts.requests:
         return ["the trace has no requests"]
+    found = []
+    if facts.requests < LEAST_REQUESTS:
+        found.append(
+            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
+            "are needed"
+        )
     needed = f"at least {percent_text(LEAST_REUSE)} is needed"
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)
@@ -509,7 +515,7 @@ def _objections(
             f"of the others, and {needed}. Running "
             "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
         )
-        return [served]
+        return [*found, served]
     plain = setup.chunks.is_plain
     if ideal < LEAST_REUSE:
         at = "" if plain else " at this retention interval"
@@ -519,13 +525,7 @@ def _objections(
         )
         if plain:  # with groups, resume points may be missing
             text += ". Offloading gains nothing on such requests"
-        return [text]
-    found = []
-    if facts.requests < LEAST_REQUESTS:
-        found.append(
-            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
-            "are needed"
-        )
+        return [*found, text]
     if not evicts:
         way_out = change = "record for longer, or ask for less --capacity"
         if plain:  # with groups, what all blocks take is not counted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Column", "Curve", "Curves", "Snippet", "Table", "TableCell", "best", "column"]
+__all__ = ["Column", "Curve", "Curves", "Snippet", "Table", "TableCell", "column"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class TableCell:
     """A cell of a table: its text, and how a page shows it."""
 
     text: str
-    best: bool = False  # of its column
+    best: bool = False  # reads as the best of its column
     shade: int | None = None  # of a heat map, 0 to 10
     enough: bool = False  # what is recommended
     bar: float | None = None  # a length, of 1
@@ -75,14 +75,13 @@ class Snippet(NamedTuple):
     text: str
 
 
-def column(title: str, texts: Sequence[str], marked: set[int] | None = None, **more: Any) -> Column:
-    """Return a column of texts, of which some are the best."""
-    cells = [TableCell(text, index in (marked or ())) for index, text in enumerate(texts)]
+def column(title: str, texts: Sequence[str], values: Sequence[float] = (), **more: Any) -> Column:
+    """Return a column of texts, the first of them of values, of which the greatest is the best.
+
+    Texts that read alike are equally good; if all of the values do, none is the best.
+    """
+    shown = texts[: len(values)]
+    best = shown[values.index(max(values))] if len({*shown}) > 1 else None
+    marked = [text == best for text in shown] + [False] * (len(texts) - len(shown))
+    cells = [TableCell(text, mark) for text, mark in zip(texts, marked, strict=True)]
     return Column(title, cells, **more)
-
-
-def best(values: Sequence[float]) -> set[int]:
-    """Return the indexes of the greatest values, none where all are equal."""
-    if not values or min(values) == max(values):
-        return set()
-    return {index for index, value in enumerate(values) if value == max(values)}

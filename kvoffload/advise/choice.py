@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
@@ -29,12 +30,14 @@ from kvoffload.replay.routers import ROUTERS
 
 __all__ = [
     "ENOUGH",
+    "EVEN",
     "LEAST_NOISE",
     "POLICIES",
     "ROUND_ROBIN",
     "SLOWER",
     "Choice",
     "Prices",
+    "balanced",
     "choose",
     "choose_fleet",
     "choose_policy",
@@ -64,7 +67,12 @@ It is also the noise between routers, and between policies other than those of `
 SLOWER = 1.25
 """Factor by which 95 % of the first tokens may take longer than in the surest fleet."""
 
+EVEN = 1.5
+"""Greatest share of the busiest engine, in means, of a fleet whose load is balanced."""
+
 _GIB = 2**30
+
+AnyCase = TypeVar("AnyCase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,27 @@ def saving(result: Result) -> float:
     return result.token_hit_ratio or 0.0 if result.saved is None else result.saved
 
 
+def balanced(results: Mapping[AnyCase, Result]) -> dict[AnyCase, Result]:
+    """Return the fleets that may be recommended; all, if there are times, which show queues.
+
+    Without times of first tokens, a fleet is left out if its busiest engine computes more than 1.5
+    times the mean (if each does, more than in the most balanced one), and more tokens than the
+    busiest engine of a fleet that is not left out.
+    """
+    most = max(EVEN, min(found.imbalance for found in results.values()))
+    even = [_busiest(found) for found in results.values() if found.imbalance <= most]
+    return {
+        fleet: found
+        for fleet, found in results.items()
+        if found.ttft_p95 is not None or found.imbalance <= most or _busiest(found) <= min(even)
+    }
+
+
+def _busiest(result: Result) -> float:
+    """Return what the busiest engine computes, as a multiple of an engine's share of the tokens."""
+    return result.imbalance * (1 - saving(result))
+
+
 def choose_fleet(
     results: Mapping[Configuration, Result], prices: Prices | None = None
 ) -> Configuration:
@@ -201,8 +230,9 @@ def choose_fleet(
 
     A fleet is enough if it saves within .01 of the best and, among those that do, gives 95 % of
     the first tokens within 1.25 times the least time. To each of these times its error is added: a
-    router that is fast by chance does not win. Of equally cheap fleets, the policy is chosen as by
-    `choose_policy`, then the router that is higher in the table.
+    router that is fast by chance does not win. Without times, only the `balanced` fleets are
+    compared. Of equally cheap fleets, the policy is chosen as by `choose_policy`, then the router
+    that is higher in the table.
 
     Parameters
     ----------
@@ -211,6 +241,7 @@ def choose_fleet(
     prices : Prices, optional
         Without them the least host memory is cheapest, then the smallest tier.
     """
+    results = balanced(results)
     best = max(map(saving, results.values()))
     enough = [fleet for fleet in results if saving(results[fleet]) >= best - ENOUGH]
     times = {

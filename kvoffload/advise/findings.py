@@ -9,7 +9,7 @@ from typing import Any
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .choice import ENOUGH, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, Choice, saving
+from .choice import ENOUGH, EVEN, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, Choice, saving
 from .details import LITTLE, Details, DiskCell, FirstTokens
 from .economy import Engine, balance
 from .knee import Knee
@@ -456,6 +456,7 @@ def _written(setup: Setup, cell: DiskCell) -> str:
 
 def _of_fleet(advice: Advice) -> list[Finding]:
     setup, offloads, result = advice.setup, advice.case.offloads, advice.result
+    hits, whole = result.device_hits + result.hits, result.device_hits + result.asked
     routers = {case.router: case.router for case in advice.rows}
     tiers = {tier: f"{tier_text(tier)}:" for tier in setup.tiers}
     policies = {policy: policy for policy in setup.policies}
@@ -473,7 +474,7 @@ def _of_fleet(advice: Advice) -> list[Finding]:
         "First token": _first_token_of_fleet(advice) if setup.rate else "",
         "Balance": _balance(advice),
         "Ceiling": f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; "
-        f"the fleet hits {percent_text(result.hit_ratio)}.",
+        f"all caches of the fleet hit {percent_text(hits / whole if whole else 0.0)}.",
     }
     return [Finding(title, text) for title, text in texts.items() if text]
 
@@ -499,8 +500,10 @@ def _enough(advice: Advice) -> str:
         if advice.setup.rate
         else ""
     )
+    is_even = not advice.setup.rate and advice.rows[best].imbalance <= EVEN
+    even = " that balance the load" if is_even else ""
     return (
-        f"The best of {len(advice.candidates):,} fleets is {case_text(best)}: it saves "
+        f"The best of {len(advice.candidates):,} fleets{even} is {case_text(best)}: it saves "
         f"{percent_text(saving(advice.rows[best]))} of the {advice.setup.saved}. A fleet "
         f"within {points(ENOUGH)} of it{times} is enough; the one with the {cheapest} is taken."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .chart import Picture
 
 __all__ = ["report_html", "require_report", "write_report"]
+
+_OPTION = re.compile(r"--[a-z][a-z-]+")
 
 FIRST = (
     *("Changes", "Capacity", "Prefixes", "Time", "First token", "Retention", "Accelerator"),
@@ -50,13 +53,19 @@ def report_html(answer: Subject) -> str:
     """Return the page; MissingExtraError if jinja2 is not installed."""
     require_report()
     import jinja2
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     from .chart import over_memory
 
     style, script = _page("report.css"), _page("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = unbroken
+
+    def whole_options(text: str) -> Markup:
+        """Escape a text in which no line may end in an option, nor before a unit."""
+        escaped = str(escape(unbroken(text)))
+        return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', escaped))  # noqa: S704
+
+    environment.filters["unbroken"] = whole_options
     found, shown, chart = answer.findings(), tables(answer), curves(answer)
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,

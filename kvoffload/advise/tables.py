@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .answer import Column, Curve, Curves, Table, TableCell, best, column
+from .answer import Column, Curve, Curves, Table, TableCell, column
 from .choice import saving
 from .economy import balance
 from .setup import FleetTier
@@ -43,7 +43,7 @@ def curves(subject: Subject) -> Curves:
         "from host memory instead of computed again.",
         [bytes_text(memory) for memory in memories],
         memories.index(setup.memory),
-        "asked for",
+        "asked for" if subject.knee is None else "advised on",
         advice.policy,
         lines,
         ceilings,
@@ -70,8 +70,8 @@ def _policies(subject: Subject) -> Table:
     ranking, asked = advice.ranking(), bytes_text(setup.memory)
     results = [advice.of(policy) for policy in ranking]
 
-    def of_results(title: str, texts: Iterable[str], marked: set[int] | None = None) -> Column:
-        return column(title, [*texts, "-", "-"], marked)  # nothing of the ceilings
+    def of_results(title: str, texts: Iterable[str], values: Sequence[float] = ()) -> Column:
+        return column(title, [*texts, "-", "-"], values)  # nothing of the ceilings
 
     ratios = [
         replace(
@@ -93,16 +93,16 @@ def _policies(subject: Subject) -> Table:
     per_hit = [advice.stored_per_hit(one) for one in results]
     rates = [advice.rates(one) for one in results]
     rest += [
-        column("tokens saved", saved, best([one.offloaded_tokens for one in results]), first=True),
+        column("tokens saved", saved, [one.offloaded_tokens for one in results], first=True),
         of_results(
             "stored\nper hit",
             ["-" if n is None else f"{n:.2f}" for n in per_hit],
-            best([-(n or math.inf) for n in per_hit]),
+            [-(n or math.inf) for n in per_hit],
         ),
         of_results(
             "to host",
             [rate_text(one.store) for one in rates],
-            best([-one.stored for one in results]),
+            [-one.stored for one in results],
         ),
         of_results("from host", [rate_text(one.load) for one in rates]),
     ]
@@ -110,9 +110,8 @@ def _policies(subject: Subject) -> Table:
         found = [balance(setup, one, engine) for one in results]
         saves = [one.prefill_seconds for one in found]
         takes = [one.moving_seconds for one in found]
-        fastest = best([-one for one in takes])
-        rest.append(of_results("prefill\nsaved", map(duration_text, saves), best(saves)))
-        rest.append(of_results("moving\nblocks", map(duration_text, takes), fastest))
+        rest.append(of_results("prefill\nsaved", map(duration_text, saves), saves))
+        rest.append(of_results("moving\nblocks", map(duration_text, takes), [-n for n in takes]))
     return Table(
         "Policies",
         f"{apart}tokens saved, stores and rates are for {asked}",
@@ -170,7 +169,7 @@ def _ratios(advice: Advice, memory: int, title: str, ranking: Sequence[str]) -> 
     """Return the hit ratios of policies and ceilings in one memory as a column."""
     ratios = [advice.of(policy, memory).hit_ratio for policy in ranking]
     texts = [percent_text(ratio) for ratio in (*ratios, advice.ceilings[memory], advice.unbounded)]
-    return column(title, texts, best(ratios))
+    return column(title, texts, ratios)
 
 
 def _detail(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .choice import ROUND_ROBIN, saving
+from .choice import EVEN, ROUND_ROBIN, saving
 from .economy import Balance, Engine, balance
 from .setup import VLLM_DEFAULT
 from .units import bytes_text, count_text, duration_text, percent_text
@@ -23,7 +23,7 @@ def headline(advice: Advice) -> str:
         verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
         return f"{verdict}: {'; '.join(advice.objections)}."
     if setup.engines:
-        return _of_fleet(advice)
+        return _of_fleet(advice) + _lopsided(advice.result)
     result, engine = advice.result, setup.rates
     if not advice.case.offloads:
         return _does_not_pay(advice)
@@ -100,6 +100,12 @@ def _of_fleet(advice: Advice) -> str:
     if twice is not None:
         text += f"; twice the memory would save {_more(-gained(twice))}"
     return f"{text}."
+
+
+def _lopsided(result: Result) -> str:
+    """Return how much the busiest engine computes, if that is far from the mean."""
+    text = f" The busiest engine computes {result.imbalance:.2f} times the mean."
+    return text if result.imbalance > EVEN else ""
 
 
 def _more(difference: float) -> str:

@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
             code = _invoke(arguments)
             sys.stdout.flush()
             return code
-    except (KeyboardInterrupt, click.Abort):  # Ctrl-C, also at a question, or its answer
+    except (KeyboardInterrupt, click.Abort):  # Ctrl-C, also at a question
         return INTERRUPTED
     except SystemExit as end:  # a signal, or click's completion
         return int(end.code or 0)

@@ -32,6 +32,7 @@ from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
 MAX_BLOCK_TOKENS = 2**31 - 1
+LEAST_BANDWIDTH = 1_000_000  # without a unit
 FIELDS_FORM = "messages=FIELD,time=FIELD"
 PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
@@ -39,6 +40,8 @@ _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
 # 1,418 as it is printed, or two values of a list, with nothing before or after them
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
+# 30,60,120,342, a list because a part after the first has not three digits
+_LIST = re.compile(r"\d+(?:,\d+)*,(?!\d{3}(?!\d))\d+(?:,\d+)*", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -139,6 +142,16 @@ def read_size(text: str) -> int:
     return size
 
 
+def read_bandwidth(text: str) -> int:
+    """Read bytes per second; a number that is too small to be meant needs a unit."""
+    size = read_size(text)
+    if text.isdecimal() and size < LEAST_BANDWIDTH:
+        raise ValueError(
+            f"must have a unit if it is below {LEAST_BANDWIDTH:,}, as 25GB, got {describe(text)}"
+        )
+    return size
+
+
 def check_prefix(prefix: str) -> None:
     """Refuse a prefix that cannot start a metric's name."""
     if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
@@ -181,7 +194,7 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
         ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     ) -> tuple[Any, ...]:
         for text in texts:
-            grouped = _GROUPED.search(text)
+            grouped = None if _LIST.fullmatch(text) else _GROUPED.search(text)
             if grouped is not None:
                 one, several = grouped[0].replace(",", ""), grouped[0].replace(",", ", ")
                 raise click.BadParameter(

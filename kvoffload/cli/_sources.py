@@ -187,7 +187,8 @@ class Source:
     @property
     def names(self) -> list[str]:
         """The name, and the treatment of the block ids of several files, if there are some."""
-        return [self.name] if self.ids_text is None else [self.name, self.ids_text]
+        name = "standard input" if self.name == STDIN else self.name
+        return [name] if self.ids_text is None else [name, self.ids_text]
 
     @property
     def assumed_text(self) -> str | None:

@@ -61,6 +61,7 @@ from ._options import (
     json_option,
     manager_of,
     policy_option,
+    read_bandwidth,
     read_capacity,
     read_policy,
     read_size,
@@ -164,7 +165,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @click.option(
     "--link-bandwidth",
     metavar="SIZE",
-    callback=value_of(read_size),
+    callback=value_of(read_bandwidth),
     help="Measured bytes per second between accelerators and host memory, one way, all links "
     "together (50GB); estimated from --accelerator if not given.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import click
 
@@ -68,7 +69,8 @@ FULL_BLOCKS = ("lmcache", WEKA.name, MOONCAKE_DELTA.name)  # whose requests have
     "--block-tokens",
     type=click.IntRange(1, MAX_BLOCK_TOKENS),
     help="Tokens per block: a multiple of the sessions' own (weka); any number, 16 by default "
-    "(prompts); the tokens of an id, inferred by default (mooncake-delta).",
+    "(prompts); the tokens of an id, inferred by default (mooncake-delta); any number, "
+    "for the lengths that are written, where the trace has none (hex, oracle-general).",
 )
 @click.option(
     "--shared-prompts",
@@ -118,7 +120,7 @@ def convert(
     survey = Survey()
     requests: Iterable[Request] = reading.requests(source)
     if option is not None:
-        requests = _of_sessions(requests, source, option)
+        requests = _as_asked(requests, source, option, block_tokens)
     counted = survey.counting(sorted_by_time(requests) if sort else requests)
     try:
         write_output(counted, output, WRITERS[to])
@@ -141,14 +143,22 @@ def convert(
         )
 
 
-def _of_sessions(
-    requests: Iterable[Request], source: MergedTrace, option: str
+def _as_asked(
+    requests: Iterable[Request], source: MergedTrace, option: str, block_tokens: int | None
 ) -> Iterator[Request]:
-    """Yield requests; refuse an option of sessions if the trace has none."""
+    """Yield requests; refuse an option that does not go with the trace.
+
+    A prompt whose length is not known gets that of its blocks, if their size is given.
+    """
     for request in requests:
-        is_known = source.format == WEKA.name
+        is_known, what = source.format == WEKA.name, "sessions (weka)"
         if option == "--block-tokens":
             is_known |= source.is_log or source.format == MOONCAKE_DELTA.name
+            is_known |= not request.input_length
+            what += ", prompts or blocks of unknown size"
         if not is_known:
-            raise click.UsageError(f"{option} must go with sessions (weka), got {source.format}")
-        yield request
+            raise click.UsageError(f"{option} must go with {what}, got {source.format}")
+        if block_tokens is None or request.input_length:
+            yield request
+        else:
+            yield replace(request, input_length=len(request.hash_ids) * block_tokens)

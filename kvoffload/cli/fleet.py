@@ -45,10 +45,10 @@ from ._options import (
     jobs_option,
     json_option,
     manager_of,
+    read_bandwidth,
     read_capacity,
     read_picture,
     read_policy,
-    read_size,
     reading_options,
     traces_argument,
     value_of,
@@ -194,7 +194,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @click.option(
     "--link-bandwidth",
     metavar="SIZE",
-    callback=value_of(read_size),
+    callback=value_of(read_bandwidth),
     help="Bytes per second from host memory to an engine.  [default: that of --accelerator, "
     "else 50GB]",
 )
@@ -203,7 +203,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     default="10GB",
     show_default=True,
     metavar="SIZE",
-    callback=value_of(read_size),
+    callback=value_of(read_bandwidth),
     help="Bytes per second from a tier to an engine.",
 )
 @click.option(

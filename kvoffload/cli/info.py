@@ -15,7 +15,7 @@ from kvoffload.traces.returns import Returns
 
 from ._breaks import Broken, show_text_option
 from ._options import (
-    MAX_BLOCK_TOKENS,
+    block_tokens_option,
     examples,
     json_option,
     read_picture,
@@ -24,7 +24,7 @@ from ._options import (
     value_of,
 )
 from ._output import check_outputs, check_plot, write_files
-from ._sources import Reading, Source, note_order, open_source, order_object
+from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
 from ._terminal import note_bad_lines, print_json, print_tables, progress_bar
 
 
@@ -41,11 +41,7 @@ from ._terminal import note_bad_lines, print_json, print_tables, progress_bar
     callback=value_of(read_picture),
     help="Draw the hit ratio over the time for which blocks are kept: .png, .svg or .pdf.",
 )
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(1, MAX_BLOCK_TOKENS),
-    help="Tokens per block that is made of prompts; 16 by default.",
-)
+@block_tokens_option
 @show_text_option
 @reading_options
 @json_option
@@ -70,7 +66,10 @@ def info(
     with open_source(traces, reading, block_tokens, sample) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             shown = source.watched(progress)
-            survey = Survey.of(source.requests, returns=returns, progress=shown)
+            survey = Survey.of(
+                source.requests, returns=returns, block_tokens=block_tokens, progress=shown
+            )
+        size = BlockTokens.of(source, survey, block_tokens)
         note_order(survey, source, quiet=quiet)
         ratio = survey.ideal_hit_ratio
         broken = Broken.of(source, sample, ratio, shows_text=show_text, quiet=quiet)
@@ -82,22 +81,25 @@ def info(
 
         faults = write_files((plot, draw))
         if as_json:
-            print_json(as_object(source, survey) | returns_object(returns) | broken.as_object())
+            print_json(
+                as_object(source, survey, size) | returns_object(returns) | broken.as_object()
+            )
         else:
-            _print(source, survey, returns, broken)
+            _print(source, survey, size, returns, broken)
             note_bad_lines(source.bad_lines, quiet=quiet)
     if faults:
         raise faults[0]
 
 
-def _print(source: Source, survey: Survey, returns: Returns, broken: Broken) -> None:
-    rows = as_rows(source, survey) + broken.rows() + returns_rows(returns, survey.seconds)
+def _print(
+    source: Source, survey: Survey, size: BlockTokens, returns: Returns, broken: Broken
+) -> None:
+    rows = as_rows(source, survey, size) + broken.rows() + returns_rows(returns, survey.seconds)
     names, values = zip(*rows, strict=True)
-    title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
-    print_tables(title, [column("", [*names], numeric=False)], [[column("", [*values])]])
+    print_tables(source.names, [column("", [*names], numeric=False)], [[column("", [*values])]])
 
 
-def as_object(source: Source, survey: Survey) -> dict[str, object]:
+def as_object(source: Source, survey: Survey, size: BlockTokens) -> dict[str, object]:
     """Return the survey as the object that ``--json`` prints."""
     return {
         "trace": source.name,
@@ -108,10 +110,10 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
         "blocks": survey.blocks,
         "unique_blocks": survey.unique_blocks,
         "reuse": survey.blocks / survey.unique_blocks if survey.unique_blocks else 0.0,
-        "block_tokens": source.block_tokens or survey.block_tokens,
+        "block_tokens": size.count,
         "ideal_hit_ratio": survey.ideal_hit_ratio,
         "seconds": survey.seconds,
-        "input_tokens": survey.input_tokens,
+        "input_tokens": _input_tokens(survey, size),
         "output_tokens": survey.output_tokens,
         "longest_request_blocks": survey.longest,
         "bad_lines": source.bad_lines,
@@ -121,20 +123,20 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
     }
 
 
-def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
+def as_rows(source: Source, survey: Survey, size: BlockTokens) -> list[tuple[str, str]]:
     """Return the survey as rows of a table."""
     unique = survey.unique_blocks or 0
-    size = source.block_tokens or survey.block_tokens
+    tokens = _NO_SIZE[survey.input_tokens > 0] if size.count is None else f"{size.count:,}"
     return [
         ("format", source.format or ""),
         ("requests", f"{survey.requests:,}"),
         ("blocks", f"{survey.blocks:,}"),
         ("unique blocks", f"{unique:,}"),
         ("reuse, blocks per unique block", f"{survey.blocks / unique:.2f}" if unique else "none"),
-        ("block size, tokens", _NO_SIZE[survey.input_tokens > 0] if size is None else f"{size:,}"),
+        ("block size, tokens", f"{tokens}{' (as given)' * (size.origin == 'option')}"),
         ("ideal hit ratio, cache without bounds", percent_text(survey.ideal_hit_ratio)),
         ("span", duration(survey.seconds)),
-        ("input tokens", f"{survey.input_tokens:,}"),
+        ("input tokens", f"{_input_tokens(survey, size):,}"),
         ("output tokens", f"{survey.output_tokens:,}"),
         ("longest request, blocks", f"{survey.longest:,}"),
         *(
@@ -143,6 +145,11 @@ def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
         ),
         *([("turns, the most stated", f"{survey.most_turns:,}")] if survey.most_turns else []),
     ]
+
+
+def _input_tokens(survey: Survey, size: BlockTokens) -> int:
+    """Return the tokens of all prompts; without lengths, those of blocks of a given size."""
+    return survey.blocks * (size.count or 0) if size.origin == "option" else survey.input_tokens
 
 
 _NO_SIZE = {True: "no size fits all requests", False: "not known: no lengths"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,8 @@ def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None
     Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if a block
     is corrupt or a slab is in use.
     """
+    if path.startswith("dir:"):
+        raise click.UsageError(f"PATH must be a folder of slabs, got {describe(path)}")
     with _slabs() as slab:
         found = slab.find_slabs(path)
         verdicts = list(_verdicts(slab, found, quiet=quiet))
@@ -154,14 +158,30 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool, qui
             raise click.UsageError(f"URL must be a folder without ?, got {describe(url)}")
         url = f"slab:{url}"
     what = "all blocks" if generation is None else f"the blocks of generation {generation!r}"
-    if not yes:
-        click.confirm(f"Delete {what} at {_shown(url)}?", abort=True, err=True)
+    if not yes and not _confirms(f"Delete {what} at {_shown(url)}?"):
+        raise OSError("nothing deleted; --yes deletes without asking")
     with _slabs():
         try:
             deleted = delete_blocks(url, generation)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-    note(f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}", quiet=quiet)
+    text = f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}"
+    if generation is not None and not deleted.blocks:
+        text += f": no block of generation {generation!r} is there"
+    note(text, quiet=quiet)
+
+
+def _confirms(question: str) -> bool:
+    """Return whether the user says yes; the end of input means no."""
+    try:
+        answer = click.confirm(question, err=True)
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):  # Ctrl-C
+            raise
+        answer = False
+    if not sys.stdin.isatty():  # no one has ended the question's line
+        click.echo(err=True)
+    return answer
 
 
 def _shown(url: str) -> str:
@@ -184,6 +204,10 @@ def _slabs() -> Iterator[ModuleType]:
         yield slab
     except TierError as error:
         raise OSError(str(error)) from error
+    except FileNotFoundError as error:
+        if error.filename is not None and Path(error.filename).is_file():
+            raise OSError(f"{error.filename}: a file, and no folder of slabs") from error
+        raise
 
 
 def _names(slabs: list[SlabFolder]) -> Column:

@@ -154,6 +154,9 @@ def test_reuse_that_the_cache_on_the_accelerator_serves_is_named_as_that():
     assert "50.0 % of all blocks are reuse" in ceiling.text
     given = advise(twice, dataclasses.replace(setup, device_is_assumed=False))
     assert "own prefix cache, of 100 MiB, serves 50.0 %" in given.objections[0]
+    short, *others = advise(twice[:100], setup).objections
+    assert short == "the trace is too short: 100 requests, and at least 200 are needed"
+    assert len(others) == 1
 
 
 def test_a_memory_that_is_never_filled_gives_no_recommendation():

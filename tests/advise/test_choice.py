@@ -163,6 +163,24 @@ def test_what_is_much_slower_is_not_enough_and_a_time_counts_with_its_error():
     assert p95_error(of_fleet(0.8, None)) == 0
 
 
+def untimed(saved, imbalance):
+    """Return a result without times of first tokens."""
+    return replace(of_fleet(saved, None), saved=None, imbalance=imbalance)
+
+
+def test_without_times_a_router_does_not_win_by_sending_most_to_one_engine():
+    by_turns = {"router": "round-robin"}, untimed(0.8, 1.0)
+    one = {"router": "session"}, untimed(0.829, 4.0)
+    even = {"router": "scored"}, untimed(0.82, 1.5)
+    assert chosen_of(one, by_turns) == {"router": "round-robin"}
+    assert chosen_of(one, by_turns, even) == {"router": "scored"}
+    few = {"router": "prefix"}, untimed(0.9, 2.0)  # .2 on its busiest engine, as by turns
+    assert chosen_of(few, by_turns) == {"router": "prefix"}
+    assert chosen_of(({"router": "sticky"}, untimed(0.829, 1.6)), one) == {"router": "sticky"}
+    timed = {"router": "session"}, replace(of_fleet(0.829), imbalance=4.0)
+    assert chosen_of(timed, ({"router": "round-robin"}, of_fleet(0.8))) == {"router": "session"}
+
+
 def test_prices_decide_where_there_are_any():
     shared, private = ({"host": 10, "tier": Tier(kind, 1000)} for kind in ("shared", "private"))
     for prices, chosen in (

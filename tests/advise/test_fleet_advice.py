@@ -129,7 +129,33 @@ def test_the_headline_and_findings_say_what_was_found(timed):
     for memory in ("20 MiB", "40 MiB", "80 MiB", "160 MiB"):
         assert memory in found["Memory"]
     assert "no tier" in found["Tier"]
+    assert "times the mean" not in text
     assert "behind round-robin" in found["First token"]
+
+
+def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning(trace):
+    one_session = [
+        Request(n, 1024, 1, (*range(60), *range(100 * n + 100, 100 * n + 104)), "same")
+        for n in range(200)
+    ]
+    found = advise(
+        RecordedTrace.of(one_session, arrivals=True), replace(SETUP, routers=("session",))
+    )
+    assert headline(found).endswith(". The busiest engine computes 2.00 times the mean.")
+    enough = {finding.title: finding.text for finding in findings(found)}["Enough"]
+    assert enough.startswith(f"The best of {len(found.candidates)} fleets is session")
+    usual = advise(trace, SETUP)
+    text = {finding.title: finding.text for finding in findings(usual)}["Enough"]
+    assert text.startswith(f"The best of {len(usual.candidates)} fleets that balance the load is ")
+
+
+def test_the_ceiling_and_the_hits_are_shares_of_the_same_blocks(trace):
+    """On the accelerators everything fits: they hit what a cache without bounds would."""
+    found = advise(trace, replace(SETUP, device_memory=400 * MIB, routers=("session",)))
+    text = {finding.title: finding.text for finding in findings(found)}["Ceiling"]
+    assert text == (
+        "A cache without bounds would hit 87.5 % of the blocks; all caches of the fleet hit 87.5 %."
+    )
 
 
 def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):

@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("jinja2", reason="the report needs the report extra")
 pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 
+from kvoffload.advise.answer import column
 from kvoffload.advise.choice import POLICIES
+from kvoffload.advise.knee import Knee
 from kvoffload.advise.report import report_html, write_report
 from kvoffload.advise.tables import curves, heats, routers
 from kvoffload.advise.units import percent_text
@@ -188,6 +190,34 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         write_report(broken, path)
     assert path.read_text(encoding="utf-8") == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_reads_like_the_best_policy_of_a_column_is_bold_and_a_caption_says_so(text):
+    for texts, marks in (
+        (["55.2 %", "55.2 %", "55.1 %", "60 %"], [True, True, False, False]),
+        (["55.2 %", "55.2 %", "55.2 %", "60 %"], [False] * 4),
+    ):
+        cells = column("hit ratio", texts, [0.5521, 0.5519, 0.5513]).cells
+        assert [cell.best for cell in cells] == marks
+    captions = re.findall("<caption>(.*?)</caption>", text)
+    assert captions[0].endswith("; bold: the best policies of a column, if they differ")
+    assert not any("bold" in caption for caption in captions[1:])
+    assert all("bold" not in caption for caption in re.findall("<caption>.*", fleet_page()))
+
+
+@pytest.mark.parametrize("make", [page, fleet_page, hostile_page])
+def test_no_line_ends_within_an_option(make):
+    text = re.sub("<(style|script|code)>.*?</", "", make(), flags=re.DOTALL)
+    said = re.findall(r"(.{21})--(device-memory|engines)\b", text)
+    assert said
+    assert {before for before, _ in said} == {'<span class="option">'}
+    assert ".option { white-space: nowrap; }" in make()
+
+
+def test_a_memory_for_which_nobody_asked_is_not_said_to_be():
+    knee = Knee(1, 1, 1, is_shown=False, curve=())
+    assert curves(subject()).marked == "asked for"
+    assert curves(replace(subject(), knee=knee)).marked == "advised on"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

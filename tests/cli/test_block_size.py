@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "sweep --full-blocks": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "advise": ADVISE,
+    "info": [],
 }
 LMCACHE = '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'
 BAILIAN = '{"timestamp":0,"chat_id":1,"input_length":20,"output_length":1,"hash_ids":[1,2]}'
@@ -36,7 +37,7 @@ def run(kvoffload, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("command", ["replay --full-blocks", "advise"])
+@pytest.mark.parametrize("command", ["replay --full-blocks", "advise", "info"])
 @pytest.mark.parametrize(
     ("trace", "given", "why"),
     [
@@ -102,6 +103,21 @@ def test_its_origin_is_reported(run):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
+def test_converted_traces_without_lengths_get_those_of_blocks_of_a_given_size(kvoffload, tmp_path):
+    path, objects = tmp_path / "hashes.txt", tmp_path / "trace.oracleGeneral"
+    path.write_text(HEX)
+    assert kvoffload("convert", path, "--to", "oracle-general", "--output", objects).code == 0
+    for source, tokens in ((path, [128, 64]), (objects, [64] * 3)):
+        done = kvoffload("convert", source, "--block-tokens", 64, "--quiet")
+        assert (done.code, done.err) == (0, "")
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert [row["input_length"] for row in rows] == tokens
+    write_trace(Workload(3), path)
+    done = kvoffload("convert", path, "--block-tokens", 64)
+    assert done.code == 2
+    assert done.error.endswith("sessions (weka), prompts or blocks of unknown size, got mooncake")
+
+
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
 CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 
@@ -117,6 +133,11 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
     whole = json.loads(run("sweep", trace, "--block-tokens", 16, "--json").out)
     assert whole["no_token_hit_ratio"] is None
+    found = json.loads(run("info", trace, "--block-tokens", 16, "--json").out)
+    assert (found["block_tokens"], found["input_tokens"]) == (16, 48)
+    rows = [line.split() for line in run("info", trace, "--block-tokens", 16).out.splitlines()]
+    assert ["block", "size,", "tokens", "16", "(as", "given)"] in rows
+    assert ["input", "tokens", "48"] in rows
     (row,) = whole["results"]  # prompts are as long as their blocks
     assert (row["tokens"], row["token_hit_ratio"]) == (48, row["hit_ratio"])
     for command in ("replay --full-blocks", "sweep --full-blocks"):

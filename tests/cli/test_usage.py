@@ -27,6 +27,8 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--capacity", "9TiB", "--block-bytes", "1"], "bytes per block), which is too large"),
         (["--capacity", "1,418"], "got '1,418': write 1418 for a number, '1, 418' for a list"),
         (["--capacity", "5%,12,345,678"], "write 12345678 for a number, '12, 345, 678' for a list"),
+        (["--capacity", "30,60,120,342MiB"], "got '60,120,342': write 60120342 for a number"),
+        (["--capacity", "60,120,342"], "got '60,120,342': write 60120342 for a number"),
         (["--capacity", "1,024MiB"], "got '1,024': write 1024 for a number"),
         (["--capacity", "64G"], "must be 64GB or 64GiB, got '64G': which?"),
         (["--capacity", "0.5gi"], "must be 0.5GB or 0.5GiB, got '0.5gi': which?"),
@@ -145,6 +147,9 @@ WITH_A_TRACE = [
     ("fleet --price host=5,tier=1", "--price needs --model or --block-bytes, got neither"),
     ("fleet --block-tokens 7", "--block-tokens must agree with the trace, got 7"),
     ("fleet --model gpt-oss-20b", "--model must have one group for a fleet, got several"),
+    ("fleet --link-bandwidth 50", "must have a unit if it is below 1,000,000, as 25GB, got '50'"),
+    ("fleet --tier-bandwidth 999999", "as 25GB, got '999999'"),
+    ("advise --link-bandwidth 25", "as 25GB, got '25'"),
     ("advise --router session", "--router must go with --engines"),
     ("advise --shared 1GiB", "--shared must go with --engines"),
     ("advise --price host=1,tier=1", "--price must go with --engines"),
@@ -177,7 +182,19 @@ def test_wrong_usage_with_a_trace(kvoffload, trace, words, message):
     assert message in done.error
 
 
-@pytest.mark.parametrize("text", ["9,10", "10, 200", "1000,200", "0.5%,10%", "5%,100", "20,1000"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9,10",
+        "10, 200",
+        "1000,200",
+        "0.5%,10%",
+        "5%,100",
+        "20,1000",
+        "30,60,120,342",
+        "100,200,400,1000",
+    ],
+)
 def test_lists_of_capacities_are_no_numbers_in_groups(text):
     found = values_of(read_capacity)(None, None, (text,))
     assert [capacity.text for capacity in found] == [part.strip() for part in text.split(",")]

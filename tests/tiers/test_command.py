@@ -173,17 +173,22 @@ def test_delete(slabs: Path, command) -> None:
     assert err.startswith("note: 12 blocks deleted, ")
     assert not one.exists()
     assert len(find_slabs(slabs)) == 1
-    done = subprocess.run(
-        [sys.executable, "-m", "kvoffload", "tier", "delete", f"slab:{slabs}", "--all"],
-        input="n\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 130
-    assert done.stderr.startswith(f"Delete all blocks at slab:{slabs}?")
+    for answer in ("n\n", ""):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvoffload", "tier", "delete", f"slab:{slabs}", "--all"],
+            input=answer,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            f"Delete all blocks at slab:{slabs}? [y/N]: ",
+            "kvoffload: nothing deleted; --yes deletes without asking",
+        ]
     code, _, err = command("delete", slabs, "--generation", "another", "--yes")
-    assert (code, err) == (0, "note: 0 blocks deleted, 0 B\n")
+    said = "note: 0 blocks deleted, 0 B: no block of generation 'another' is there\n"
+    assert (code, err) == (0, said)
     assert command("delete", slabs, "--generation", "", "--yes", "--quiet") == (0, "", "")
     assert list(slabs.iterdir()) == []
     code, _, err = command("info", slabs)
@@ -229,11 +234,17 @@ def test_a_slab_in_use(slabs: Path, command) -> None:
 
 def test_what_goes_wrong_is_one_line(tmp_path: Path, command) -> None:
     (tmp_path / "file").write_text("no folder")
-    for path in ("file", "nothing"):
+    for path, said in (
+        ("file", "a file, and no folder of slabs"),
+        ("nothing", "No such file or directory"),
+    ):
         for action in (["info"], ["verify"], ["delete", "--all", "--yes"]):
             code, out, err = command(*action, tmp_path / path)
             assert (code, out) == (1, "")
-            assert err == f"kvoffload: {tmp_path / path}: No such file or directory\n"
+            assert err == f"kvoffload: {tmp_path / path}: {said}\n"
+    code, out, err = command("verify", f"dir:{tmp_path}")
+    assert (code, out) == (2, "")
+    assert err.startswith("kvoffload: PATH must be a folder of slabs, got 'dir:")
     assert command("info")[0] == 2
     assert command("explode", tmp_path)[0] == 2
 
