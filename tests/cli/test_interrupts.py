@@ -241,7 +241,7 @@ def test_a_process_that_is_killed_is_an_error_of_one_line(command, trace, tmp_pa
 
 
 CONSOLE_SCRIPT = "import sys; from kvoffload.__main__ import main; sys.exit(main())"
-IMPORTED = re.compile(rb"import time: .*\n")
+IMPORTED = re.compile(rb"import time: .*\n|imp[^\n]*\Z")  # the last line may be cut
 
 
 @pytest.mark.parametrize("called", ["module", "script"])
