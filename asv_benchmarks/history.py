@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-RELEASES = {"9f17d9d5": "0.1", "edeb814e": "0.2", "a46dca1b": "0.3", "55f26b34": "0.4"}
+RELEASES = {
+    "9f17d9d5": "0.1",
+    "edeb814e": "0.2",
+    "a46dca1b": "0.3",
+    "55f26b34": "0.4",
+    "b265465c": "0.5",
+}
 """Commits of the releases; the last one is the newest that was measured."""
 ROWS = {
     "lookup": "calls.Full.time_lookup",
