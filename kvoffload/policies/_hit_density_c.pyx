@@ -548,9 +548,8 @@ cdef inline uint32_t heed(_HitDensity self, const Hint* hint) noexcept:
     if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
         return 0
     self._learned.hint()
-    if self.counts and hint.source == self.num_sources:
-        self.source_names[self.num_sources] = self.new_source
-        self.num_sources += 1
+    if self.counts:
+        self.num_sources = max(self.num_sources, <int>hint.source + 1)
     return 0 if hint.ends else said
 
 
@@ -677,9 +676,10 @@ cdef class _HitDensity(CompiledPolicy):
     cdef Candidate* candidates
     cdef uint64_t candidate_room    # one for each ring
     cdef int num_candidates
-    cdef list source_names          # of hints, by number; room for all
+    # Of hints, by number: those that were used, then new ones of the call at work; room for all.
+    cdef list source_names
     cdef int num_sources
-    cdef str new_source             # the last argument of `c_source`
+    cdef int num_named              # with the new ones
     cdef uint64_t source_counts[MOST_SOURCES + 1][2]  # hints and returns
 
     def __dealloc__(self):
@@ -710,7 +710,7 @@ cdef class _HitDensity(CompiledPolicy):
         for index, word in enumerate(words_of(new_secret())):
             self.secret[index] = word
         self.source_names = [None] * (MOST_SOURCES + 1)
-        self.num_sources = 0
+        self.num_sources = self.num_named = 0
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.duel = None
         if guard and capacity:
@@ -855,13 +855,20 @@ cdef class _HitDensity(CompiledPolicy):
 
     cdef int c_source(self, str source) except -1:
         cdef int number = 0
-        while number < self.num_sources and self.source_names[number] != source:
+        while number < self.num_named and self.source_names[number] != source:
             number += 1
-        self.new_source = source
+        if number == self.num_named and number <= MOST_SOURCES:
+            self.source_names[number] = source
+            self.num_named += 1
         return min(number, MOST_SOURCES)
 
-    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
-        cdef const Hint* found = CompiledPolicy.hint_of(self, hints, now, hint)
+    cdef const Hint* hint_of(
+        self, object hints, object now, Hint* hint, bint is_second=False
+    ) except? NULL:
+        cdef const Hint* found
+        if not is_second:
+            self.num_named = self.num_sources
+        found = CompiledPolicy.hint_of(self, hints, now, hint)
         if found != NULL and found.expect_s > 0.0 and not ensure_said(self, said_by(found)):
             raise MemoryError("no room for hints")
         return found
@@ -1067,7 +1074,7 @@ cdef class _HitDensity(CompiledPolicy):
         if not self.counts:
             return
         self._learned.clear()
-        self.num_sources = 0
+        self.num_sources = self.num_named = 0
         memset(self.source_counts, 0, sizeof(self.source_counts))
         self.rule = DENSITY
         if self.duel is not None:

@@ -337,7 +337,7 @@ cdef class Miniature:
                 else:
                     now, at_begin, at_finish, *_ = told[row]
                     hint = self.policy.hint_of(at_begin, now, &begins)
-                    last = self.policy.hint_of(at_finish or at_begin, now, &finishes)
+                    last = self.policy.hint_of(at_finish or at_begin, now, &finishes, True)
                     if last != NULL and last.ends and not self.policy.ensure_release(size):
                         raise MemoryError()
                     self.serve_told(hint, last, position, position - lag)

@@ -99,8 +99,11 @@ cdef class CompiledPolicy:
     # Touch the blocks of a beginning request; `hint` is NULL without hints.
     cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept
     # Return `hint`, filled from `hints`, or NULL without hints; this may run Python code.
-    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL
-    # Return the number by which the policy knows a source of hints.
+    # `is_second`: the call at work has filled another one, which it uses first.
+    cdef const Hint* hint_of(
+        self, object hints, object now, Hint* hint, bint is_second=*
+    ) except? NULL
+    # Return the number by which the policy knows a source of hints, or will once it is used.
     cdef int c_source(self, str source) except -1
     # Release the batch's blocks, last first; room was made.
     cdef void c_release(self, Batch* batch) noexcept

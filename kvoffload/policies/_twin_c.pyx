@@ -522,7 +522,9 @@ cdef class CompiledPolicy:
     cdef int c_source(self, str source) except -1:
         return 0
 
-    cdef const Hint* hint_of(self, object hints, object now, Hint* hint) except? NULL:
+    cdef const Hint* hint_of(
+        self, object hints, object now, Hint* hint, bint is_second=False
+    ) except? NULL:
         if hints is None and now is None:
             return NULL
         memset(hint, 0, sizeof(Hint))

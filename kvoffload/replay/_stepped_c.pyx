@@ -190,7 +190,7 @@ cdef class SteppedRows:
             if told is not None:
                 now, at_begin, at_finish, *_ = told[row]
                 self.hint = cache.policy.hint_of(at_begin, now, &self.begins)
-                self.last = cache.policy.hint_of(at_finish, None, &self.finishes)
+                self.last = cache.policy.hint_of(at_finish, None, &self.finishes, True)
                 ends = self.last != NULL and self.last.ends
                 if ends and not cache.policy.ensure_release(size):
                     raise MemoryError()

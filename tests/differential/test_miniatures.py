@@ -69,6 +69,17 @@ def require_a_managers(miniature: Any, manager: Any) -> None:
         assert getattr(miniature, own) == stats[counter], own
 
 
+def test_a_row_may_bring_two_new_sources_of_hints(twins: Twins) -> None:
+    pair = miniatures(twins, "hit-density", 8)
+    keys, blocks = [b"a", b"b"], np.arange(2, dtype=np.uint32)
+    told = [(1.0, Hints(expect_s=3.0, source="first"), Hints(expect_s=9.0, source="second"))]
+    for each in pair.both:
+        arrays = np.array([0, 2]), blocks, np.zeros(1, np.int64)
+        each.serve_rows(keys, *arrays, blocks.copy(), position=0, lag=0, told=told)
+        assert [name for name, *_ in each.policy._sources.items()] == ["first", "second"]
+    agree(pair)
+
+
 @dataclass(frozen=True)
 class Served:
     """What a manager answered to the calls for a request, whose store has not ended."""
