@@ -361,6 +361,14 @@ def test_fields_to_start_from_are_of_the_right_kind(tmp_path, row, guess):
     assert f"--fields {guess} names" in caught.value.rule
 
 
+def test_a_row_of_many_and_long_names_gets_a_short_error(tmp_path):
+    for names in ([f"field {n} of this row" for n in range(50)], ["a" * 60, "time " + "b" * 55]):
+        row = {name: {name: {name: "x" * 300}} for name in names}
+        with pytest.raises(TraceError, match="; --fields ") as caught:
+            list(Trace(write(tmp_path, lines([row]))))
+        assert len(caught.value.rule) <= 300
+
+
 def test_a_long_answer_alone_makes_no_bad_line(tmp_path):
     row = {"request": None, "response": {"choices": [{"text": "x" * 500}]}}
     chat = {"request": {"messages": [{"role": "user", "content": "x" * 99}]}}

@@ -73,7 +73,7 @@ _OTHER_CALLS = re.compile(
 )
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
-MOST_SHOWN = 20  # fields of a row that is not known
+MOST_SHOWN, MOST_GUESSED = 80, 70  # characters of the fields of a row that is not known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
 MOST_STATED = 2
 """Times as many tokens as are read here that a log may count before that is said."""
@@ -492,7 +492,10 @@ def unknown(row: dict[str, Any], near: str = "") -> str:
             "conversation into a list, messages"
         )
     names = [*_names(row, "", MOST_LEVELS)]
-    shown = ", ".join(names[:MOST_SHOWN]) + (", …" if len(names) > MOST_SHOWN else "")
+    shown = ", ".join(names)
+    if len(shown) > MOST_SHOWN:
+        cut = shown[:MOST_SHOWN]
+        shown = f"{cut.rpartition(', ')[0] or cut}, …"
     return (
         "must have messages, a prompt or the ids of blocks, got an object with the fields "
         f"{shown or 'of no name'}{near and f' (most like {near})'}; "
@@ -513,6 +516,7 @@ def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
 def _guess(row: dict[str, Any], names: list[str]) -> str:
     """Return a mapping of fields to start from."""
     at = functools.partial(Row(row).at, parsed=False)
+    names = [name for name in names if len(name) < MOST_GUESSED - len("messages=")]
     asked = [name for name in names if not {*name.split(".")} & {*ANSWERS, "tools", "functions"}]
     lists = [name for name in asked if _are_all(dict, at(name))]
     texts = [name for name in asked if isinstance(at(name), str) or _are_all(int, at(name))]
@@ -523,6 +527,8 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
         name = next((name for name in names if pattern.search(name)), None)
         if name is not None and name != first:
             found.append(f"{role}={name}")
+    while len(found) > 1 and sum(map(len, found)) > MOST_GUESSED:
+        found.pop()
     return ",".join(found)
 
 
