@@ -110,16 +110,9 @@ from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 from itertools import filterfalse, islice
 from time import time
 
+from kvoffload import errors
 from kvoffload._checks import as_batch, batch_error
 from kvoffload.backends._cpu_c import CPUBackend
-from kvoffload.errors import (
-    RequestFinishedError,
-    describe,
-    describe_hash,
-    manager_at_work,
-    manager_initialised,
-    manager_not_initialised,
-)
 from kvoffload.integrations.vllm.hints import read_hints
 
 cnp.import_array()
@@ -199,7 +192,7 @@ cdef class RequestManagerCore:
     def _require_new(self):
         """Raise an error if the manager was initialised before."""
         if self.steps is not None:
-            raise manager_initialised()
+            raise errors.manager_initialised()
 
     def _setup(self, int64_t num_chunks, RequestRules rules not None, names, release):
         """Join the parts; `names` has vLLM's classes as attributes, `release` its features."""
@@ -246,7 +239,7 @@ cdef class RequestManagerCore:
 
     cdef inline int require_ready(self) except -1:
         if self.steps is None:
-            raise manager_not_initialised()
+            raise errors.manager_not_initialised()
         return 0
 
     # -- keys in -----------------------------------------------------------------------------
@@ -260,18 +253,14 @@ cdef class RequestManagerCore:
             raise batch_error(batch, "keys")
         self.require_rest()
         self.ensure_scratch(len(batch))
-        self.point_into(batch)
-        return batch
-
-    cdef void point_into(self, list batch) noexcept:
-        """Point the scratch arrays, which have room, to a copy of keys."""
         batch_set(&self.steps.batch, list_items(batch), len(batch))
+        return batch
 
     cdef int require_rest(self) except -1:
         """Raise if another call is at work, whose state this one would change."""
         self.require_ready()
         if self.at_work:
-            raise manager_at_work()
+            raise errors.manager_at_work()
         return 0
 
     cdef int ensure_scratch(self, Py_ssize_t size) except -1:
@@ -308,7 +297,8 @@ cdef class RequestManagerCore:
         value = PyLong_AsLongLongAndOverflow(position, &overflow)
         if overflow != 0 or not -INT32_MAX <= value <= INT32_MAX:
             raise ValueError(
-                f"a key's token position must be within +-{INT32_MAX}, got {describe(position)}"
+                f"a key's token position must be within +-{INT32_MAX}, "
+                f"got {errors.describe(position)}"
             )
         access.reverse_position = -<int32_t>value
         access.flags |= POSITIONED
@@ -341,8 +331,8 @@ cdef class RequestManagerCore:
             entry.seen_index = access.find(batch.items[index], batch.hashes[index])
             if entry.seen_index == NIL:
                 if access.finished:
-                    raise RequestFinishedError(
-                        f"{call}: block {describe_hash(<object>batch.items[index])} is "
+                    raise errors.RequestFinishedError(
+                        f"{call}: block {errors.describe_hash(<object>batch.items[index])} is "
                         "new to the request, which has finished"
                     )
                 entry.flags |= NEW
@@ -507,7 +497,8 @@ cdef class RequestManagerCore:
             self.require_rest()
         collecting = self.begin_work()
         try:
-            self.point_into(batch)  # again: the clock may have called the manager
+            # Again, since the clock may have called the manager:
+            batch_set(&self.steps.batch, list_items(batch), len(batch))
             table = self.policy.table
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
@@ -579,7 +570,8 @@ cdef class RequestManagerCore:
             self.require_rest()
         collecting = self.begin_work()
         try:
-            self.point_into(batch)  # again: the clock may have called the manager
+            # Again, since the clock may have called the manager:
+            batch_set(&self.steps.batch, list_items(batch), len(batch))
             return self.store(batch, req_context)
         finally:
             self.end_work(collecting)
@@ -914,7 +906,7 @@ cdef class RequestManagerCore:
                 self.accesses[index].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.steps.batch, self.accesses, self.hint)
         if chain is not None:
-            self.point_into(chain)
+            batch_set(&self.steps.batch, list_items(chain), len(chain))
             find_all(self.policy.table, &self.steps.batch)
         known = self.steps.batch.size
         while known and (

@@ -265,12 +265,6 @@ cdef class LRURules(RequestRules):
     def __cinit__(self, RankedLRU policy not None, bint ranked=False):
         self.lru = policy
 
-    def keys(self, name):
-        """Return the keys of ``chunks``, least recent first."""
-        if name != "chunks":
-            raise AttributeError(name)
-        return self.lru._keys()
-
     cdef uint64_t rank_of(self, RequestState state) noexcept:
         """Return the rank of a request at the greatest position; it takes one if it has none."""
         if state.ranking is not self.lru or state.generation != self.lru.generation:

@@ -19,8 +19,6 @@ from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, RESIDENT, node_at
 from kvoffload.policies._steps_c cimport touch_as_stored
 
-_ARC_LISTS = ("t1", "t2", "b1", "b2")
-
 # Rings of the ARC policy, by the id in Node.ring.
 cdef enum:
     T1 = 1
@@ -32,10 +30,6 @@ cdef class RequestRules:
         policy.require_ready()
         self.policy = policy
         self.ranked = ranked
-
-    def keys(self, name):
-        """Return the keys of a list of the policy, least recent first."""
-        raise AttributeError(name)
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return True
@@ -146,12 +140,6 @@ cdef class ChainRules(UseRules):
 
 
 cdef class ARCRules(UseRules):
-    def keys(self, name):
-        """Return the keys of ``t1``, ``t2``, ``b1`` or ``b2``, least recent first."""
-        if name not in _ARC_LISTS:
-            raise AttributeError(name)
-        return self.policy._ring_keys(_ARC_LISTS.index(name))
-
     cdef void finished(self, Batch* batch, const Access* accesses, const Hint* hint) noexcept:
         cdef Py_ssize_t index
         cdef uint32_t node_id

@@ -205,7 +205,7 @@ def __getattr__(name: str) -> Any:
                 installed_release()
                 if kind == "tiering":
                     check_tiering()
-                return getattr(importlib.import_module(module), name)
+                return globals().setdefault(name, getattr(importlib.import_module(module), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

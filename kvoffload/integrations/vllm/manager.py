@@ -15,17 +15,8 @@ from kvoffload.managers._watching import watch_request
 from kvoffload.policies._lists import set_target
 from kvoffload.watch import Watch
 
-from . import _upstream
+from . import _upstream as vllm
 from ._manager_c import RequestManagerCore  # type: ignore[import-not-found]
-from ._upstream import (
-    ChunkStatus,
-    CPUOffloadingMetrics,
-    Medium,
-    OffloadingConnectorStats,
-    OffloadingManager,
-    Release,
-    installed_release,
-)
 from .hints import IGNORED_METRIC
 from .rules import make_rules
 from .watching import WatchExport
@@ -35,8 +26,10 @@ __all__ = ["CAPACITY_METRIC", "KVOffloadManager"]
 #: Name in vLLM of the gauge of the tokens that host memory has room for.
 CAPACITY_METRIC = "vllm:kvoffload:capacity_tokens"
 
+_ARC_LISTS = ("t1", "t2", "b1", "b2")
 
-class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[misc]
+
+class KVOffloadManager(RequestManagerCore, vllm.OffloadingManager):  # type: ignore[misc]
     """A manager of chunks in host memory for vLLM's offloading connector.
 
     With `cache_policy` ``"lru"`` and ``"arc"`` it decides like the installed vLLM's own manager;
@@ -76,7 +69,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
     context, raises RuntimeError. The methods of its watch are safe in any thread.
     """
 
-    _release: ClassVar[Release] = installed_release()
+    _release: ClassVar[vllm.Release] = vllm.installed_release()
     _watch_export: WatchExport | None = None
     _capacity_tokens = 0  # of a model with one KV group; 0: a chunk has no one number of tokens
 
@@ -100,7 +93,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self._config_info = info.as_config_info() if info is not None else {}
         self._rules = rules
         self._policy = PolicyView(self, rules)
-        self.medium = Medium.CPU
+        self.medium = vllm.Medium.CPU
         self.events: list[Any] | None = [] if enable_events else None
         self.store_threshold = threshold
         self.max_tracker_size = max_tracker_size
@@ -109,7 +102,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self.allocation_sizes_in_current_batch: list[int] = []
         self.counts: OrderedDict[bytes, int] | None = OrderedDict() if threshold >= 2 else None
         # Last: until then every method raises.
-        self._setup(capacity, rules, _upstream, self._release)
+        self._setup(capacity, rules, vllm, self._release)
         if request is not None:
             self._look_on(request)
 
@@ -126,25 +119,27 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         self._require_ready()
         return [self._config_info]
 
-    def get_stats(self) -> OffloadingConnectorStats:
+    def get_stats(self) -> vllm.OffloadingConnectorStats:
         """Return gauges of the cache's use, and the samples since the last call."""
         in_use, pending = self._usage()
         total = self._num_chunks
         usage = in_use / total if total else 0.0
         writing = pending / total if total else 0.0
-        stats = OffloadingConnectorStats()
-        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, usage)
+        stats = vllm.OffloadingConnectorStats()
+        stats.set_gauge(vllm.CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, usage)
         for size in self.allocation_sizes_in_current_batch:
-            stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
-        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
-        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
+            stats.observe_histogram(vllm.CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
+        stats.set_gauge(vllm.CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
+        stats.set_gauge(
+            vllm.CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0)
+        )
         if self._capacity_tokens:
             stats.set_gauge(CAPACITY_METRIC, self._capacity_tokens)
         if self.hints_ignored_in_current_batch:
             stats.increase_counter(IGNORED_METRIC, self.hints_ignored_in_current_batch)
         if self.store_threshold >= 2:
             stats.increase_counter(
-                CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
+                vllm.CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
             )
             self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch.clear()
@@ -195,12 +190,14 @@ class PolicyView:
             raise ValueError(f"target_t1_size must be in 0 ... {self.cache_capacity}, got {value}")
         set_target(self._rules.policy, float(value))
 
-    def get(self, key: bytes) -> ChunkStatus | None:
+    def get(self, key: bytes) -> vllm.ChunkStatus | None:
         """Return a copy of the status of a resident chunk, or None."""
         found = self._manager._chunk(key)
         return None if found is None else _status(*found)
 
-    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+    def evict(
+        self, n: int, protected: Collection[bytes]
+    ) -> list[tuple[bytes, vllm.ChunkStatus]] | None:
         """Evict exactly `n` idle, unprotected chunks, or evict none and return None.
 
         Unlike vLLM's, it returns the chunk ids to the manager's pool.
@@ -211,15 +208,19 @@ class PolicyView:
         return [(key, _status(0, chunk_id)) for key, chunk_id in evicted]
 
     def __getattr__(self, name: str) -> OrderedDict[bytes, Any]:
-        if name.startswith("_"):
+        kind, policy = type(self._rules).__name__, self._rules.policy
+        if kind == "LRURules" and name == "chunks":
+            keys = policy._keys()
+        elif kind == "ARCRules" and name in _ARC_LISTS:
+            keys = policy._ring_keys(_ARC_LISTS.index(name))
+        else:
             raise AttributeError(name)
-        keys = self._rules.keys(name)
         if name in ("b1", "b2"):
             return OrderedDict.fromkeys(keys)
         return OrderedDict((key, self.get(key)) for key in keys)
 
 
-def _status(ref_cnt: int, chunk_id: int) -> ChunkStatus:
-    status = ChunkStatus(chunk_id)
+def _status(ref_cnt: int, chunk_id: int) -> vllm.ChunkStatus:
+    status = vllm.ChunkStatus(chunk_id)
     status.ref_cnt = ref_cnt
     return status

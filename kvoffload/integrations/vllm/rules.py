@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvoffload.policies import registry
 
 from ._ranked_lru_c import LRURules, RankedLRU  # type: ignore[import-not-found]
-from ._rules_c import (  # type: ignore[import-not-found]
-    ARCRules,
-    ChainRules,
-    RequestRules,
-    UseRules,
-)
+from ._rules_c import ARCRules, ChainRules, UseRules  # type: ignore[import-not-found]
 from ._upstream import Release
 
 __all__ = ["make_rules"]
 
 
-def make_rules(
-    cache_policy: str, module_path: str | None, capacity: int, release: Release
-) -> RequestRules:
-    """Build the policy `cache_policy` and the rules that drive it in a release of vLLM.
+def make_rules(cache_policy: str, module_path: str | None, capacity: int, release: Release) -> Any:
+    """Return the rules that drive the policy `cache_policy` in a release of vLLM.
 
     Raise TypeError or ValueError if the text names no policy of the library.
     """

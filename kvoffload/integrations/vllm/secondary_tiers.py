@@ -44,30 +44,13 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.generation import GenerationSource
 
+from . import _upstream as vllm
 from ._manager_c import hints_of  # type: ignore[import-not-found]
-from ._upstream import (
-    JobResult,
-    Locality,
-    LookupResult,
-    Medium,
-    OffloadingConfig,
-    OffloadingConnectorStats,
-    OffloadingEvent,
-    OffloadingMetricMetadata,
-    OffloadKey,
-    ReqContext,
-    RequestOffloadingContext,
-    SecondaryTierManager,
-    TransferJob,
-    canonical_format_id,
-    check_tiering,
-    logger,
-)
 from ._upstream import __version__ as vllm_version
 from .tiering import chain_of, positions_of
 from .watching import ENGINE_PREFIX, definition
 
-check_tiering()  # also parts that these imports do not check
+vllm.check_tiering()  # also parts that these imports do not check
 __all__ = [
     "KVOffloadFileTier",
     "KVOffloadObjectTier",
@@ -85,17 +68,17 @@ ERROR_LOG_S = 60.0
 MAX_TIMES = 10_000
 """Most times of jobs that are kept until vLLM takes them."""
 
-_RESULTS: dict[int, LookupResult] = {
-    State.HIT: LookupResult.HIT,
-    State.MISS: LookupResult.MISS,
-    State.UNKNOWN: LookupResult.RETRY,
+_RESULTS: dict[int, vllm.LookupResult] = {
+    State.HIT: vllm.LookupResult.HIT,
+    State.MISS: vllm.LookupResult.MISS,
+    State.UNKNOWN: vllm.LookupResult.RETRY,
 }
 # Statuses of a successful put: declined chunks are not errors.
 _STORED = (Status.OK, Status.DECLINED)
 
 
 def namespace_of(
-    config: OffloadingConfig,
+    config: vllm.OffloadingConfig,
     block_bytes: int,
     *,
     weights_id: str | None = None,
@@ -127,7 +110,7 @@ def namespace_of(
     parallel, cache = config.parallel, config.cache
     canonical = None
     if config.canonical_layout and config.kv_cache_layout is not None:
-        canonical = canonical_format_id(config.kv_cache_layout)
+        canonical = vllm.canonical_format_id(config.kv_cache_layout)
     is_portable = parallel.is_parallelism_agnostic or config.replicated_layout
     tokens = config.groups[0].tokens_per_block if config.groups else cache.tokens_per_hash
     return Namespace(
@@ -177,7 +160,7 @@ class _Transfer(NamedTuple):
     request_id: str | None  # of a load
 
 
-class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
+class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
     """A `Tier` below vLLM's primary tier, which subclasses open.
 
     Parameters
@@ -222,7 +205,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     of a call; `lookup` is O(1), a request's first lookup of a remote tier linear in its chunks.
     """
 
-    medium: ClassVar[Medium] = Medium.STORAGE
+    medium: ClassVar[vllm.Medium] = vllm.Medium.STORAGE
 
     def __init__(
         self,
@@ -246,12 +229,12 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             raise ValueError(f"{tier_type} has unknown keys: {', '.join(sorted(unknown))}")
         if on_reset not in ("forget", "keep"):
             raise ValueError(f"on_reset must be 'forget' or 'keep', got {describe(on_reset)}")
-        if locality not in (None, *(known.value for known in Locality)):
-            named = " or ".join(known.value for known in Locality)
+        if locality not in (None, *(known.value for known in vllm.Locality)):
+            named = " or ".join(known.value for known in vllm.Locality)
             raise ValueError(f"locality must be a Locality, {named}, got {describe(locality)}")
         check_bool("enable_kv_events", enable_kv_events)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.locality = None if locality is None else Locality(locality)
+        self.locality = None if locality is None else vllm.Locality(locality)
         self._forgets = on_reset == "forget"
         self._emits = _emits_events(offloading_spec, tier_type, enable_kv_events)
         self.namespace = namespace_of(
@@ -264,7 +247,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._requests: dict[str, _Request] = {}
         self._transfers: dict[int, _Transfer] = {}  # job of the tier -> job of vLLM
         self._queries: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
-        self._finished: list[JobResult] = []
+        self._finished: list[vllm.JobResult] = []
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
@@ -276,7 +259,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         )
         with opening(tier) as self.tier:
             tier.attach(Region(primary_kv_view, self.block_size_bytes))
-        logger.info(
+        vllm.logger.info(
             "kvoffload: tier %r (%s) active, namespace %s, %s chunks found",
             self.tier.name,
             tier_type,
@@ -286,12 +269,12 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     # -- requests ----------------------------------------------------------------------------
 
-    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+    def on_new_request(self, req_context: vllm.ReqContext) -> vllm.RequestOffloadingContext:
         """Register a request, whose chunks are offloaded when they are ready."""
         self._requests.setdefault(req_context.req_id, _Request())
-        return RequestOffloadingContext()
+        return vllm.RequestOffloadingContext()
 
-    def on_request_finished(self, req_context: ReqContext) -> None:
+    def on_request_finished(self, req_context: vllm.ReqContext) -> None:
         """Count all chunks of the request as one access.
 
         If its session ends, the chunks that no other session shares are released.
@@ -312,19 +295,19 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001
             self._log_error("release", error)
 
-    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
+    def touch(self, keys: Collection[vllm.OffloadKey], req_context: vllm.ReqContext) -> None:  # noqa: ARG002
         """Mark chunks as recently used."""
         try:
             self.tier.touch(keys)
         except Exception as error:  # noqa: BLE001  (a user's policy may raise any exception)
             self._log_error("touch", error)
 
-    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+    def lookup(self, key: vllm.OffloadKey, req_context: vllm.ReqContext) -> vllm.LookupResult:
         """Return whether a chunk is present: HIT, MISS, or RETRY while a query is under way."""
         request = self._requests.get(req_context.req_id)
         if request is not None:
             if key in request.failed:
-                return LookupResult.MISS
+                return vllm.LookupResult.MISS
             if not request.prompt_until:
                 request.prompt_until = max(positions_of(req_context).values(), default=0)
         try:
@@ -333,10 +316,10 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                 state = self._ask(key, req_context)
         except Exception as error:  # noqa: BLE001
             self._log_error("lookup", error)
-            return LookupResult.MISS
+            return vllm.LookupResult.MISS
         return _RESULTS[state]
 
-    def _ask(self, key: bytes, req_context: ReqContext) -> State:
+    def _ask(self, key: bytes, req_context: vllm.ReqContext) -> State:
         """Query all chunks of a request at once, or return the answer for one."""
         request = self._requests.setdefault(req_context.req_id, _Request())
         if key not in request.answers:
@@ -353,21 +336,21 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     # -- jobs --------------------------------------------------------------------------------
 
-    def submit_store(self, job_metadata: TransferJob) -> None:
+    def submit_store(self, job_metadata: vllm.TransferJob) -> None:
         """Start to store chunks; those that are present are not written again."""
         request = self._requests.get(job_metadata.req_context.req_id)
         if request is not None:
             request.stored.update(job_metadata.keys)
         self._submit(self.tier.put, job_metadata, None)
 
-    def submit_load(self, job_metadata: TransferJob) -> None:
+    def submit_load(self, job_metadata: vllm.TransferJob) -> None:
         """Start to load chunks into the primary tier."""
         self._submit(self.tier.get, job_metadata, job_metadata.req_context.req_id)
 
     def _submit(
         self,
         submit: Callable[[list[bytes], Any], int],
-        job_metadata: TransferJob,
+        job_metadata: vllm.TransferJob,
         request_id: str | None,
     ) -> None:
         transfer = _Transfer(job_metadata.job_id, list(job_metadata.keys), request_id)
@@ -379,7 +362,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         else:
             self._transfers[job] = transfer
 
-    def get_finished_jobs(self) -> Iterable[JobResult]:
+    def get_finished_jobs(self) -> Iterable[vllm.JobResult]:
         """Return the jobs that ended since the last call."""
         self._collect()
         finished, self._finished = self._finished, []
@@ -416,9 +399,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def _fail(self, transfer: _Transfer) -> None:
         """Report a job of vLLM as failed."""
         self._failed(transfer.request_id, transfer.keys)
-        self._finished.append(JobResult(job_id=transfer.job_id, success=False))
+        self._finished.append(vllm.JobResult(job_id=transfer.job_id, success=False))
 
-    def _result(self, transfer: _Transfer, done: Done) -> JobResult:
+    def _result(self, transfer: _Transfer, done: Done) -> vllm.JobResult:
         successful = None
         if transfer.request_id is None:
             is_success = bool(np.isin(done.status, _STORED).all())
@@ -429,7 +412,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                 pairs = list(zip(transfer.keys, found, strict=True))
                 self._failed(transfer.request_id, [key for key, is_there in pairs if not is_there])
                 successful = tuple(key for key, is_there in pairs if is_there) or None
-        return JobResult(
+        return vllm.JobResult(
             job_id=transfer.job_id,
             success=is_success,
             successful_keys=successful,
@@ -447,7 +430,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         now = time.monotonic()
         if now >= self._log_error_at:
             self._log_error_at = now + ERROR_LOG_S
-            logger.error("kvoffload: tier %r: %s failed", self.tier.name, what, exc_info=error)
+            vllm.logger.error("kvoffload: tier %r: %s failed", self.tier.name, what, exc_info=error)
 
     def drain_jobs(self) -> None:
         """Wait until no job uses the primary tier's memory, then apply `on_reset`.
@@ -458,7 +441,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         waited = 0.0
         while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
             waited += WAIT_LOG_S
-            logger.warning(
+            vllm.logger.warning(
                 "kvoffload: tier %r: a reset has waited %.0f s for %d jobs",
                 self.tier.name,
                 waited,
@@ -482,7 +465,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
     # -- events and metrics ------------------------------------------------------------------
 
-    def take_events(self) -> Iterator[OffloadingEvent]:
+    def take_events(self) -> Iterator[vllm.OffloadingEvent]:
         """Return the events of stores and removals since the last call.
 
         A reset has none: vLLM announces it for all tiers.
@@ -491,8 +474,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             return
         for event in self.tier.take_events():
             if event.keys:
-                yield OffloadingEvent(
-                    keys=[OffloadKey(key) for key in event.keys],
+                yield vllm.OffloadingEvent(
+                    keys=[vllm.OffloadKey(key) for key in event.keys],
                     medium=self.medium,
                     removed=event.removed,
                     locality=self.locality,
@@ -504,13 +487,13 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def build_metric_definitions(
         cls,
         extra_config: dict[str, Any],  # noqa: ARG003
-    ) -> dict[str, OffloadingMetricMetadata]:
+    ) -> dict[str, vllm.OffloadingMetricMetadata]:
         """Return the metrics of every tier, with the label ``tier``."""
         return {exported_name(metric.name): _definition(metric) for metric in TIER_METRICS}
 
-    def get_stats(self) -> OffloadingConnectorStats | None:
+    def get_stats(self) -> vllm.OffloadingConnectorStats | None:
         """Return the statistics since the last call."""
-        stats = OffloadingConnectorStats()
+        stats = vllm.OffloadingConnectorStats()
         samples = getattr(self.tier, "samples", None)
         for metric, labels, value in samples() if samples is not None else ():
             name = exported_name(metric.name)
@@ -530,7 +513,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
 
 def _emits_events(offloading_spec: Any, tier_type: str, is_enabled: bool) -> bool:
     if is_enabled and not offloading_spec.kv_events_config.enable_kv_cache_events:
-        logger.warning(
+        vllm.logger.warning(
             "kvoffload: enable_kv_events of secondary tier %r has no effect: vLLM's KV cache "
             "events are disabled",
             tier_type,
@@ -544,7 +527,7 @@ def exported_name(name: str) -> str:
     return f"{ENGINE_PREFIX}{TIER_PREFIX}{name}"
 
 
-def _definition(metric: Metric) -> OffloadingMetricMetadata:
+def _definition(metric: Metric) -> vllm.OffloadingMetricMetadata:
     text = metric.help[0].upper() + metric.help[1:] + "."
     return definition(metric._replace(help=text, labels=("tier", *metric.labels)))
 

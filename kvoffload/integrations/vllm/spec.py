@@ -9,15 +9,7 @@ from kvoffload.errors import describe
 from kvoffload.managers._watching import WatchRequest
 from kvoffload.policies import registry
 
-from ._upstream import (
-    CachePolicyFactory,
-    CPUOffloadingSpec,
-    OffloadingConfig,
-    OffloadingCounterMetadata,
-    OffloadingGaugeMetadata,
-    OffloadingManager,
-    logger,
-)
+from . import _upstream as vllm
 from .groups import KVGroups
 from .hints import IGNORED_METRIC
 from .manager import CAPACITY_METRIC, KVOffloadManager
@@ -89,13 +81,13 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     if module_path == _PACKAGE:
         module_path = None
     try:
-        CachePolicyFactory.get_cache_policy_cls(name)
+        vllm.CachePolicyFactory.get_cache_policy_cls(name)
         return None
     except ValueError as cause:  # it is not registered
         if module_path is None:
             raise unknown from cause
     try:
-        CachePolicyFactory.get_cache_policy_cls(name, module_path)
+        vllm.CachePolicyFactory.get_cache_policy_cls(name, module_path)
     except (ImportError, AttributeError, AssertionError, TypeError, ValueError) as cause:
         raise ValueError(
             f"cache_policy_module_path must name a module with the policy {describe(name)}, got "
@@ -104,13 +96,13 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     return None
 
 
-class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
+class OwnPolicy(vllm.CPUOffloadingSpec):  # type: ignore[misc]
     """A spec that reads the policy, the recording and the watch from the configuration."""
 
-    _manager: OffloadingManager | None
+    _manager: vllm.OffloadingManager | None
     eviction_policy: str
 
-    def __init__(self, config: OffloadingConfig) -> None:
+    def __init__(self, config: vllm.OffloadingConfig) -> None:
         _check_options(config.extra_config)
         self._recording = Recording.from_options(config.extra_config)
         self._watching = Watching.from_options(config.extra_config)
@@ -127,16 +119,16 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         """Return vLLM's offloading metrics, those of kvoffload and, if configured, a watch's."""
         return {
             **super().build_metric_definitions(extra_config),
-            IGNORED_METRIC: OffloadingCounterMetadata(
+            IGNORED_METRIC: vllm.OffloadingCounterMetadata(
                 "Actions, keys and values in hints of clients that were unknown or malformed."
             ),
-            CAPACITY_METRIC: OffloadingGaugeMetadata(
+            CAPACITY_METRIC: vllm.OffloadingGaugeMetadata(
                 "Tokens of prompts that host memory has room for."
             ),
             **metric_definitions(extra_config),
         }
 
-    def get_manager(self) -> OffloadingManager:
+    def get_manager(self) -> vllm.OffloadingManager:
         """Return the manager, built at the first call and, if configured, recorded and watched.
 
         vLLM calls this when it starts, only in the scheduler's process: workers import no policy.
@@ -145,7 +137,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         if self._manager is None:
             self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
             if self._policy_text is None:
-                logger.warning(
+                vllm.logger.warning(
                     "kvoffload: eviction_policy %r (cache_policy_module_path %r) is not a policy "
                     "of kvoffload; vLLM's own manager drives it",
                     self.eviction_policy,
@@ -157,7 +149,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
             manager = self._new_manager()
             own = getattr(manager, "primary_tier", manager)
             if isinstance(own, KVOffloadManager):
-                logger.info(
+                vllm.logger.info(
                     "kvoffload: compiled %s active, policy %s, %d chunks",
                     "manager" if own is manager else "primary tier",
                     self._policy_text,
@@ -176,13 +168,15 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
     def _watch(self, own: Any, watching: Watching) -> None:
         """Attach a watch to a new manager of host memory, and export its metrics."""
         if not isinstance(own, KVOffloadManager):
-            logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
+            vllm.logger.warning(
+                "kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH
+            )
             return
         watch = watching.new_watch()
         own._look_on(WatchRequest(watch, self._policy_text), KVGroups.from_config(self.config))
         own._watch_export = WatchExport(watch, watching.interval)
 
-    def _new_manager(self) -> OffloadingManager:
+    def _new_manager(self) -> vllm.OffloadingManager:
         """Build and keep the manager; for a foreign policy, vLLM's own."""
         return super().get_manager()
 
@@ -206,7 +200,7 @@ class KVOffloadSpec(OwnPolicy):
         `get_manager`.
     """
 
-    def __init__(self, config: OffloadingConfig) -> None:
+    def __init__(self, config: vllm.OffloadingConfig) -> None:
         if config.extra_config.get("secondary_tiers", []) != []:
             raise ValueError(
                 "secondary_tiers must come with the spec_name 'KVOffloadTieringSpec', got "
@@ -214,7 +208,7 @@ class KVOffloadSpec(OwnPolicy):
             )
         super().__init__(config)
 
-    def _new_manager(self) -> OffloadingManager:
+    def _new_manager(self) -> vllm.OffloadingManager:
         """Build the manager; for a foreign policy, vLLM's own."""
         if self._policy_text is None:
             return super()._new_manager()

@@ -22,24 +22,14 @@ from kvoffload._hold import Hold
 from kvoffload.errors import describe
 from kvoffload.policies.base import CachePolicy
 
-from ._upstream import (
-    LoadStoreSpec,
-    LookupResult,
-    OffloadingConfig,
-    OffloadingManager,
-    PrepareStoreOutput,
-    ReqContext,
-    ScheduleEndContext,
-    TieringOffloadingSpec,
-    primary_tier_exchanged,
-)
+from . import _upstream as vllm
 from .manager import KVOffloadManager
 from .spec import OwnPolicy
 
 __all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
 
 # Named once, since a walk looks up each chunk of a request.
-_HIT = LookupResult.HIT
+_HIT = vllm.LookupResult.HIT
 _lookup = KVOffloadManager.lookup
 
 
@@ -47,7 +37,7 @@ class _Held(NamedTuple):
     """The chunks held for a request, and its context."""
 
     hold: Hold[bytes]
-    context: weakref.ref[ReqContext]  # which reports that the request was dropped
+    context: weakref.ref[vllm.ReqContext]  # which reports that the request was dropped
 
 
 class KVOffloadPrimaryTier(KVOffloadManager):
@@ -76,7 +66,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._held: dict[str, _Held] = {}  # by the id of a request that waits for promotions
         self._dropped: list[str] = []  # requests whose contexts are gone
         # The walk under way: the request that looks up its chunks, the first key, and those found.
-        self._walker: ReqContext | None = None
+        self._walker: vllm.ReqContext | None = None
         self._first = b""
         self._found: dict[bytes, None] = {}
         self._walk: Hold[bytes] | None = None  # what the request holds
@@ -103,20 +93,22 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         if isinstance(policy, CachePolicy):
             policy.set_declining(False)
 
-    def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
+    def prepare_read(
+        self, keys: Collection[bytes], req_context: vllm.ReqContext
+    ) -> vllm.LoadStoreSpec:
         """Pin chunks that a secondary tier will read, without an access of the request."""
         return self._prepare_read(keys, req_context)
 
-    def complete_read(self, keys: Collection[bytes], req_context: ReqContext) -> None:
+    def complete_read(self, keys: Collection[bytes], req_context: vllm.ReqContext) -> None:
         """Release the pins of `prepare_read`."""
         self.complete_load(keys, req_context)
 
-    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+    def lookup(self, key: bytes, req_context: vllm.ReqContext) -> vllm.LookupResult:
         """Return whether one chunk is resident and readable; no order changes.
 
         A request that waits for promotions holds the chunk.
         """
-        answer: LookupResult = _lookup(self, key, req_context)
+        answer: vllm.LookupResult = _lookup(self, key, req_context)
         if req_context is not self._walker:
             self._end_walk()
             held = None if req_context is None else self._held.get(req_context.req_id)
@@ -144,8 +136,8 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._expects = False
 
     def prepare_write(
-        self, keys: Collection[bytes], req_context: ReqContext
-    ) -> PrepareStoreOutput | None:
+        self, keys: Collection[bytes], req_context: vllm.ReqContext
+    ) -> vllm.PrepareStoreOutput | None:
         """Make room for chunks that a secondary tier will write; None if none of them is stored.
 
         Also return None if the policy stores none of them: vLLM treats an output without keys as a
@@ -166,7 +158,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             if not waits:
                 self._let_go(req_context.req_id)
 
-    def _hold(self, req_context: ReqContext) -> Hold[bytes]:
+    def _hold(self, req_context: vllm.ReqContext) -> Hold[bytes]:
         """Return what a request holds, with what its walk found and what is ready further on."""
         self._require_ready()
         name = req_context.req_id
@@ -195,7 +187,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         return status is not None and status[0] >= 0
 
     def complete_write(
-        self, keys: Collection[bytes], req_context: ReqContext, success: bool = True
+        self, keys: Collection[bytes], req_context: vllm.ReqContext, success: bool = True
     ) -> None:
         """Make the chunks of `prepare_write` readable, or drop them.
 
@@ -212,7 +204,9 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         with suppress(MemoryError):  # then they may be evicted, as in vLLM
             held.hold.add(written)
 
-    def prepare_load(self, keys: Iterable[bytes], req_context: ReqContext) -> LoadStoreSpec:
+    def prepare_load(
+        self, keys: Iterable[bytes], req_context: vllm.ReqContext
+    ) -> vllm.LoadStoreSpec:
         """Pin chunks for reading, and count the access; the request waits no longer."""
         spec = super().prepare_load(keys, req_context)
         with suppress(MemoryError):  # then a later call releases them
@@ -220,8 +214,8 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         return spec
 
     def prepare_store(
-        self, keys: Iterable[bytes], req_context: ReqContext
-    ) -> PrepareStoreOutput | None:
+        self, keys: Iterable[bytes], req_context: vllm.ReqContext
+    ) -> vllm.PrepareStoreOutput | None:
         """Make room for the chunks that are absent; the request waits no longer."""
         self._end_walk()
         output = super().prepare_store(keys, req_context)
@@ -229,13 +223,13 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             self._let_go(req_context.req_id)
         return output
 
-    def on_request_finished(self, req_context: ReqContext) -> None:
+    def on_request_finished(self, req_context: vllm.ReqContext) -> None:
         """Count the keys that the request has used as one access, tail first."""
         self._let_go(req_context.req_id)
         self._end_walk()
         super().on_request_finished(req_context)
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+    def on_schedule_end(self, context: vllm.ScheduleEndContext) -> None:
         """End a scheduler step; requests scheduled for the first time wait no longer."""
         self._end_walk()
         for request_id in context.new_req_ids:
@@ -273,7 +267,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._mmap_region.cleanup()
 
 
-class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[misc]
+class KVOffloadTieringSpec(OwnPolicy, vllm.TieringOffloadingSpec):  # type: ignore[misc]
     """A spec of vLLM's secondary tiers below a primary tier of this package.
 
     ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
@@ -291,7 +285,7 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
         policy is an error of `get_manager`.
     """
 
-    def __init__(self, config: OffloadingConfig) -> None:
+    def __init__(self, config: vllm.OffloadingConfig) -> None:
         tiers = config.extra_config.get("secondary_tiers")
         named = {"kv_connector_extra_config": config.extra_config}
         if isinstance(tiers, list):  # else vLLM's own error says that it must be one
@@ -306,14 +300,14 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
                 )
         super().__init__(config)
 
-    def _new_manager(self) -> OffloadingManager:
+    def _new_manager(self) -> vllm.OffloadingManager:
         """Build vLLM's tiering manager over this package's primary tier.
 
         Raise RuntimeError if vLLM's module does not have the class to replace.
         """
         if self._policy_text is None:
             return super()._new_manager()
-        with primary_tier_exchanged(KVOffloadPrimaryTier):
+        with vllm.primary_tier_exchanged(KVOffloadPrimaryTier):
             own_policy, self.eviction_policy = self.eviction_policy, self._policy_text
             try:
                 manager = super()._new_manager()
@@ -331,20 +325,20 @@ def _tell_of_steps(manager: Any) -> None:
     """Have vLLM's tiering manager tell the primary tier of each step's end, which it does not."""
     end_step = manager.on_schedule_end
 
-    def on_schedule_end(context: ScheduleEndContext) -> None:
+    def on_schedule_end(context: vllm.ScheduleEndContext) -> None:
         manager.primary_tier.on_schedule_end(context)
         end_step(context)
 
     manager.on_schedule_end = on_schedule_end
 
 
-def chain_of(req_context: ReqContext) -> list[bytes]:
+def chain_of(req_context: vllm.ReqContext) -> list[bytes]:
     """Return the keys of a request by position, those of a position by group."""
     positions = positions_of(req_context)
     return sorted(positions, key=positions.__getitem__)
 
 
-def positions_of(req_context: ReqContext) -> dict[bytes, int]:
+def positions_of(req_context: vllm.ReqContext) -> dict[bytes, int]:
     """Return the token position at which each chunk of a request ends."""
     positions: dict[bytes, int] = getattr(req_context, "_offload_key_positions", {})
     return positions

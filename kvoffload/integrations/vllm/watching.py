@@ -22,12 +22,7 @@ from kvoffload.watch import Watch
 from kvoffload.watch.ages import bin_middle
 from kvoffload.watch.metrics import samples
 
-from ._upstream import (
-    OffloadingCounterMetadata,
-    OffloadingGaugeMetadata,
-    OffloadingHistogramMetadata,
-    logger,
-)
+from . import _upstream as vllm
 
 __all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
 
@@ -107,10 +102,10 @@ def exported_name(metric: Metric) -> str:
 def definition(metric: Metric) -> Any:
     """Return the definition of a metric for vLLM."""
     if metric.kind == "counter":
-        return OffloadingCounterMetadata(metric.help, metric.labels)
+        return vllm.OffloadingCounterMetadata(metric.help, metric.labels)
     if metric.kind == "gauge":
-        return OffloadingGaugeMetadata(metric.help, metric.labels)
-    return OffloadingHistogramMetadata(metric.help, metric.labels, buckets=metric.bounds)
+        return vllm.OffloadingGaugeMetadata(metric.help, metric.labels)
+    return vllm.OffloadingHistogramMetadata(metric.help, metric.labels, buckets=metric.bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ class WatchExport:
                 self._parts.extend(in_parts(self._changes()))
             except Exception as error:  # noqa: BLE001 (no error may reach the engine)
                 self._due = math.inf
-                logger.warning("kvoffload: the watch is no longer exported: %s", error)
+                vllm.logger.warning("kvoffload: the watch is no longer exported: %s", error)
                 return
             self._pause = self.interval / max(1, len(self._parts))
         self._due = now + self._pause
