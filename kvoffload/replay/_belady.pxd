@@ -13,8 +13,9 @@ cpdef tuple belady(
     int64_t capacity
 )
 @cython.locals(parent=Py_ssize_t)
-cdef int _put(int64_t[::1] uses, Py_ssize_t gap, int64_t use) except -1
+# Not int: Cython forgets how to show such a result to a tracer.
+cdef Py_ssize_t _put(int64_t[::1] uses, Py_ssize_t gap, int64_t use) except -1
 @cython.locals(child=Py_ssize_t)
-cdef int _sink(int64_t[::1] uses, Py_ssize_t size, Py_ssize_t gap, int64_t use) except -1
+cdef Py_ssize_t _sink(int64_t[::1] uses, Py_ssize_t size, Py_ssize_t gap, int64_t use) except -1
 @cython.locals(kept=Py_ssize_t, index=Py_ssize_t)
 cdef Py_ssize_t _drop_passed(int64_t[::1] uses, Py_ssize_t size, int64_t position) except -1
