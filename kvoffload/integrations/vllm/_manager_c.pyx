@@ -123,7 +123,7 @@ cdef enum:
 cdef object new_object = object.__new__
 
 
-cdef tuple NO_HINTS = (None, 0)
+cdef tuple NO_HINTS = (None, 0), ARC_LISTS = ("t1", "t2", "b1", "b2")
 
 
 cpdef tuple hints_of(object req_context):
@@ -954,6 +954,16 @@ cdef class RequestManagerCore:
             self.watching.core.on_reset()
 
     # -- introspection -----------------------------------------------------------------------
+
+    def _list(self, name):
+        """Return the keys of ``chunks`` (LRU), or of ``t1 t2 b1 b2`` (ARC), oldest first."""
+        self.require_ready()
+        kind = type(self.rules).__name__
+        if kind == "LRURules" and name == "chunks":
+            return self.policy._keys()
+        if kind == "ARCRules" and name in ARC_LISTS:
+            return self.policy._ring_keys(ARC_LISTS.index(name))
+        raise AttributeError(name)
 
     def _evict(self, int64_t n, protected):
         """Evict exactly `n` idle, unprotected chunks and return keys and ids, or return None."""

@@ -26,8 +26,6 @@ __all__ = ["CAPACITY_METRIC", "KVOffloadManager"]
 #: Name in vLLM of the gauge of the tokens that host memory has room for.
 CAPACITY_METRIC = "vllm:kvoffload:capacity_tokens"
 
-_ARC_LISTS = ("t1", "t2", "b1", "b2")
-
 
 class KVOffloadManager(RequestManagerCore, vllm.OffloadingManager):  # type: ignore[misc]
     """A manager of chunks in host memory for vLLM's offloading connector.
@@ -208,13 +206,9 @@ class PolicyView:
         return [(key, _status(0, chunk_id)) for key, chunk_id in evicted]
 
     def __getattr__(self, name: str) -> OrderedDict[bytes, Any]:
-        kind, policy = type(self._rules).__name__, self._rules.policy
-        if kind == "LRURules" and name == "chunks":
-            keys = policy._keys()
-        elif kind == "ARCRules" and name in _ARC_LISTS:
-            keys = policy._ring_keys(_ARC_LISTS.index(name))
-        else:
+        if name.startswith("_"):
             raise AttributeError(name)
+        keys = self._manager._list(name)
         if name in ("b1", "b2"):
             return OrderedDict.fromkeys(keys)
         return OrderedDict((key, self.get(key)) for key in keys)
