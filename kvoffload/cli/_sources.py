@@ -39,7 +39,7 @@ TABLES = (CSV, PARQUET)
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
-MOST_KEYED, KEYED_BYTES = 8, 2**20
+MOST_KEYED, KEYED_BYTES = 8, 2**16
 """Files, and bytes of each, of which the key of a log's blocks is made."""
 ENOUGH = 10
 """Requests whose rate means something."""

@@ -548,8 +548,9 @@ cdef inline uint32_t heed(_HitDensity self, const Hint* hint) noexcept:
     if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
         return 0
     self._learned.hint()
-    if self.counts:
-        self.num_sources = max(self.num_sources, <int>hint.source + 1)
+    # Not if the policy was cleared after `hint_of`, which forgot the names.
+    if self.counts and self.num_sources <= hint.source < self.num_named:
+        self.num_sources = hint.source + 1
     return 0 if hint.ends else said
 
 

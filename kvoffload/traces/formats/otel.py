@@ -48,11 +48,12 @@ def spans(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def flat_span(span: dict[str, Any]) -> dict[str, Any]:
     """Return a span whose attributes are an object of plain values."""
     attributes = _attributes(span)
-    inner = [*map(_attributes, _objects(span.get("events")))]
-    event = next((each for each in inner if each.keys() & {INPUT, "gen_ai.prompt"}), None)
-    if event is not None and INPUT not in attributes:
-        attributes = {**event, **attributes}
-        span = {**span, "events": None}
+    if INPUT not in attributes:
+        inner = map(_attributes, _objects(span.get("events")))
+        event = next((each for each in inner if each.keys() & {INPUT, "gen_ai.prompt"}), None)
+        if event is not None:
+            attributes = {**event, **attributes}
+            span = {**span, "events": None}
     listed = [] if INPUT in attributes else _messages(attributes)
     if listed:
         attributes[INPUT] = listed
