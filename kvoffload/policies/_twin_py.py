@@ -163,7 +163,8 @@ class PythonPolicy(CachePolicy):
         """Evict exactly `n` idle blocks that are not protected, or none."""
         self._require_ready()
         n = check_int("n", n, 0)
-        return self._evict(n, set(self._open_batch(protected, "protected", "evict")))
+        guarded = self._open_batch(protected, "protected", "evict")
+        return self._evict(n, set(guarded)) if n else []
 
     def make_room(
         self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]

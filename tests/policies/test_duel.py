@@ -348,3 +348,18 @@ def test_the_miniatures_count_nothing(twin: ModuleType) -> None:
         policies.append(manager.policy)
     assert policies[0].rule == "hit-density"
     assert policies[0].densities == policies[1].densities
+
+
+def test_an_eviction_of_no_block_begins_no_store(twins: Twins) -> None:
+    """A block that is inserted after it is none whose age is the lag of stores."""
+    pair = Pair(twins, lambda twin: twin.policy_class("hit-density")(4))
+    assert pair.do("evict", 0, ()) == ("returned", [])
+    pair.do("insert", A, BlockStatus(0))  # pending
+    for _ in range(5):
+        pair.do("touch", [B, C])
+    for policy in pair.both:
+        policy.get(A).ref_cnt = 0
+    for number in range(6):
+        for _ in range(3):  # a repeat hits in the miniature of LRU as soon as a store has ended
+            pair.do("touch", block_hashes(100 + number))
+            pair.agree()
