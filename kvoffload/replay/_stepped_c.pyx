@@ -27,10 +27,12 @@ from kvoffload._core.batch cimport (
     batch_part,
     batch_set,
     find_changed,
+    item_key,
+    item_length,
 )
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.table cimport Node, node_at
+from kvoffload._core.table cimport Node, holds_key, node_at
 from kvoffload.policies._miniature_c cimport Miniature, data_of, new_counts
 from kvoffload.policies._steps_c cimport (
     make_ready,
@@ -57,6 +59,7 @@ cdef enum:
 cdef struct Own:
     int64_t step
     uint32_t index
+    uint32_t node_id
 
 
 @cython.final
@@ -87,7 +90,6 @@ cdef class SteppedRows:
     cdef Hint finishes
     cdef const Hint* hint       # NULL for a trace without hints
     cdef const Hint* last       # NULL if none is given at the end
-    cdef bint has_begun
 
     def __cinit__(
         self,
@@ -219,27 +221,28 @@ cdef class SteppedRows:
         cdef Miniature cache = self.cache
         cdef Batch* batch = &cache.batch
         cdef Batch asked
-        cdef Py_ssize_t hits, index, start, stop, waiting = -1
+        cdef Py_ssize_t size = batch.size, hits, index, start, stop, waiting = -1
         cdef int64_t kept, end, length, step = 0, last = 0
         cdef uint64_t evicted = cache.evicted
         cache.no_memory = False
         self.num_own = self.next_own = 0
         self.first = 0
-        self.has_begun = False
         cache.end_stores(before)
         find_changed(cache.policy.table, batch)
         asked = batch_part(batch, local, batch.size)
         hits = num_ready(cache.policy.table, &asked)
         cache.asked += <uint64_t>asked.size
         cache.hits += <uint64_t>hits
+        if self.by_chain:  # such a policy learns from the whole request
+            cache.policy.begin_request(batch, self.hint)
         if hits:
             self.first = local
-            self.begin()
             for index in range(local, local + hits):
                 self.uses[self.same[index]] |= USED
         start = local + hits if hits else 0
         kept = (local + hits) * block_tokens
-        length = max(batch.size * block_tokens, kept + 1)  # one token at least is computed
+        # One token at least is computed, which may be behind the last block.
+        length = max(size * block_tokens, kept + 1)
         end = kept
         while end < length:
             end = min((end // block_tokens + 1) * block_tokens, length)
@@ -251,47 +254,37 @@ cdef class SteppedRows:
                 self.end_own(last - 1)
                 if waiting < 0:
                     waiting = start
-                if self.offer(waiting, stop, last, position):
+                if self.offer(waiting, min(stop, size), last, position):
                     waiting = -1
                 start = stop
         for step in range(last + 1, last + 3):  # of the answer: then all stores have ended
             if waiting >= 0 and self.end_own(step - 1) and self.offer(
-                waiting, start, step, position
+                waiting, min(start, size), step, position
             ):
                 waiting = -1
+        batch.size, batch.found_at = size, 0
         self.use_all(cache.evicted > evicted)
         if self.hint != NULL:
             self.end_session()
         self.end_own(last + 4)
         return hits
 
-    cdef void begin(self) noexcept:
-        """Show the whole request to a policy that learns by request."""
-        cdef CompiledPolicy policy = self.cache.policy
-        cdef Batch* batch = &self.cache.batch
-        if self.by_chain and not self.has_begun:
-            find_changed(policy.table, batch)
-            if self.hint == NULL:
-                policy.touch_batch(batch)
-            else:
-                policy.begin_request(batch, self.hint)
-        self.has_begun = True
-
     cdef bint end_own(self, int64_t before) noexcept:
         """End the stores of earlier steps; return whether there were any."""
         cdef CompiledPolicy policy = self.cache.policy
         cdef Batch* batch = &self.cache.batch
         cdef bint has_ended = False
-        cdef uint32_t index
+        cdef const Own* own
         cdef Node* node
-        if self.next_own < self.num_own and self.own[self.next_own].step < before:
-            find_changed(policy.table, batch)
         while self.next_own < self.num_own and self.own[self.next_own].step < before:
-            index = self.own[self.next_own].index
-            node = resident(policy.table, batch, index)
-            if node != NULL and node.block.ref_cnt < 0:
-                make_ready(policy, batch.node_ids[index], node)
-            self.uses[index] |= ENDED
+            own = &self.own[self.next_own]
+            node = node_at(policy.table, own.node_id)
+            # A pending block keeps its node; one that was ready before may have left it.
+            if node.block.ref_cnt < 0 and holds_key(
+                node, item_key(batch, own.index), item_length(batch, own.index)
+            ):
+                make_ready(policy, own.node_id, node)
+            self.uses[own.index] |= ENDED
             self.next_own += 1
             has_ended = True
         return has_ended
@@ -307,12 +300,14 @@ cdef class SteppedRows:
         cdef Py_ssize_t index, num_admitted, chosen
         cdef Node* node
         cdef uint8_t* uses
-        stop = min(stop, batch.size)  # the token that is always computed may be behind it
-        find_changed(policy.table, batch)
-        if self.is_lru and self.choose(USED | OWN, 0, batch.size):
-            policy.touch_batch(&self.part)  # until the request ends, they count as newest
-        self.begin()
-        find_changed(policy.table, batch)
+        if self.is_lru:
+            # The nodes of later blocks are not needed before these are offered.
+            batch.size, batch.found_at = stop, 0
+            find_changed(policy.table, batch)
+            if self.choose(USED | OWN, 0, stop):
+                policy.touch_batch(&self.part)  # until the request ends, they count as newest
+        offered = batch_part(batch, start, stop)
+        find_changed(policy.table, &offered)
         if not self.is_lru and not self.by_chain:
             self.part.size = 0
             for index in range(start, stop):
@@ -321,7 +316,7 @@ cdef class SteppedRows:
                 ):
                     self.add(index)
             policy.touch_batch(&self.part)  # it may learn from blocks that have left
-        find_changed(policy.table, batch)
+            find_changed(policy.table, &offered)
         for index in range(start, stop):
             node = resident(policy.table, batch, index)
             uses = self.uses + self.same[index]
@@ -329,7 +324,6 @@ cdef class SteppedRows:
                 uses[0] |= MISSED
             elif not uses[0] & OWN and node.block.ref_cnt >= 0:
                 uses[0] |= USED
-        offered = batch_part(batch, start, stop)
         num_admitted = cache.store(&offered, position, False)
         batch.found_at = 0
         if num_admitted < 0:
@@ -338,7 +332,7 @@ cdef class SteppedRows:
             index = start + <Py_ssize_t>offered.indexes[chosen]
             self.uses[self.same[index]] |= OWN
             if isnan(position):  # the store ends in this request
-                self.note_own(Own(step, self.same[index]))
+                self.note_own(Own(step, self.same[index], offered.chosen[chosen]))
         return True
 
     cdef void note_own(self, Own own) noexcept:
