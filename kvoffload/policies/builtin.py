@@ -102,6 +102,7 @@ _ENTRIES = (
         learns_by_request=True,
         learns_from_ghosts=True,
         ranks_by_return=True,
+        tail_first="in each list",  # a class may be denser than that of the blocks before it
         warm_up_blocks=2048,  # it computes after 1,024 blocks at the earliest, however small it is
     ),
 )

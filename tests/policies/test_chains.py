@@ -17,7 +17,8 @@ from tests.policies.steps import request
 pytestmark = pytest.mark.fast
 
 # ARC decides between its lists by their sizes, so it can take a block of T2 before those behind it
-# in T1; so it was published. Inside a list it keeps the order too.
+# in T1; so it was published. Hit density decides by what it has learned of classes. Inside a list,
+# or a class, both keep the order too.
 STRICT = [name for name in registry.names() if registry.entry(name).tail_first == "always"]
 IN_EACH_LIST = [name for name in registry.names() if registry.entry(name).tail_first != "never"]
 
