@@ -40,7 +40,6 @@ class Broken:
         ratio: float | None = None,
         *,
         shows_text: bool,
-        quiet: bool,
     ) -> Broken:
         """Look for it in a log that has been read, and read the log again if there is some.
 
@@ -51,9 +50,9 @@ class Broken:
         if not found or source.is_copy:
             return cls(found, shows_text=shows_text)
         if ratio is None:
-            ratio = _ideal(source, quiet=quiet)
+            ratio = _ideal(source)
         sample.cuts = True
-        without = _ideal(source, quiet=quiet)
+        without = _ideal(source)
         sample.cuts = False
         return cls(found, ratio, without, shows_text)
 
@@ -89,9 +88,9 @@ class Broken:
         return found.place + (f" ({found.text!r})" if self.shows_text else "")
 
 
-def _ideal(source: Source, *, quiet: bool) -> float | None:
+def _ideal(source: Source) -> float | None:
     """Return the hit ratio of a cache without bounds; the log is read again."""
-    with progress_bar("reading again", None, quiet=quiet) as progress:
+    with progress_bar("reading again", None) as progress:
         return Survey.of(source.requests, progress=source.watched(progress)).ideal_hit_ratio
 
 

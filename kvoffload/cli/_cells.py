@@ -26,7 +26,6 @@ def cells_of(
     block_bytes: int | None,
     device_memory: Capacity | None,
     loop: Mapping[str, Any],
-    quiet: bool,
     unasked: bool = False,
     pending: int = 0,
     results: str | None = None,
@@ -47,12 +46,12 @@ def cells_of(
     check_sizes(size, capacity=capacities, device_memory=[device_memory])
     if not groups.num_full:
         reason = f"{BELADY} cannot be computed for a model without a full group"
-        policies = _without_belady(policies, reason, quiet=quiet or unasked)
+        policies = _without_belady(policies, reason, is_noted=not unasked)
     if loop:
         excluded = {"step-tokens": steps, "pending": pending, "results": results}
         _check_loop(loop, groups, excluded)
         reason = f"{BELADY} needs to know what comes next, which depends on the hits"
-        policies = _without_belady(policies, reason, quiet=quiet or unasked)
+        policies = _without_belady(policies, reason, is_noted=not unasked)
     unique = unique_chunks(groups, read.trace.unique_blocks)
     slots = [(one.text, one.resolve(size, unique, unit=unit)) for one in capacities]
     device = 0
@@ -61,8 +60,7 @@ def cells_of(
     if INFINITE in policies and not groups.is_bounded(junctions=device > 0):
         note(
             f"{INFINITE} may not be a ceiling: a policy that hits less computes more, and stores "
-            "its windows or states",
-            quiet=quiet,
+            "its windows or states"
         )
     common: dict[str, Any] = {"device": device, "groups": groups, "pending": pending, **loop}
     cells = [
@@ -82,13 +80,13 @@ def cells_of(
     return cells
 
 
-def _without_belady(policies: tuple[str, ...], reason: str, *, quiet: bool) -> tuple[str, ...]:
+def _without_belady(policies: tuple[str, ...], reason: str, *, is_noted: bool) -> tuple[str, ...]:
     """Leave out a ceiling that cannot be computed for that reason."""
     left = tuple(policy for policy in policies if policy != BELADY)
     if not left:
         raise click.UsageError(f"--policy must name another policy: {reason}")
-    if len(left) < len(policies):
-        note(f"{reason}: it is left out", quiet=quiet)
+    if is_noted and len(left) < len(policies):
+        note(f"{reason}: it is left out")
     return left
 
 

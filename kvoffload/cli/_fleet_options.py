@@ -102,7 +102,6 @@ def note_limits(
     fleets: Mapping[Configuration, str],
     *,
     is_given: bool = True,
-    quiet: bool,
 ) -> None:
     """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 
@@ -115,8 +114,7 @@ def note_limits(
     if longer and is_given:
         note(
             f"{longer:,} of {trace.num_blocks:,} blocks belong to requests that are longer than a "
-            f"host memory of {least:,} blocks, which refuses them",
-            quiet=quiet,
+            f"host memory of {least:,} blocks, which refuses them"
         )
     small = [
         memory
@@ -128,8 +126,7 @@ def note_limits(
     if small:
         note(
             "an engine's own tier adds nothing if it is no larger than the host memory of "
-            f"{small[0]}",
-            quiet=quiet,
+            f"{small[0]}"
         )
     balanced = not any(fleet.spec.name in ("session", "sticky") for fleet in fleets)
     if balanced or trace.arrivals is None:
@@ -141,6 +138,5 @@ def note_limits(
     if total and largest * most > total and most > 1:
         note(
             f"one session has {largest / total:.0%} of the tokens, more than 1 of {most} "
-            "engines can take: session and sticky cannot balance it",
-            quiet=quiet,
+            "engines can take: session and sticky cannot balance it"
         )

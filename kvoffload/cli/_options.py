@@ -29,6 +29,7 @@ from kvoffload.traces.prompt_blocks import MAX_BYTES_PER_TOKEN, MAX_TOKENS_PER_I
 from kvoffload.traces.reader import FORMAT_NAMES
 
 from ._sources import Reading
+from ._terminal import keep_quiet
 
 MAX_BLOCKS = 2**31 - 1
 MAX_BLOCK_TOKENS = 2**31 - 1
@@ -217,7 +218,11 @@ def read_picture(text: str) -> str:
 
 
 quiet_option = click.option(
-    "--quiet", is_flag=True, help="Print only the result: no progress, no notes."
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=keep_quiet,
+    help="Print only the result: no progress, no notes.",
 )
 
 

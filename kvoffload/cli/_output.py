@@ -22,7 +22,7 @@ from kvoffload.traces.writer import packed_output
 
 from ._sources import named_files
 from ._streams import check_standard_output, standard_output
-from ._terminal import csv_text, print_json
+from ._terminal import csv_text, is_quiet, print_json
 
 STDOUT = "-"
 TRACE = "TRACE"
@@ -96,17 +96,17 @@ class Result(Protocol):
     def print(self) -> None: ...
 
 
-def check_plot(plot: str | None, *, quiet: bool) -> None:
+def check_plot(plot: str | None) -> None:
     """Check that ``--plot`` can be drawn; its library is quiet if the command is."""
     if plot is None:
         return
-    note_fonts(quiet=quiet)
+    note_fonts()
     require("matplotlib", "--plot", "plot")
 
 
-def note_fonts(*, quiet: bool) -> None:
+def note_fonts() -> None:
     """Let matplotlib log that it looks for fonts, at its first run, unless the command is quiet."""
-    if quiet:
+    if is_quiet():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 

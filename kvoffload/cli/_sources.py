@@ -267,9 +267,7 @@ def open_source(
         return
     with scratch_file() as (stream, copy):
         spool = Spool(stream, copy)
-        context = click.get_current_context(silent=True)
-        quiet = context is None or bool(context.params.get("quiet"))
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
+        with progress_bar("reading", reading.limit) as progress:
             requests.progress = progress
             for request in counted(requests, progress, PROGRESS_REQUESTS):
                 spool.add(request)
@@ -315,12 +313,12 @@ def open_or_generate(
     return contextlib.nullcontext(Source(workload.name, workload))
 
 
-def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
+def note_order(survey: Survey, source: Source) -> None:
     """Note ignored fields, ids that are not chained, and timestamps that are hardly right."""
     for remark in () if source.trace is None else source.trace.remarks:
-        note(remark, quiet=quiet)
+        note(remark)
     if source.format in (OBJECTS, ORACLE_GENERAL):
-        note(f"{source.format}: each object is one block, whatever its size", quiet=quiet)
+        note(f"{source.format}: each object is one block, whatever its size")
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
     is_log = source.trace is not None and source.trace.is_log
     counts_ms = is_log or MOONCAKE.name in (source.format or "")
@@ -332,18 +330,16 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
                 if is_log
                 else "timestamps count as milliseconds, and these seem to be seconds"
             ),
-            quiet=quiet,
         )
     if survey.chaining.is_suspect:
-        note(_unchained_text(survey, source), quiet=quiet)
+        note(_unchained_text(survey, source))
     if survey.backwards:
         step = survey.farthest_back
         note(
             f"{survey.backwards:,} of {survey.requests:,} timestamps are earlier than the one "
             f"before, by up to {f'{step:.3g} ms' if step < 1000 else duration_text(step / 1000)}, "
             "as in a log that is written when requests end: kvoffload convert --sort puts them in "
-            "order",
-            quiet=quiet,
+            "order"
         )
 
 
@@ -406,14 +402,14 @@ class BlockTokens:
             return cls(count, "trace")
         return cls(count, "lengths" if survey.input_tokens else "option")
 
-    def of_full_blocks(self, *, quiet: bool) -> int:
+    def of_full_blocks(self) -> int:
         """Return the number of tokens, which ``--full-blocks`` needs."""
         if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"
             )
         if self.origin == "option":
-            note("the trace has no lengths: --full-blocks keeps all blocks", quiet=quiet)
+            note("the trace has no lengths: --full-blocks keeps all blocks")
         return self.count
 
     def __str__(self) -> str:

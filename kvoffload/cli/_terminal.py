@@ -26,6 +26,7 @@ from kvoffload._printable import printable
 from kvoffload.advise.answer import Column
 from kvoffload.advise.units import NO_BREAK_SPACE, duration_text, unbroken
 
+_QUIET = f"{__name__}.quiet"
 REFRESH_SECONDS = 0.1
 LINE_SECONDS = 10.0
 WIDEST_PROSE = 100
@@ -47,16 +48,27 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def note(message: str, *, quiet: bool) -> None:
+def keep_quiet(context: click.Context, _parameter: click.Parameter, quiet: bool) -> None:
+    """Remember ``--quiet``: a callback of click."""
+    context.meta[_QUIET] = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether the user wants neither notes nor progress, or where there is no command."""
+    context = click.get_current_context(silent=True)
+    return context is None or context.meta.get(_QUIET, False)
+
+
+def note(message: str) -> None:
     """Print a line on standard error unless the user wants quiet."""
-    if not quiet:
+    if not is_quiet():
         click.echo(f"note: {printable(message)}", err=True)
 
 
-def note_bad_lines(count: int, *, quiet: bool) -> None:
+def note_bad_lines(count: int) -> None:
     """Print how many bad lines were skipped, if any."""
     if count:
-        note(f"{count:,} bad line{'s' * (count > 1)} skipped", quiet=quiet)
+        note(f"{count:,} bad line{'s' * (count > 1)} skipped")
 
 
 def flat(values: Mapping[str, object]) -> dict[str, object]:
@@ -166,7 +178,7 @@ def _table(columns: Sequence[Column]) -> Table:
 
 @contextlib.contextmanager
 def progress_bar(
-    description: str, total: int | None, *, quiet: bool, unit: str = "requests"
+    description: str, total: int | None, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
     """Provide a function that shows how many units are done; None if that is not wanted.
 
@@ -174,7 +186,7 @@ def progress_bar(
     separate thread would disturb the timings. Only more than before is shown.
     """
     console = _console(stderr=True)
-    if quiet:
+    if is_quiet():
         yield None
         return
     if not console.is_terminal or console.is_dumb_terminal:

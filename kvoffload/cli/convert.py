@@ -91,7 +91,6 @@ def convert(
     block_tokens: int | None,
     shared_prompts: bool,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Write a trace in the Mooncake format, or for libCacheSim.
 
@@ -129,17 +128,16 @@ def convert(
     whole = Source("", source, source, reading.same_ids)
     ids_text = whole.ids_text
     if ids_text is not None:
-        note(ids_text, quiet=quiet)
-    note_bad_lines(source.bad_lines, quiet=quiet)
-    note_order(survey, whole, quiet=quiet)
+        note(ids_text)
+    note_bad_lines(source.bad_lines)
+    note_order(survey, whole)
     if source.has_prompts and not survey.blocks:
-        note(f"no prompt fills a block of {source.block_tokens:,} tokens", quiet=quiet)
+        note(f"no prompt fills a block of {source.block_tokens:,} tokens")
     is_full = source.has_prompts or source.format in FULL_BLOCKS
     if to == MOONCAKE.name and is_full and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
-            f"replay it with --block-tokens {source.block_tokens}",
-            quiet=quiet,
+            f"replay it with --block-tokens {source.block_tokens}"
         )
 
 

@@ -120,7 +120,6 @@ def demo(
     prefix: str,
     seed: int | None,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Serve the metrics of a manager at work, without an engine.
 
@@ -138,7 +137,7 @@ def demo(
 
     with open_or_generate(traces, ENDLESS, seed, reading) as source:
         asked = capacity or (read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY)
-        blocks = _blocks(source, asked, block_bytes, quiet=quiet)
+        blocks = _blocks(source, asked, block_bytes)
         # Up to 16,384 blocks of memory, everything is sampled that the shadows have room for.
         watch = Watch(max_rate=1.0)
         try:
@@ -158,12 +157,12 @@ def demo(
                 _serve(manager, request.hash_ids)
                 served += 1
             ended = f"the trace ended after {served:,} requests"
-            note(f"{ended}; its metrics are served until Ctrl-C", quiet=quiet)
+            note(f"{ended}; its metrics are served until Ctrl-C")
             while True:
                 time.sleep(3600)
 
 
-def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: bool) -> int:
+def _blocks(source: Source, asked: Capacity, block_bytes: int | None) -> int:
     """Return a capacity in blocks; a share needs a pass over the trace."""
     unique = None
     if asked.percent is not None:
@@ -171,7 +170,7 @@ def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: 
             raise click.UsageError(
                 f"--capacity must be blocks or a size without TRACE, got {asked.text!r}"
             )
-        with progress_bar("reading", None, quiet=quiet) as progress:
+        with progress_bar("reading", None) as progress:
             unique = Survey.of(source.requests, progress=progress).unique_blocks
     block_bytes = block_bytes or source.block_bytes
     check_sizes(block_bytes, needs="--block-bytes", capacity=[asked])

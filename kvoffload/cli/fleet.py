@@ -279,7 +279,6 @@ def fleet(
     price: Prices | None,
     reading: Reading,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """Compare engines behind a router: how many, which router, how much memory.
 
@@ -291,11 +290,11 @@ def fleet(
     cache.check(block_bytes)
     check_outputs(traces, {"--plot": plot, "--csv": check_csv(csv, as_json=as_json)})
     check_dask(dask, traces)
-    check_plot(plot, quiet=quiet)
+    check_plot(plot)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    read = decoding.read(quiet=quiet)
+    read = decoding.read()
     trace, block_tokens = read.trace, read.block_tokens.count
     if block_tokens is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
@@ -348,12 +347,12 @@ def fleet(
     for one, _, _ in cells:
         manager_of(one.policy, one.host, "block")
     _check(trace, cells[0][0])
-    note_limits(trace, {one: given for one, given, _ in cells}, quiet=quiet)
-    with efforts(jobs, dask, decoding, trace.num_blocks, quiet=quiet) as effort:
+    note_limits(trace, {one: given for one, given, _ in cells})
+    with efforts(jobs, dask, decoding, trace.num_blocks) as effort:
         results = _replayed(trace, [one for one, _, _ in cells], effort)
     rows = [Row(one, results[one], given, tier) for one, given, tier in cells]
     view = Fleets(read, rows, cache.text(groups), pooled=results, prices=price)
-    _warn_of_load(view, quiet=quiet)
+    _warn_of_load(view)
     show(view, plot=plot, csv=csv, as_json=as_json)
 
 
@@ -377,7 +376,7 @@ def _replayed(
         return {result.configuration: result for result in replay_all(trace, work, **how)}
 
 
-def _warn_of_load(view: Fleets, *, quiet: bool) -> None:
+def _warn_of_load(view: Fleets) -> None:
     """Note fleets whose engines cannot keep up with an open loop."""
     if view.first.loop != "open":
         return
@@ -385,6 +384,5 @@ def _warn_of_load(view: Fleets, *, quiet: bool) -> None:
     if loaded:
         note(
             f"{len(loaded):,} of {len(view.rows):,} fleets are busy {BUSY:.0%} of the time or "
-            "more: in an open loop their queues only grow; with --closed-loop sessions wait",
-            quiet=quiet,
+            "more: in an open loop their queues only grow; with --closed-loop sessions wait"
         )

@@ -53,7 +53,6 @@ def info(
     show_text: bool,
     reading: Reading,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """Describe a trace: requests, blocks and their reuse, and when sessions return.
 
@@ -61,18 +60,18 @@ def info(
     such files, or a pattern; several are merged by time. - means standard input.
     """
     check_outputs(traces, {"--plot": plot})
-    check_plot(plot, quiet=quiet)
+    check_plot(plot)
     returns, sample = Returns(), PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
+        with progress_bar("reading", reading.limit) as progress:
             shown = source.watched(progress)
             survey = Survey.of(
                 source.requests, returns=returns, block_tokens=block_tokens, progress=shown
             )
         size = BlockTokens.of(source, survey, block_tokens)
-        note_order(survey, source, quiet=quiet)
+        note_order(survey, source)
         ratio = survey.ideal_hit_ratio
-        broken = Broken.of(source, sample, ratio, shows_text=show_text, quiet=quiet)
+        broken = Broken.of(source, sample, ratio, shows_text=show_text)
 
         def draw(path: str) -> None:
             from ._plot import draw_kept
@@ -86,7 +85,7 @@ def info(
             )
         else:
             _print(source, survey, size, returns, broken)
-            note_bad_lines(source.bad_lines, quiet=quiet)
+            note_bad_lines(source.bad_lines)
     if faults:
         raise faults[0]
 

@@ -113,7 +113,6 @@ def replay(
     seed: int | None,
     reading: Reading,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """Replay a trace through managers and compare policies.
 
@@ -128,7 +127,7 @@ def replay(
     check_outputs(traces)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
-        read = decoding.of(source, quiet=quiet)
+        read = decoding.of(source)
     cells = cells_of(
         read,
         cache,
@@ -137,26 +136,22 @@ def replay(
         block_bytes=block_bytes,
         device_memory=device_memory,
         loop=loop,
-        quiet=quiet,
         unasked=is_default("policies"),
     )
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:
-        note("no block size fits all requests: token ratios need --block-tokens", quiet=quiet)
+        note("no block size fits all requests: token ratios need --block-tokens")
     replays, rows = Replays(read.trace), []
     for given, one in cells:
         manager = None
         if one.policy not in CEILINGS:
             manager = manager_of(one.policy, one.host, unit, read.block_tokens.count)
         description = f"{one.policy}, {one.host:,} {unit}s"
-        with progress_bar(description, read.trace.num_requests, quiet=quiet) as progress:
+        with progress_bar(description, read.trace.num_requests) as progress:
             result = replays.of(one, manager=manager, progress=progress)
         rows.append(Row(one, result, given))
     if not traces and standard_input_waits():
-        note(
-            "a generated workload was replayed; standard input was not read: TRACE - reads it",
-            quiet=quiet,
-        )
+        note("a generated workload was replayed; standard input was not read: TRACE - reads it")
     view = Replayed(read, rows, cache.text(groups))
     if as_json:
         print_json(view.as_object())

@@ -184,7 +184,6 @@ def sweep(
     reading: Reading,
     csv: str | None,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """Compare policies over a range of capacities, in parallel.
 
@@ -201,9 +200,9 @@ def sweep(
             ResultsFile.check(results)
         except ValueError as error:
             raise click.UsageError(f"--results {error}") from None
-    check_plot(plot, quiet=quiet)
+    check_plot(plot)
     decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
-    read = decoding.read(quiet=quiet)
+    read = decoding.read()
     cells = cells_of(
         read,
         cache,
@@ -212,7 +211,6 @@ def sweep(
         block_bytes=block_bytes,
         device_memory=device_memory,
         loop=loop,
-        quiet=quiet,
         pending=pending,
         results=results,
     )
@@ -223,7 +221,7 @@ def sweep(
             manager_of(one.policy, one.host, groups.slot_name)
     file = None if results is None else ResultsFile(results, read.trace, groups)
     faults: list[OSError] = []  # of files; the result is still printed
-    with efforts(jobs, dask, decoding, read.trace.num_blocks, quiet=quiet) as effort:
+    with efforts(jobs, dask, decoding, read.trace.num_blocks) as effort:
         found = _results(read.trace, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
     show(Swept(read, rows, cache.text(groups)), plot=plot, csv=csv, as_json=as_json, faults=faults)
@@ -240,11 +238,11 @@ def _results(
 
     Results of a user's class are not kept: the class may have changed by the next run.
     """
-    quiet, every = effort.quiet, list(dict.fromkeys(every))
+    every = list(dict.fromkeys(every))
     found = {} if file is None else file.read([one for one in every if not is_own(one.policy)])
     wanted = [one for one in every if one not in found]
     if len(wanted) < len(every) and file is not None:
-        note(f"{len(every) - len(wanted):,} of {len(every):,} results were known", quiet=quiet)
+        note(f"{len(every) - len(wanted):,} of {len(every):,} results were known")
     with effort.on("sweeping", len(wanted), "cells") as how:
         try:
             for result in replay_all(trace, wanted, **how):
@@ -254,7 +252,7 @@ def _results(
         except (KeyboardInterrupt, SystemExit):
             if file is not None:
                 kept = f"{len(file.read(every)):,} of {len(every):,} results"
-                note(f"--results has {kept}; the same command continues there", quiet=quiet)
+                note(f"--results has {kept}; the same command continues there")
             raise
     return found
 

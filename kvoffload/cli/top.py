@@ -85,7 +85,7 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
     if not engines:
         raise OSError(faults[0])
     for fault in faults:
-        note(fault, quiet=False)
+        note(fault)
     from kvoffload.watch.scraped import view
 
     if as_json:

@@ -48,7 +48,6 @@ def workload(
     block_tokens: int | None,
     full_blocks: bool,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Write a trace as prompts for vllm bench serve.
 
@@ -64,14 +63,14 @@ def workload(
     check_output_option(traces, output)
     reading = replace(reading, drawn=secrets.token_hex())  # the words are made of ids
     with open_source(traces, reading, block_tokens) as source:
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
+        with progress_bar("reading", reading.limit) as progress:
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
         if source.ids_text is not None:
-            note(source.ids_text, quiet=quiet)
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
+            note(source.ids_text)
+        note_bad_lines(source.bad_lines)
+        note_order(survey, source)
         known = BlockTokens.of(source, survey, block_tokens)
         if known.count is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")
