@@ -34,12 +34,7 @@ class Broken:
 
     @classmethod
     def of(
-        cls,
-        source: Source,
-        sample: PrefixBreaks,
-        ratio: float | None = None,
-        *,
-        shows_text: bool,
+        cls, source: Source, sample: PrefixBreaks, ratio: float | None = None, *, shows_text: bool
     ) -> Broken:
         """Look for it in a log that has been read, and read the log again if there is some.
 

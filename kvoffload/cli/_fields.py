@@ -236,10 +236,7 @@ IN_MANAGER = (
 )
 FIELDS = {
     field.name: field
-    for field in (
-        *(*WHICH, *FOUND, *KEPT, *IN_TIME, *IN_MANAGER),
-        Field("per_engine", _per_engine),
-    )
+    for field in (*(*WHICH, *FOUND, *KEPT, *IN_TIME, *IN_MANAGER), Field("per_engine", _per_engine))
 }
 """All fields of a row in JSON and CSV, by name."""
 

@@ -98,10 +98,7 @@ price_option = click.option(
 
 
 def note_limits(
-    trace: DecodedTrace,
-    fleets: Mapping[Configuration, str],
-    *,
-    is_given: bool = True,
+    trace: DecodedTrace, fleets: Mapping[Configuration, str], *, is_given: bool = True
 ) -> None:
     """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 

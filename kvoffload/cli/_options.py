@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -35,7 +35,6 @@ MAX_BLOCKS = 2**31 - 1
 MAX_BLOCK_TOKENS = 2**31 - 1
 LEAST_BANDWIDTH = 1_000_000  # without a unit
 FIELDS_FORM = "messages=FIELD,time=FIELD"
-PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
@@ -116,20 +115,18 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
 
 def check_sizes(
     block_bytes: int | None,
-    *,
+    given: Mapping[str, Iterable[Capacity | None]],
     needs: str = "--model or --block-bytes",
-    **options: Iterable[Capacity | None],
 ) -> None:
-    """Refuse sizes in bytes, by option, if the size of a block is not known.
+    """Refuse sizes in bytes, `given` by option, if the size of a block is not known.
 
     `needs` names the options that give it.
     """
-    for option, capacities in options.items():
+    for option, capacities in given.items():
         for capacity in capacities:
             if capacity is not None and capacity.size is not None and not block_bytes:
-                name = option.replace("_", "-")
                 raise click.UsageError(
-                    f"--{name} in bytes needs {needs}, got {capacity.text!r} without"
+                    f"{option} in bytes needs {needs}, got {capacity.text!r} without"
                 )
 
 
@@ -208,13 +205,6 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 
 
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
-
-
-def read_picture(text: str) -> str:
-    """Read the name of a picture file."""
-    if not text.lower().endswith(PICTURES):
-        raise ValueError(f"must end in {', '.join(PICTURES)}, got {describe(text)}")
-    return text
 
 
 quiet_option = click.option(

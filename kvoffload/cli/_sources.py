@@ -15,14 +15,7 @@ import click
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
-from kvoffload.traces import (
-    MergedTrace,
-    PromptOptions,
-    Request,
-    SessionOptions,
-    Survey,
-    Workload,
-)
+from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey, Workload
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
@@ -329,7 +322,7 @@ def note_order(survey: Survey, source: Source) -> None:
                 "the times of the log seem to be in another unit"
                 if is_log
                 else "timestamps count as milliseconds, and these seem to be seconds"
-            ),
+            )
         )
     if survey.chaining.is_suspect:
         note(_unchained_text(survey, source))

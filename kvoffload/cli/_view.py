@@ -97,6 +97,10 @@ class View:
         """Return what a command adds to the object."""
         return {}
 
+    def draw(self, path: str) -> None:
+        """Draw the rows into a file, for ``--plot``."""
+        raise NotImplementedError
+
     @abstractmethod
     def print(self) -> None:
         """Print the rows as tables."""

@@ -64,8 +64,7 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
 
 @click.command(
     epilog=examples(
-        "kvoffload demo",
-        "kvoffload demo trace.jsonl.gz --policy arc --rate 20 --port 9500",
+        "kvoffload demo", "kvoffload demo trace.jsonl.gz --policy arc --rate 20 --port 9500"
     )
 )
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
@@ -173,7 +172,7 @@ def _blocks(source: Source, asked: Capacity, block_bytes: int | None) -> int:
         with progress_bar("reading", None) as progress:
             unique = Survey.of(source.requests, progress=progress).unique_blocks
     block_bytes = block_bytes or source.block_bytes
-    check_sizes(block_bytes, needs="--block-bytes", capacity=[asked])
+    check_sizes(block_bytes, {"--capacity": [asked]}, needs="--block-bytes")
     return asked.resolve(block_bytes, unique)
 
 

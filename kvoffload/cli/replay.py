@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
-from kvoffload.replay import HintOptions
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import CEILINGS
 
-from ._cells import cells_of
-from ._decoding import Decoding
 from ._fields import Row, columns
+from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
-from ._model_options import CacheOptions, model_options
+from ._model_options import model_options
 from ._options import (
-    Capacity,
     block_bytes_option,
     block_tokens_option,
     capacity_option,
@@ -32,10 +28,10 @@ from ._options import (
     step_tokens_option,
     workload_seed_option,
 )
-from ._output import check_outputs
-from ._sources import Reading, open_or_generate
+from ._output import Outputs, in_outputs
+from ._sources import open_or_generate
 from ._streams import standard_input_waits
-from ._terminal import note, print_json, print_tables, progress_bar
+from ._terminal import note, print_tables, progress_bar
 from ._view import View
 
 GENERATED_REQUESTS = 5_000
@@ -98,22 +94,9 @@ class Replayed(View):
 @workload_seed_option
 @reading_options
 @json_option
-def replay(
-    traces: tuple[str, ...],
-    *,
-    policies: tuple[str, ...],
-    capacities: tuple[Capacity, ...],
-    block_bytes: int | None,
-    cache: CacheOptions,
-    device_memory: Capacity | None,
-    block_tokens: int | None,
-    full_blocks: bool,
-    hints: HintOptions | None,
-    loop: dict[str, Any],
-    seed: int | None,
-    reading: Reading,
-    as_json: bool,
-) -> None:
+@in_grid
+@in_outputs
+def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     """Replay a trace through managers and compare policies.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
@@ -123,21 +106,14 @@ def replay(
     Times cover only the manager's calls, all calls of a request together; percentiles are within
     1/64 of the exact values.
     """
-    cache.check(block_bytes)
-    check_outputs(traces)
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
-    with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
-        read = decoding.of(source)
-    cells = cells_of(
-        read,
-        cache,
-        policies,
-        capacities,
-        block_bytes=block_bytes,
-        device_memory=device_memory,
-        loop=loop,
-        unasked=is_default("policies"),
-    )
+    traces = grid.traces
+    grid.cache.check(grid.block_bytes)
+    outputs.check(traces)
+    with open_or_generate(
+        traces, GENERATED_REQUESTS, seed, grid.reading, grid.block_tokens
+    ) as source:
+        read = grid.decoding().of(source)
+    cells = grid.cells(read, unasked=is_default("policies"))
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:
         note("no block size fits all requests: token ratios need --block-tokens")
@@ -152,8 +128,4 @@ def replay(
         rows.append(Row(one, result, given))
     if not traces and standard_input_waits():
         note("a generated workload was replayed; standard input was not read: TRACE - reads it")
-    view = Replayed(read, rows, cache.text(groups))
-    if as_json:
-        print_json(view.as_object())
-    else:
-        view.print()
+    outputs.show(Replayed(read, rows, grid.cache.text(groups)))

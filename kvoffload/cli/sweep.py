@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from kvoffload.advise.answer import column
 from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
+from kvoffload.replay import Configuration, DecodedTrace, Result, replay_all
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
 
-from ._cells import cells_of
-from ._decoding import Decoding
 from ._fields import FIELDS, Row
+from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._machines import Effort, check_dask, efforts
-from ._model_options import CacheOptions, model_options
+from ._model_options import model_options
 from ._options import (
-    Capacity,
     block_bytes_option,
     block_tokens_option,
     capacity_option,
@@ -34,14 +31,11 @@ from ._options import (
     json_option,
     manager_of,
     policy_option,
-    read_picture,
     reading_options,
     step_tokens_option,
     traces_argument,
-    value_of,
 )
-from ._output import check_csv, check_outputs, check_plot, show
-from ._sources import Reading
+from ._output import Outputs, csv_option, in_outputs, plot_option
 from ._terminal import note, print_prose, print_tables
 from ._view import View
 
@@ -150,40 +144,20 @@ class Swept(View):
     help="Append the result of each cell to FILE, and reuse the results for this trace in it: an "
     "interrupted sweep continues where it stopped. Policies of your own are always replayed.",
 )
-@click.option(
-    "--plot",
-    metavar="FILE",
-    callback=value_of(read_picture),
-    help="Draw the hit ratio over the capacity: .png, .svg or .pdf.",
-)
-@click.option(
-    "--csv",
-    metavar="FILE",
-    help="Write one line per cell, comma-separated, to FILE; - prints the lines instead of the "
-    "tables.",
-)
+@plot_option("the hit ratio over the capacity")
+@csv_option("cell")
 @reading_options
 @json_option
+@in_grid
+@in_outputs
 def sweep(
-    traces: tuple[str, ...],
+    grid: Grid,
     *,
-    policies: tuple[str, ...],
-    capacities: tuple[Capacity, ...],
-    block_bytes: int | None,
-    cache: CacheOptions,
-    block_tokens: int | None,
-    full_blocks: bool,
-    device_memory: Capacity | None,
     pending: int,
-    hints: HintOptions | None,
-    loop: dict[str, Any],
     jobs: int | None,
     dask: str | None,
     results: str | None,
-    plot: str | None,
-    reading: Reading,
-    csv: str | None,
-    as_json: bool,
+    outputs: Outputs,
 ) -> None:
     """Compare policies over a range of capacities, in parallel.
 
@@ -191,30 +165,18 @@ def sweep(
     such files, or a pattern; several are merged by time. - means standard input. The trace is
     decoded once and held in memory, 12 bytes per block.
     """
-    cache.check(block_bytes)
-    files = {"--plot": plot, "--results": results, "--csv": check_csv(csv, as_json=as_json)}
-    check_outputs(traces, files, append=("--results",))
-    check_dask(dask, traces)
+    grid.cache.check(grid.block_bytes)
+    outputs.check(grid.traces, results)
+    check_dask(dask, grid.traces)
     if results is not None:
         try:
             ResultsFile.check(results)
         except ValueError as error:
             raise click.UsageError(f"--results {error}") from None
-    check_plot(plot)
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
+    decoding = grid.decoding()
     read = decoding.read()
-    cells = cells_of(
-        read,
-        cache,
-        tuple(dict.fromkeys(policies)),
-        capacities,
-        block_bytes=block_bytes,
-        device_memory=device_memory,
-        loop=loop,
-        pending=pending,
-        results=results,
-    )
-    cells = sorted(dict.fromkeys(cells), key=lambda cell: policies.index(cell[1].policy))
+    asked = dict.fromkeys(grid.cells(read, pending=pending, results=results))
+    cells = sorted(asked, key=lambda cell: grid.policies.index(cell[1].policy))
     wanted, groups = [one for _, one in cells], cells[0][1].groups
     for one in wanted:
         if one.policy not in CEILINGS:
@@ -224,7 +186,7 @@ def sweep(
     with efforts(jobs, dask, decoding, read.trace.num_blocks) as effort:
         found = _results(read.trace, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
-    show(Swept(read, rows, cache.text(groups)), plot=plot, csv=csv, as_json=as_json, faults=faults)
+    outputs.show(Swept(read, rows, grid.cache.text(groups)), faults)
 
 
 def _results(
