@@ -18,7 +18,7 @@ from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.configuration import MOST_ENGINES
 from kvoffload.replay.routers import parse_router
 
-from ._options import Capacity, read_capacity, read_policy, value_of, values_of
+from ._options import Capacity, of_list, of_text, read_capacity, read_policy
 from ._terminal import note
 
 UNSHARED = "none"
@@ -81,17 +81,14 @@ def read_shared(text: str) -> Shared:
 
 shared_option = click.option(
     "--shared",
-    multiple=True,
-    metavar="SIZE|ADDRESS|none",
-    callback=values_of(read_shared),
+    **of_list("SIZE|ADDRESS|none", read_shared),
     help="One tier behind all engines: sizes to compare, or addresses with a capacity, such as "
     "'slab:PATH?capacity=2TB&policy=lru', which are not opened.",
 )
 
 price_option = click.option(
     "--price",
-    metavar="host=N,tier=N",
-    callback=value_of(read_prices),
+    **of_text("host=N,tier=N", read_prices),
     help="Prices of a GiB of host memory and of a tier, to choose the cheapest fleet that is "
     "enough. By default, the one with the least host memory is chosen, then the smallest tier.",
 )

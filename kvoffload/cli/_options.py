@@ -204,6 +204,17 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     return callback
 
 
+def of_text(metavar: str, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the arguments of an option whose text is read by a function."""
+    return {"metavar": metavar, "callback": value_of(read)}
+
+
+def of_list(metavar: str, read: Callable[[str], Any], default: str = "") -> dict[str, Any]:
+    """Return the arguments of an option for comma-separated lists, repeated or not."""
+    shown = {"default": (default.replace(",", ", "),), "show_default": True} if default else {}
+    return {"multiple": True, "metavar": metavar, "callback": values_of(read), **shown}
+
+
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 
 
@@ -278,14 +289,12 @@ reading_options = bundled(
     click.option("--limit", type=click.IntRange(min=1), help="Read at most this many requests."),
     click.option(
         "--delimiter",
-        metavar="CHARACTER",
-        callback=value_of(read_delimiter),
+        **of_text("CHARACTER", read_delimiter),
         help="What separates the columns of a table, if its first line does not show it.",
     ),
     click.option(
         "--salt",
-        metavar="TEXT",
-        callback=value_of(read_salt),
+        **of_text("TEXT", read_salt),
         help="A secret with which prompts make the same ids each time. By default, a random "
         "key is used and not kept.",
     ),
@@ -309,8 +318,7 @@ reading_options = bundled(
     ),
     click.option(
         "--fields",
-        metavar="NAMES",
-        callback=value_of(read_fields),
+        **of_text("NAMES", read_fields),
         help="Where a log that is not recognised has its prompts: messages=FIELD or "
         "prompt=FIELD, and system, tools, time, session, model, output (tokens); dotted "
         "paths, or columns of a table.",
@@ -375,11 +383,7 @@ def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
     return click.option(
         "--policy",
         "policies",
-        multiple=True,
-        default=(default.replace(",", ", "),),
-        show_default=True,
-        metavar="POLICY",
-        callback=values_of(read_policy_or_ceiling),
+        **of_list("POLICY", read_policy_or_ceiling, default),
         help="Policies to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE' (see "
         "kvoffload policies), or MODULE:CLASS for your own. belady, which knows the future, and "
         "infinite, which keeps everything, are ceilings; infinite is not a ceiling for some "
@@ -392,11 +396,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
     return click.option(
         "--capacity",
         "capacities",
-        multiple=True,
-        default=(default.replace(",", ", "),),
-        show_default=True,
-        metavar="SIZE",
-        callback=values_of(read_capacity),
+        **of_list("SIZE", read_capacity, default),
         help="Capacities to compare, comma-separated or repeated: blocks (4096), a share of the "
         "unique blocks rounded down (5%), or a size (64GiB, with --model or --block-bytes).",
     )
@@ -404,8 +404,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
 
 device_memory_option = click.option(
     "--device-memory",
-    metavar="SIZE",
-    callback=value_of(functools.partial(read_capacity, least=0)),
+    **of_text("SIZE", functools.partial(read_capacity, least=0)),
     help="Size of the accelerator's own LRU prefix cache, which is asked first: blocks, a share "
     "of the unique blocks or a size. By default there is no such cache; advise assumes a typical "
     "one if it knows the model.",
@@ -413,8 +412,7 @@ device_memory_option = click.option(
 
 block_bytes_option = click.option(
     "--block-bytes",
-    metavar="BYTES",
-    callback=value_of(read_size),
+    **of_text("BYTES", read_size),
     help="Bytes per block, needed for sizes in bytes; LMCache's log states it.",
 )
 

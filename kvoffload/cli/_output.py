@@ -22,7 +22,7 @@ from kvoffload.traces.oracle_general import ORACLE_GENERAL, is_named_oracle_gene
 from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 from kvoffload.traces.writer import packed_output
 
-from ._options import CommandFunction, bundled, value_of
+from ._options import CommandFunction, bundled, of_text
 from ._sources import named_files
 from ._streams import check_standard_output, standard_output
 from ._terminal import csv_text, is_quiet, print_json
@@ -166,8 +166,7 @@ def plot_option(what: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return the option for a file to draw something into."""
     return click.option(
         "--plot",
-        metavar="FILE",
-        callback=value_of(read_picture),
+        **of_text("FILE", read_picture),
         help=f"Draw {what}: {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.",
     )
 

@@ -24,6 +24,7 @@ from kvoffload.replay import (
 )
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
+from . import _options
 from ._decoding import Decoded
 from ._fields import Row
 from ._fleet_options import (
@@ -40,26 +41,6 @@ from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
 from ._model_options import model_options
-from ._options import (
-    Capacity,
-    block_bytes_option,
-    block_tokens_option,
-    bundled,
-    capacity_option,
-    dask_option,
-    device_memory_option,
-    examples,
-    jobs_option,
-    json_option,
-    manager_of,
-    read_bandwidth,
-    read_capacity,
-    read_policy,
-    reading_options,
-    traces_argument,
-    value_of,
-    values_of,
-)
 from ._output import Outputs, csv_option, in_outputs, plot_option
 from ._terminal import note
 
@@ -70,7 +51,7 @@ _NS_A_MS = 10**6
 class Tiers:
     """The tiers that are compared, as given."""
 
-    disks: tuple[Capacity, ...]
+    disks: tuple[_options.Capacity, ...]
     shared: tuple[Shared, ...]
     tier_policy: str
 
@@ -99,50 +80,36 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy hit-density",
         "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --disk 1TB",
         "kvoffload fleet trace.jsonl --router session,'events?sees=device' --total",
     ),
 )
-@traces_argument
+@_options.traces_argument
 @click.option(
     "--engines",
-    multiple=True,
-    default=("1, 2, 4, 8",),
-    show_default=True,
-    metavar="N",
-    callback=values_of(read_engines),
+    **_options.of_list("N", read_engines, "1,2,4,8"),
     help=f"Numbers of engines to compare, 1 to {MOST_ENGINES}.",
 )
 @click.option(
     "--router",
     "routers",
-    multiple=True,
-    default=("round-robin, session, prefix, events",),
-    show_default=True,
-    metavar="ROUTER",
-    callback=values_of(read_router),
+    **_options.of_list("ROUTER", read_router, "round-robin,session,prefix,events"),
     help="Routers to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE'.",
 )
 @click.option(
     "--policy",
     "policies",
-    multiple=True,
-    default=("lru, hit-density",),
-    show_default=True,
-    metavar="POLICY",
-    callback=values_of(read_policy),
+    **_options.of_list("POLICY", _options.read_policy, "lru,hit-density"),
     help="Policies of host memory to compare; see kvoffload policies.",
 )
-@capacity_option("1%")
-@device_memory_option
+@_options.capacity_option("1%")
+@_options.device_memory_option
 @click.option(
     "--disk",
     "disks",
-    multiple=True,
-    metavar="SIZE",
-    callback=values_of(read_capacity),
+    **_options.of_list("SIZE", _options.read_capacity),
     help="Private tier behind each engine's host memory: sizes to compare.",
 )
 @shared_option
@@ -150,8 +117,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     "--tier-policy",
     default="lru",
     show_default=True,
-    metavar="POLICY",
-    callback=value_of(read_policy),
+    **_options.of_text("POLICY", _options.read_policy),
     help="Policy of tiers whose address does not name one.",
 )
 @click.option(
@@ -159,28 +125,25 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     is_flag=True,
     help="Take --capacity, --device-memory and --disk as sizes of all engines together.",
 )
-@block_bytes_option
+@_options.block_bytes_option
 @model_options
-@block_tokens_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @click.option(
     "--accelerator",
-    metavar="NAME",
-    callback=value_of(accelerator_of),
+    **_options.of_text("NAME", accelerator_of),
     help=f"Accelerator of each engine, for its rates: {', '.join(accelerator_names())}.",
 )
 @click.option(
     "--prefill-tokens-per-second",
     "rate",
-    metavar="RATE",
-    callback=value_of(read_rate),
+    **_options.of_text("RATE", read_rate),
     help="Prompt tokens that an engine computes per second; estimated from --model and "
     "--accelerator by default. Without any of these, prompts take no time.",
 )
 @click.option(
     "--link-bandwidth",
-    metavar="SIZE",
-    callback=value_of(read_bandwidth),
+    **_options.of_text("SIZE", _options.read_bandwidth),
     help="Bytes per second from host memory to an engine.  [default: that of --accelerator, "
     "else 50GB]",
 )
@@ -188,8 +151,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     "--tier-bandwidth",
     default="10GB",
     show_default=True,
-    metavar="SIZE",
-    callback=value_of(read_bandwidth),
+    **_options.of_text("SIZE", _options.read_bandwidth),
     help="Bytes per second from a tier to an engine.",
 )
 @click.option(
@@ -216,16 +178,16 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."
 )
 @hint_options
-@jobs_option
-@dask_option
+@_options.jobs_option
+@_options.dask_option
 @plot_option("the tokens hit over the memory of all engines")
 @csv_option("fleet")
 @price_option
-@reading_options
-@json_option
+@_options.reading_options
+@_options.json_option
 @in_grid
 @in_outputs
-@bundled("tiers", Tiers)
+@_options.bundled("tiers", Tiers)
 def fleet(
     grid: Grid,
     *,
@@ -299,7 +261,7 @@ def fleet(
                     for router in dict.fromkeys(routers)
                 ]
     for one, _, _ in cells:
-        manager_of(one.policy, one.host, "block")
+        _options.manager_of(one.policy, one.host, "block")
     check_trace(
         cells[0][0],
         read,

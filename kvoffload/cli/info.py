@@ -15,32 +15,26 @@ from kvoffload.traces import Survey
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.returns import Returns
 
+from . import _options
 from ._breaks import Broken, show_text_option
 from ._fields import rounded
-from ._options import (
-    block_tokens_option,
-    examples,
-    json_option,
-    reading_options,
-    traces_argument,
-)
 from ._output import Outputs, in_outputs, plot_option
 from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
 from ._terminal import note_bad_lines, print_tables, progress_bar
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload info trace.jsonl",
         "kvoffload info lookup_hashes/ --model-name Qwen/Qwen3-8B --json",
     )
 )
-@traces_argument
+@_options.traces_argument
 @plot_option("the hit ratio over the time for which blocks are kept")
-@block_tokens_option
+@_options.block_tokens_option
 @show_text_option
-@reading_options
-@json_option
+@_options.reading_options
+@_options.json_option
 @in_outputs
 def info(
     traces: tuple[str, ...],

@@ -9,25 +9,12 @@ import click
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import CEILINGS
 
+from . import _options
 from ._fields import Row, columns
 from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._model_options import model_options
-from ._options import (
-    block_bytes_option,
-    block_tokens_option,
-    capacity_option,
-    device_memory_option,
-    examples,
-    is_default,
-    json_option,
-    manager_of,
-    policy_option,
-    reading_options,
-    step_tokens_option,
-    workload_seed_option,
-)
 from ._output import Outputs, in_outputs
 from ._sources import open_or_generate
 from ._streams import standard_input_waits
@@ -74,26 +61,26 @@ class Replayed(View):
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload replay",
         "kvoffload replay trace.jsonl.gz --policy lru,arc,belady --capacity 5%",
         "kvoffload replay trace.jsonl --policy mymodule:MyPolicy",
     )
 )
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
-@policy_option("lru,hit-density,belady")
-@capacity_option("1%,5%,20%")
-@block_bytes_option
+@_options.policy_option("lru,hit-density,belady")
+@_options.capacity_option("1%,5%,20%")
+@_options.block_bytes_option
 @model_options
-@device_memory_option
-@block_tokens_option
+@_options.device_memory_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@step_tokens_option(None, "; by default, whole")
+@_options.step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
-@workload_seed_option
-@reading_options
-@json_option
+@_options.workload_seed_option
+@_options.reading_options
+@_options.json_option
 @in_grid
 @in_outputs
 def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
@@ -113,7 +100,7 @@ def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
         traces, GENERATED_REQUESTS, seed, grid.reading, grid.block_tokens
     ) as source:
         read = grid.decoding().of(source)
-    cells = grid.cells(read, unasked=is_default("policies"))
+    cells = grid.cells(read, unasked=_options.is_default("policies"))
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:
         note("no block size fits all requests: token ratios need --block-tokens")
@@ -121,7 +108,7 @@ def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     for given, one in cells:
         manager = None
         if one.policy not in CEILINGS:
-            manager = manager_of(one.policy, one.host, unit, read.block_tokens.count)
+            manager = _options.manager_of(one.policy, one.host, unit, read.block_tokens.count)
         description = f"{one.policy}, {one.host:,} {unit}s"
         with progress_bar(description, read.trace.num_requests) as progress:
             result = replays.of(one, manager=manager, progress=progress)

@@ -14,27 +14,13 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
 
+from . import _options
 from ._fields import FIELDS, Row
 from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._machines import Effort, check_dask, efforts
 from ._model_options import model_options
-from ._options import (
-    block_bytes_option,
-    block_tokens_option,
-    capacity_option,
-    dask_option,
-    device_memory_option,
-    examples,
-    jobs_option,
-    json_option,
-    manager_of,
-    policy_option,
-    reading_options,
-    step_tokens_option,
-    traces_argument,
-)
 from ._output import Outputs, csv_option, in_outputs, plot_option
 from ._terminal import note, print_prose, print_tables
 from ._view import View
@@ -112,20 +98,20 @@ class Swept(View):
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
         "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
         "kvoffload sweep trace.jsonl --model gpt-oss-20b --capacity 64GiB,128GiB",
     ),
 )
-@traces_argument
-@policy_option(ALL_POLICIES)
-@capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
-@block_bytes_option
+@_options.traces_argument
+@_options.policy_option(ALL_POLICIES)
+@_options.capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
+@_options.block_bytes_option
 @model_options
-@block_tokens_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@device_memory_option
+@_options.device_memory_option
 @click.option(
     "--pending",
     type=click.IntRange(min=0),
@@ -133,11 +119,11 @@ class Swept(View):
     show_default=True,
     help="Number of requests for which a store stays in flight.",
 )
-@step_tokens_option(None, "; by default, whole")
+@_options.step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
-@jobs_option
-@dask_option
+@_options.jobs_option
+@_options.dask_option
 @click.option(
     "--results",
     metavar="FILE",
@@ -146,8 +132,8 @@ class Swept(View):
 )
 @plot_option("the hit ratio over the capacity")
 @csv_option("cell")
-@reading_options
-@json_option
+@_options.reading_options
+@_options.json_option
 @in_grid
 @in_outputs
 def sweep(
@@ -180,7 +166,7 @@ def sweep(
     wanted, groups = [one for _, one in cells], cells[0][1].groups
     for one in wanted:
         if one.policy not in CEILINGS:
-            manager_of(one.policy, one.host, groups.slot_name)
+            _options.manager_of(one.policy, one.host, groups.slot_name)
     file = None if results is None else ResultsFile(results, read.trace, groups)
     faults: list[OSError] = []  # of files; the result is still printed
     with efforts(jobs, dask, decoding, read.trace.num_blocks) as effort:
