@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -31,13 +32,18 @@ STDOUT = "-"
 TRACE = "TRACE"
 PICTURES = (".png", ".svg", ".pdf")
 
-output_option = click.option(
-    "-o",
-    "--output",
-    default=STDOUT,
-    metavar="FILE",
-    help="File to write, compressed if it ends in .gz or .zst; standard output by default.",
-)
+
+def output_option(how: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the file that a command writes instead of standard output."""
+    return click.option(
+        *("-o", "--output"),
+        default=STDOUT,
+        metavar="FILE",
+        help=f"File to write{how}; standard output by default.",
+    )
+
+
+packed_option = output_option(", compressed if it ends in .gz or .zst")
 
 
 def check_outputs(
@@ -78,13 +84,14 @@ def write_output(
     requests: Iterable[Request],
     output: str,
     write: Callable[[Iterable[Request], BinaryIO], object] = write_requests,
+    opened: Callable[[str], AbstractContextManager[BinaryIO]] = packed_output,
 ) -> None:
     """Write requests to a file, or to standard output for ``-``; an OSError names the file."""
     if output == STDOUT:
         write(requests, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    with packed_output(output) as stream:
+    with opened(output) as stream:
         write(requests, stream)
 
 

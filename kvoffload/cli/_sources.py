@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.units import duration_text
@@ -36,6 +37,16 @@ MOST_KEYED, KEYED_BYTES = 8, 2**16
 """Files, and bytes of each, of which the key of a log's blocks is made."""
 ENOUGH = 10
 """Requests whose rate means something."""
+
+
+def given_option(*parameters: str) -> str | None:
+    """Return the first of some options of the command that the user gave; None if none was."""
+    context = click.get_current_context(silent=True)
+    if context is None:  # on another machine
+        return None
+    source, given = context.get_parameter_source, ParameterSource.COMMANDLINE
+    found = next((name for name in parameters if source(name) is given), None)
+    return None if found is None else f"--{found.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +78,7 @@ class Reading:
 
     def check_prompts(self, trace: MergedTrace) -> None:
         """Refuse options of prompts that have no effect on a trace that has been begun."""
-        given = {
-            "--tokenizer": self.tokenizer,
-            "--bytes-per-token": self.bytes_per_token,
-            "--tokens-per-image": self.tokens_per_image,
-            "--salt": self.salt,
-        }
-        option = next((name for name, value in given.items() if value is not None), None)
+        option = given_option("tokenizer", "bytes_per_token", "tokens_per_image", "salt")
         if option is not None and not trace.has_prompts:
             raise click.UsageError(
                 f"{option} must go with a log of prompts, got it with {trace.format}"
@@ -291,17 +296,10 @@ def open_or_generate(
         if seed is not None:
             raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
         return open_source(paths, reading, block_tokens)
-    options = {
-        "--format": reading.format,
-        "--model-name": reading.model_name,
-        "--skip-bad": reading.skip_bad or None,
-        "--same-ids": reading.same_ids or None,
-        "--tokenizer": reading.tokenizer,
-        "--fields": reading.fields,
-    }
-    for option, value in options.items():
-        if value is not None:
-            raise click.UsageError(f"{option} must go with TRACE, got it without")
+    names = ("format", "model_name", "skip_bad", "same_ids", "tokenizer", "fields")
+    option = given_option(*names)
+    if option is not None:
+        raise click.UsageError(f"{option} must go with TRACE, got it without")
     workload = Workload(reading.limit or requests, seed=seed or 0)
     return contextlib.nullcontext(Source(workload.name, workload))
 

@@ -201,37 +201,42 @@ def progress_bar(
     )
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(description, total=total)
-        drawn, most = 0.0, 0
 
-        def show(done: int) -> None:
-            nonlocal drawn, most
-            now = time.monotonic()
-            if now - drawn >= REFRESH_SECONDS and done >= most:
-                drawn, most = now, done
-                progress.update(task, completed=done, refresh=True)
+        def draw(done: int) -> None:
+            progress.update(task, completed=done, refresh=True)
 
-        yield show
+        yield _now_and_then(draw, REFRESH_SECONDS, 0.0)
 
 
 def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
     """Return a function that prints how many units are done, now and then."""
-    start = printed = time.monotonic()
-    most = 0
+    start = time.monotonic()
 
-    def show(done: int) -> None:
-        nonlocal printed, most
-        now = time.monotonic()
-        if now - printed < LINE_SECONDS or done <= most:
-            return
-        printed, most = now, done
-        if total and done:
-            left = duration_text((now - start) * max(0, total - done) / done)
+    def write(done: int) -> None:
+        if total:
+            left = duration_text((time.monotonic() - start) * max(0, total - done) / done)
             text = f"{description} {min(done / total, 1) * 100:.0f} %, about {left} left"
         else:
             text = f"{description}: {done:,} {unit}"
         click.echo(printable(text), err=True)
 
-    return show
+    return _now_and_then(write, LINE_SECONDS, start)
+
+
+def _now_and_then(
+    show: Callable[[int], None], seconds: float, shown: float
+) -> Callable[[int], None]:
+    """Return a function that shows more than before, at intervals since it was `shown`."""
+    most = 0
+
+    def heard(done: int) -> None:
+        nonlocal shown, most
+        now = time.monotonic()
+        if now - shown >= seconds and done > most:
+            shown, most = now, done
+            show(done)
+
+    return heard
 
 
 def counted(

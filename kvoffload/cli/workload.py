@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import replace
+from functools import partial
 
 import click
 
@@ -13,7 +13,7 @@ from kvoffload.traces import Survey, write_prompts
 from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
-from ._output import STDOUT, check_output_option
+from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -27,13 +27,7 @@ from ._terminal import note, note_bad_lines, progress_bar
     )
 )
 @traces_argument
-@click.option(
-    "-o",
-    "--output",
-    default=STDOUT,
-    metavar="FILE",
-    help="File to write; standard output by default.",
-)
+@output_option("")
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -78,11 +72,7 @@ def workload(
         if full_blocks:
             requests = Selection(requests, full_block_tokens=known.count, cut_length=True)
         try:
-            if output == STDOUT:
-                write_prompts(requests, sys.stdout.buffer, known.count)
-                sys.stdout.buffer.flush()
-            else:
-                with open_output(output) as file:
-                    write_prompts(requests, file, known.count)
+            write = partial(write_prompts, block_tokens=known.count)
+            write_output(requests, output, write, open_output)
         except OverflowError as error:
             raise click.UsageError(str(error)) from None
