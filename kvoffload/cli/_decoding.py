@@ -58,6 +58,6 @@ class Decoding:
         known = BlockTokens.of(source, survey, self.block_tokens)
         if self.full_blocks:
             trace = trace.full_blocks(known.of_full_blocks())
-        note_bad_lines(source.bad_lines)
+        note_bad_lines(source.trace.bad_lines)
         note_order(survey, source)
         return Decoded(source, trace, known, order_object(survey), self.hints)

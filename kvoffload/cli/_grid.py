@@ -53,7 +53,7 @@ class Grid:
 
         `others` are further sizes, by option.
         """
-        size = self.block_bytes or read.source.block_bytes
+        size = self.block_bytes or read.source.trace.block_bytes
         groups = self.cache.groups(read.block_tokens.count, size)
         given = {"--capacity": self.capacities, "--device-memory": [self.device_memory]}
         check_sizes(groups.slot_bytes, given | dict(others or {}))

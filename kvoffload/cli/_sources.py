@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -149,37 +150,41 @@ class _InOrder:
         yield from requests
 
 
+class Generated:
+    """What is known of a workload that is generated, by the names of a `MergedTrace`."""
+
+    paths: Sequence[str] = ()
+    id_spaces = 1
+    format: str | None = None
+    block_tokens: int | None = None
+    block_bytes: int | None = None
+    has_prompts = is_log = False
+    remarks: Sequence[str] = ()
+    bad_lines = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Requests that can be iterated over repeatedly, and their origin."""
 
     name: str  # the name given by the user
     requests: Iterable[Request]
-    trace: MergedTrace | None = None  # that they are read from; None if they are generated
+    trace: MergedTrace | Generated = field(default_factory=Generated)  # what they are read from
     same_ids: bool = False  # the user said that equal ids mean equal blocks in all files
     is_copy: bool = False  # of input that could be read only once
 
     @property
-    def files(self) -> int | None:
-        """Number of files that the trace was read from, None if it is generated."""
-        return None if self.trace is None else len(self.trace.paths)
-
-    @property
-    def id_spaces(self) -> int:
-        """Sets of files that share their block ids, once the trace has been read."""
-        return 1 if self.trace is None else self.trace.id_spaces
-
-    @property
     def ids_text(self) -> str | None:
         """The treatment of the block ids of several files, in words; None for one file."""
-        if self.files is None or self.files < 2:
+        files, spaces = len(self.trace.paths), self.trace.id_spaces
+        if files < 2:
             return None
-        whose = f"ids of {self.files:,} files"
+        whose = f"ids of {files:,} files"
         if self.same_ids:
             return f"{whose} taken as one numbering"
-        if self.id_spaces == 1:
+        if spaces == 1:
             return f"{whose} shared: they are hashes"
-        apart = "kept apart" if self.id_spaces == self.files else "kept apart, but for hashes"
+        apart = "kept apart" if spaces == files else "kept apart, but for hashes"
         return f"{whose} {apart} (--same-ids: one numbering)"
 
     @property
@@ -191,23 +196,8 @@ class Source:
     @property
     def assumed_text(self) -> str | None:
         """Assumptions made when the trace was read, in words; None without any."""
-        read = [] if self.trace is None or not self.trace.has_prompts else self.trace.remarks[:1]
+        read = self.trace.remarks[:1] if self.trace.has_prompts else []
         return "; ".join([*read, *([self.ids_text] if self.ids_text else [])]) or None
-
-    @property
-    def format(self) -> str | None:
-        """Format of the trace, None if it is generated."""
-        return None if self.trace is None else self.trace.format
-
-    @property
-    def block_tokens(self) -> int | None:
-        """Tokens per block, if the trace states them."""
-        return None if self.trace is None else self.trace.block_tokens
-
-    @property
-    def block_bytes(self) -> int | None:
-        """Bytes per block, if the trace states them."""
-        return None if self.trace is None else self.trace.block_bytes
 
     def watched(self, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
         """Return a function that shows progress, also while a log is read to be sorted."""
@@ -215,20 +205,20 @@ class Source:
             self.requests.progress = progress
         return progress
 
+    def survey(self, what: str, total: int | None, **options: Any) -> Survey:
+        """Read all requests, `total` if that is known, with a bar of progress."""
+        with progress_bar(what, total) as progress:
+            return Survey.of(self.requests, progress=self.watched(progress), **options)
+
     def head(self) -> dict[str, object]:
         """Return the first fields of every result that ``--json`` prints."""
         return {
             "trace": self.name,
-            "files": self.files,
-            "id_spaces": self.id_spaces,
+            "files": len(self.trace.paths) or None,
+            "id_spaces": self.trace.id_spaces,
             "implementation": IMPLEMENTATION,
             "version": __version__,
         }
-
-    @property
-    def bad_lines(self) -> int:
-        """Bad lines that the last pass over the file skipped."""
-        return 0 if self.trace is None else self.trace.bad_lines
 
 
 def named_files(paths: Sequence[str]) -> list[str]:
@@ -306,19 +296,19 @@ def open_or_generate(
 
 def note_order(survey: Survey, source: Source) -> None:
     """Note ignored fields, ids that are not chained, and timestamps that are hardly right."""
-    for remark in () if source.trace is None else source.trace.remarks:
+    trace = source.trace
+    for remark in trace.remarks:
         note(remark)
-    if source.format in (OBJECTS, ORACLE_GENERAL):
-        note(f"{source.format}: each object is one block, whatever its size")
+    if trace.format in (OBJECTS, ORACLE_GENERAL):
+        note(f"{trace.format}: each object is one block, whatever its size")
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
-    is_log = source.trace is not None and source.trace.is_log
-    counts_ms = is_log or MOONCAKE.name in (source.format or "")
+    counts_ms = trace.is_log or MOONCAKE.name in (trace.format or "")
     if rate > MOST_RATE and survey.requests >= ENOUGH and counts_ms:
         note(
             f"{rate:,.0f} prompt tokens per second: "
             + (
                 "the times of the log seem to be in another unit"
-                if is_log
+                if trace.is_log
                 else "timestamps count as milliseconds, and these seem to be seconds"
             )
         )
@@ -354,7 +344,7 @@ def order_object(survey: Survey) -> dict[str, object]:
 def _unchained_text(survey: Survey, source: Source) -> str:
     found = survey.chaining
     way_out = "hash each block together with the id of the block before it"
-    if source.same_ids and (source.files or 1) > 1:
+    if source.same_ids and len(source.trace.paths) > 1:
         way_out += ", or leave out --same-ids"
     return (
         f"the ids are not prefix-chained, so hit ratios are too high: {found.unchained_ids:,} of "
@@ -377,7 +367,7 @@ class BlockTokens:
     @classmethod
     def of(cls, source: Source, survey: Survey, given: int | None) -> BlockTokens:
         """Determine the tokens per block of a trace that has been read, given the user's option."""
-        named = source.block_tokens
+        named = source.trace.block_tokens
         if given is not None:
             contradiction = survey.contradiction(given)
             if named is not None:

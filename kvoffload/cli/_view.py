@@ -72,7 +72,7 @@ class View:
         first, groups, read = self.first, self.first.groups, self.read
         return {
             **read.source.head(),
-            "bad_lines": read.source.bad_lines,
+            "bad_lines": read.source.trace.bad_lines,
             "unique_blocks": read.trace.unique_blocks,
             "block_bytes": first.block_bytes or None,
             "block_tokens": read.block_tokens.count,

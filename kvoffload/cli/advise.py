@@ -300,7 +300,7 @@ def advise(
                 hints=hints,
                 arrivals=engines is not None,
             )
-        note_bad_lines(source.bad_lines)
+        note_bad_lines(source.trace.bad_lines)
         if not unchained_ids:
             check_order(survey, source)
         note_order(survey, source)
@@ -545,12 +545,12 @@ def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
     known = cache.token_bytes() or cache.kv_bytes_per_token
     if known is not None:
         return known
-    if source.block_bytes is None or source.block_tokens is None:
+    if source.trace.block_bytes is None or source.trace.block_tokens is None:
         raise click.UsageError(
             "one of --model and --kv-bytes-per-token must be given: the trace does not say "
             "how many bytes its blocks have"
         )
-    return max(1, source.block_bytes // block_tokens)
+    return max(1, source.trace.block_bytes // block_tokens)
 
 
 def _bytes_of(

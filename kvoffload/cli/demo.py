@@ -16,12 +16,12 @@ from kvoffload import CPUOffloadingManager
 from kvoffload._extras import require
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import key_of
-from kvoffload.traces import Request, Survey
+from kvoffload.traces import Request
 
 from . import _options
 from ._output import check_outputs
-from ._sources import Reading, Source, open_or_generate
-from ._terminal import note, progress_bar
+from ._sources import Generated, Reading, Source, open_or_generate
+from ._terminal import note
 
 if TYPE_CHECKING:
     from kvoffload.watch import Watch
@@ -154,13 +154,12 @@ def _blocks(source: Source, asked: _options.Capacity, block_bytes: int | None) -
     """Return a capacity in blocks; a share needs a pass over the trace."""
     unique = None
     if asked.percent is not None:
-        if source.trace is None:
+        if isinstance(source.trace, Generated):
             raise click.UsageError(
                 f"--capacity must be blocks or a size without TRACE, got {asked.text!r}"
             )
-        with progress_bar("reading", None) as progress:
-            unique = Survey.of(source.requests, progress=progress).unique_blocks
-    block_bytes = block_bytes or source.block_bytes
+        unique = source.survey("reading", None).unique_blocks
+    block_bytes = block_bytes or source.trace.block_bytes
     _options.check_sizes(block_bytes, {"--capacity": [asked]}, needs="--block-bytes")
     return asked.resolve(block_bytes, unique)
 

@@ -20,7 +20,7 @@ from ._breaks import Broken, show_text_option
 from ._fields import rounded
 from ._output import Outputs, in_outputs, plot_option
 from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
-from ._terminal import note_bad_lines, print_tables, progress_bar
+from ._terminal import note_bad_lines, print_tables
 
 
 @click.command(
@@ -52,11 +52,7 @@ def info(
     outputs.check(traces)
     returns, sample = Returns(), PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:
-        with progress_bar("reading", reading.limit) as progress:
-            shown = source.watched(progress)
-            survey = Survey.of(
-                source.requests, returns=returns, block_tokens=block_tokens, progress=shown
-            )
+        survey = source.survey("reading", reading.limit, returns=returns, block_tokens=block_tokens)
         size = BlockTokens.of(source, survey, block_tokens)
         note_order(survey, source)
         ratio = survey.ideal_hit_ratio
@@ -90,10 +86,10 @@ class Description:
         ratios = zip(kept.seconds, kept.ratios, strict=True)
         return {
             "trace": source.name,
-            "files": source.files,
-            "id_spaces": source.id_spaces,
+            "files": len(source.trace.paths) or None,
+            "id_spaces": source.trace.id_spaces,
             **{name: value for name, value, _, _ in self._facts()},
-            "bad_lines": source.bad_lines,
+            "bad_lines": source.trace.bad_lines,
             "types": dict(survey.types.most_common()),
             "most_turns": survey.most_turns or None,
             **order_object(survey),
@@ -118,7 +114,7 @@ class Description:
         names, values = zip(*rows, strict=True)
         leading = [column("", [*names], numeric=False)]
         print_tables(self.source.names, leading, [[column("", [*values])]])
-        note_bad_lines(self.source.bad_lines)
+        note_bad_lines(self.source.trace.bad_lines)
 
     def _facts(self) -> list[tuple[str, object, str, str]]:
         """Return what is known of any trace: name and value in JSON, title and text in a table."""
@@ -133,7 +129,7 @@ class Description:
         ideal, longest = survey.ideal_hit_ratio, survey.longest
         ideal_text = percent_text(ideal)
         return [
-            ("format", source.format, "format", source.format or ""),
+            ("format", source.trace.format, "format", source.trace.format or ""),
             ("requests", survey.requests, "requests", f"{survey.requests:,}"),
             ("blocks", survey.blocks, "blocks", f"{survey.blocks:,}"),
             ("unique_blocks", survey.unique_blocks, "unique blocks", f"{unique:,}"),

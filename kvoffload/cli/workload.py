@@ -9,13 +9,13 @@ from functools import partial
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import Survey, write_prompts
+from kvoffload.traces import write_prompts
 from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
-from ._terminal import note, note_bad_lines, progress_bar
+from ._terminal import note, note_bad_lines
 
 
 @click.command(
@@ -57,13 +57,10 @@ def workload(
     check_output_option(traces, output)
     reading = replace(reading, drawn=secrets.token_hex())  # the words are made of ids
     with open_source(traces, reading, block_tokens) as source:
-        with progress_bar("reading", reading.limit) as progress:
-            survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
-            )
+        survey = source.survey("reading", reading.limit, unique=False, block_tokens=block_tokens)
         if source.ids_text is not None:
             note(source.ids_text)
-        note_bad_lines(source.bad_lines)
+        note_bad_lines(source.trace.bad_lines)
         note_order(survey, source)
         known = BlockTokens.of(source, survey, block_tokens)
         if known.count is None:

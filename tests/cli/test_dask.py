@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 import kvoffload as package
@@ -231,10 +232,11 @@ def test_notes_of_a_cluster_without_workers_become_rare(monkeypatch, capsys) -> 
 
     now = [0.0]
     monkeypatch.setattr(_machines.time, "monotonic", lambda: now[0])
-    workers = _machines._Workers(Nobody(), "a", quiet=False)
-    for second in range(3600):
-        now[0] = second
-        workers.watch(7)
+    workers = _machines._Workers(Nobody(), "a")
+    with click.Context(click.Command("sweep")):
+        for second in range(3600):
+            now[0] = second
+            workers.watch(7)
     noted = re.findall(r"no worker for (\d+) s, 7 jobs wait", capsys.readouterr().err)
     assert list(map(int, noted)) == [5, 10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040]
 
