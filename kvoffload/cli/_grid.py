@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 
-from kvoffload.replay import Configuration, GroupChunks, HintOptions
+from kvoffload.replay import Configuration, GroupChunks
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.offline import BELADY, INFINITE
 
 from ._decoding import Decoded, Decoding
 from ._model_options import CacheOptions, unique_chunks
-from ._options import Capacity, bundled, check_sizes
-from ._sources import Reading
+from ._options import Capacity, CommandFunction, bundled, check_sizes
 from ._terminal import note
 
 
@@ -23,28 +22,13 @@ from ._terminal import note
 class Grid:
     """A trace, and the policies and the memory that are compared over it, as given."""
 
-    traces: tuple[str, ...]
-    reading: Reading
-    block_tokens: int | None
-    full_blocks: bool
-    hints: HintOptions | None
+    decoding: Decoding
     policies: tuple[str, ...]
     capacities: tuple[Capacity, ...]
     device_memory: Capacity | None
     block_bytes: int | None
     cache: CacheOptions
     loop: Mapping[str, Any] | None  # as from `loop_options`; None for a command without them
-
-    def decoding(self, *, arrivals: bool = False) -> Decoding:
-        """Return how to read the trace, with its times of arrival if that is asked for."""
-        return Decoding(
-            self.traces,
-            self.reading,
-            self.block_tokens,
-            self.hints,
-            self.full_blocks,
-            arrivals or bool(self.loop),
-        )
 
     def groups(
         self, read: Decoded, others: Mapping[str, Iterable[Capacity | None]] | None = None
@@ -116,8 +100,9 @@ class Grid:
         return cells
 
 
-in_grid = bundled("grid", Grid)
-"""Combines the options of a trace, policies and memory: ``grid``."""
+def in_grid(function: CommandFunction) -> CommandFunction:
+    """Combine the options of a trace, policies and memory: ``grid``."""
+    return bundled("decoding", Decoding)(bundled("grid", Grid)(function))
 
 
 def slots_of(

@@ -356,11 +356,11 @@ def read_policy(text: str) -> str:
 
 
 def manager_of(
-    policy: str, num_slots: int, unit: str, block_tokens: int | None = None
+    policy: str, num_slots: int, unit: str, block_tokens: int | None = None, watch: Any = None
 ) -> CPUOffloadingManager:
     """Return an empty manager; refuse options of the policy that do not fit this capacity."""
     try:
-        return new_manager(policy, num_slots, block_tokens or 1)
+        return new_manager(policy, num_slots, block_tokens or 1, watch)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"--policy {policy} at {num_slots} {unit}s: {error}") from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import click
 
@@ -100,9 +100,7 @@ class Result(Protocol):
 
     def draw(self, path: str) -> None: ...
 
-    def results(self) -> Sequence[Mapping[str, object]]: ...
-
-    def as_object(self) -> Mapping[str, object]: ...
+    def as_object(self) -> Mapping[str, Any]: ...
 
     def print(self) -> None: ...
 
@@ -152,13 +150,13 @@ class Outputs:
 
         def write_csv(path: str) -> None:
             with open_output(path) as file:
-                file.write(csv_text(result.results()).encode())
+                file.write(csv_text(result.as_object()["results"]).encode())
 
         faults = [*faults, *write_files((self.plot, result.draw), (self.csv, write_csv))]
         if self.as_json:
             print_json(result.as_object())
         elif self.csv == STDOUT:
-            click.echo(csv_text(result.results()), nl=False)
+            click.echo(csv_text(result.as_object()["results"]), nl=False)
         else:
             result.print()
         if faults:

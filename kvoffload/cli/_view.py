@@ -63,10 +63,6 @@ class View:
         remarks = [hints_text(read.hints, trace.hints), engine_text(self.in_time), self.model]
         return ["; ".join(facts), *filter(None, remarks), *group_remarks(first.groups)]
 
-    def results(self) -> list[Mapping[str, object]]:
-        """Return each row as an object."""
-        return [as_object(row) for row in self.rows]
-
     def as_object(self) -> dict[str, object]:
         """Return the object that ``--json`` prints."""
         first, groups, read = self.first, self.first.groups, self.read
@@ -90,7 +86,7 @@ class View:
             "seed": first.seed,
             **groups_object(groups),
             **self.more(),
-            "results": self.results(),
+            "results": [as_object(row) for row in self.rows],
         }
 
     def more(self) -> Mapping[str, object]:

@@ -14,7 +14,6 @@ import click
 
 from kvoffload import CPUOffloadingManager
 from kvoffload._extras import require
-from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import key_of
 from kvoffload.traces import Request
 
@@ -128,10 +127,7 @@ def demo(
         blocks = _blocks(source, asked, block_bytes)
         # Up to 16,384 blocks of memory, everything is sampled that the shadows have room for.
         watch = Watch(max_rate=1.0)
-        try:
-            manager = new_manager(policy, blocks, watch=watch)
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(f"--policy {policy} at {blocks} blocks: {error}") from None
+        manager = _options.manager_of(policy, blocks, "block", watch=watch)
         with _serving(watch, port, prefix) as target:
             click.echo(
                 f"serving http://{target}/metrics until Ctrl-C: {source.name}, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -217,11 +217,11 @@ def fleet(
     """
     cache = grid.cache
     cache.check(grid.block_bytes)
-    outputs.check(grid.traces)
-    check_dask(dask, grid.traces)
+    decoding = replace(grid.decoding, arrivals=True)
+    outputs.check(decoding.traces)
+    check_dask(dask, decoding.traces)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
-    decoding = grid.decoding(arrivals=True)
     read = decoding.read()
     trace = read.trace
     if read.block_tokens.count is None:

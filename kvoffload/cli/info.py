@@ -76,10 +76,6 @@ class Description:
 
         draw_kept(self.source.name, self.returns.blocks, path)
 
-    def results(self) -> list[dict[str, object]]:
-        """Return what ``--json`` prints, which is all."""
-        return [self.as_object()]
-
     def as_object(self) -> dict[str, object]:
         """Return the object that ``--json`` prints."""
         source, survey, kept = self.source, self.survey, self.returns.blocks

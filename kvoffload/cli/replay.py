@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -93,13 +93,13 @@ def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     Times cover only the manager's calls, all calls of a request together; percentiles are within
     1/64 of the exact values.
     """
-    traces = grid.traces
+    decoding = replace(grid.decoding, arrivals=bool(grid.loop))
+    traces, reading = decoding.traces, decoding.reading
     grid.cache.check(grid.block_bytes)
     outputs.check(traces)
-    with open_or_generate(
-        traces, GENERATED_REQUESTS, seed, grid.reading, grid.block_tokens
-    ) as source:
-        read = grid.decoding().of(source)
+    block_tokens = decoding.block_tokens
+    with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
+        read = decoding.of(source)
     cells = grid.cells(read, unasked=_options.is_default("policies"))
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -152,14 +152,14 @@ def sweep(
     decoded once and held in memory, 12 bytes per block.
     """
     grid.cache.check(grid.block_bytes)
-    outputs.check(grid.traces, results)
-    check_dask(dask, grid.traces)
+    decoding = replace(grid.decoding, arrivals=bool(grid.loop))
+    outputs.check(decoding.traces, results)
+    check_dask(dask, decoding.traces)
     if results is not None:
         try:
             ResultsFile.check(results)
         except ValueError as error:
             raise click.UsageError(f"--results {error}") from None
-    decoding = grid.decoding()
     read = decoding.read()
     asked = dict.fromkeys(grid.cells(read, pending=pending, results=results))
     cells = sorted(asked, key=lambda cell: grid.policies.index(cell[1].policy))
