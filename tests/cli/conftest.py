@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -27,6 +28,12 @@ class Done:
     code: int
     out: str
     err: str
+
+    @property
+    def value(self) -> Any:
+        """The object that ``--json`` prints."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
 
     @property
     def error(self) -> str:
@@ -91,21 +98,26 @@ def open_for(process: "subprocess.Popen[bytes]", pipe: Path) -> BinaryIO:
     raise AssertionError(f"ended with {process.returncode}")
 
 
+def run_here(*arguments: object) -> Done:
+    """Run the command in this process, which saves its start."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*map(str, arguments)])
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    return Done(code, *texts)
+
+
 @pytest.fixture
 def kvoffload(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Run the command in this process, which saves its start, or in its own if it needs one."""
+    """Run the command in this process, or in its own if it needs one."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: object, stdin: bytes = b"", **environment: str) -> Done:
         if stdin or environment:
             return run_process(*arguments, stdin=stdin, **environment)
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*map(str, arguments)])
-        texts = []
-        for stream in (out, err):
-            stream.flush()
-            texts.append(stream.buffer.getvalue().decode())
-        return Done(code, *texts)
+        return run_here(*arguments)
 
     return run

@@ -171,15 +171,6 @@ def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
     assert "must end in .png, .svg, .pdf, got" in done.err
 
 
-def test_info_of_a_trace_without_blocks(kvoffload):
-    line = b'{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}'
-    done = kvoffload("info", "-", stdin=line)
-    assert done.out.startswith("standard input\n")
-    assert done.code == 0
-    assert "none" in done.out
-    assert json.loads(kvoffload("info", "-", "--json", stdin=line).out)["reuse"] == 0
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (0.25, "0.25 s"), (75, "1 min 15 s"), (35_999.6, "10 h 0 min 0 s"),

@@ -81,13 +81,6 @@ def test_a_bad_trace_leaves_no_file(kvoffload, lmcache, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_format_is_wrong_usage(kvoffload, lmcache):
-    for command in ("convert", "info", "replay"):
-        done = kvoffload(command, lmcache, "--format", "arrow")
-        assert done.code == 2
-        assert "'--format': 'arrow' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("stdin", [False, True])
 def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcache, stdin):
@@ -150,15 +143,6 @@ def test_sessions_are_written_whole_and_read_again(tmp_path, kvoffload):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[1]["parent"] == "s"
     assert [row.get("ends") for row in rows] == [None, True, True]
-
-
-def test_options_of_sessions_need_sessions(tmp_path, kvoffload):
-    path = tmp_path / "trace.jsonl"
-    write_trace([Request(0, 1, 1, (1,))], path)
-    done = kvoffload("convert", path, "--output", tmp_path / "rows.jsonl", "--starts", "3")
-    assert done.code == 2
-    assert "--starts must go with sessions (weka), got mooncake" in done.err
-    assert not (tmp_path / "rows.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["out.oracleGeneral", "out.oracleGeneral.bin", "out.records"])
@@ -387,57 +371,6 @@ def test_what_breaks_prefixes_is_said_and_its_text_only_if_asked_for(kvoffload, 
     assert found["ideal_hit_ratio_without_breaks"] > 0.9
     done = kvoffload(*command.split(), "-", "--json", stdin=path.read_bytes())
     assert json.loads(done.out)["ideal_hit_ratio_without_breaks"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--tokenizer", "x", "--bytes-per-token", "3"],
-            "--bytes-per-token must go without --tokenizer, got both",
-        ),
-        (
-            ["--format", "openai", "--fields", "prompt=b"],
-            (
-                "--fields must go without --format, or with csv or parquet, got it with --format "
-                "openai"
-            ),
-        ),
-        (
-            ["--fields", "time=a,text=b"],
-            (
-                "Invalid value for '--fields': must be messages=FIELD,time=FIELD, each of "
-                "messages, prompt, system, tools, time, session, model, output at most once, got "
-                "'text=b'"
-            ),
-        ),
-        (
-            ["--fields", "time=a"],
-            (
-                "Invalid value for '--fields': must be messages=FIELD,time=FIELD, got none for "
-                "messages or prompt"
-            ),
-        ),
-        (
-            ["--delimiter", "ab"],
-            "Invalid value for '--delimiter': must be one character or tab, got 'ab'",
-        ),
-        (["--salt", ""], "Invalid value for '--salt': must not be empty, got an empty text"),
-        (["--starts", "3"], "--starts must go with sessions (weka), got openai"),
-    ],
-)
-def test_options_of_prompts_that_have_no_effect_are_refused(kvoffload, chats, arguments, message):
-    done = kvoffload("convert", chats, *arguments)
-    assert (done.code, done.error) == (2, message)
-
-
-@pytest.mark.parametrize("option", ["--salt", "--tokens-per-image", "--bytes-per-token"])
-def test_options_of_prompts_need_prompts(kvoffload, lmcache, option):
-    done = kvoffload("info", lmcache, option, "3")
-    assert (done.code, done.error) == (
-        2,
-        f"{option} must go with a log of prompts, got it with lmcache",
-    )
 
 
 def test_a_bad_line_of_a_log_of_chats_is_named_without_its_text(tmp_path, kvoffload, chats):

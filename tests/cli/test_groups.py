@@ -94,25 +94,6 @@ def test_a_share_of_the_blocks_is_one_of_the_chunks(kvoffload, tmp_path):
     assert whole["results"][0]["capacity"] == 100 // 2 // 2
 
 
-@pytest.mark.parametrize("command", ["replay", "sweep"])
-@pytest.mark.parametrize(
-    ("model", "options", "noted"),
-    [
-        ("gpt-oss-20b", ["--retention", "none"], False),
-        ("gpt-oss-20b", ["--device-memory", "64MiB"], True),
-        ("qwen3-next-80b-a3b", [], False),
-        ("qwen3-next-80b-a3b", ["--retention", "none"], True),
-    ],
-)
-def test_infinite_is_no_ceiling_of_what_less_hits_make(
-    kvoffload, trace, command, model, options, noted
-):
-    sizes = ("--capacity", "4GiB", "--policy", "infinite")
-    done = kvoffload(command, trace, "--model", model, *sizes, *options)
-    assert done.code == 0, done.err
-    assert ("note: infinite may not be a ceiling: a policy that hits less" in done.err) is noted
-
-
 def test_a_model_of_one_full_group_is_as_its_bytes(kvoffload, trace):
     sizes = ("--capacity", "64MiB,20%", "--policy", "lru,belady")
     named = kvoffload("sweep", trace, *ONE, *sizes, "--model", "llama-3.1-8b", "--json")

@@ -36,16 +36,6 @@ def swept(kvoffload, trace, *arguments):
     return done.out
 
 
-def test_the_table_has_a_row_for_each_policy_and_a_column_for_each_capacity(kvoffload, trace):
-    out = swept(kvoffload, trace, "--policy", "lru,belady,infinite", "--capacity", "10%,64")
-    ratios, stored = out.replace(" %", "%").split("blocks stored")
-    for part in (ratios, stored):
-        assert "10%" in part
-        rows = {line.split()[0]: line.split()[1:] for line in part.splitlines() if line.strip()}
-        for policy in ("lru", "belady", "infinite"):
-            assert len(rows[policy]) == 2
-
-
 def test_csv_and_json_say_the_same(kvoffload, trace):
     arguments = ("--policy", "lru,slru?protected=0.5,belady", "--capacity", "5%,1kB")
     sizes = ("--block-bytes", "16")
@@ -90,18 +80,6 @@ def test_a_share_of_tokens_counts_no_more_than_a_prompt_holds(kvoffload, tmp_pat
     assert "blocks of 16 tokens" in out
     assert "share of prompt tokens found\n" in out
     assert out.count(" 45.7 %") == 2
-
-
-@pytest.mark.parametrize("lengths", [(0, 0), (1000, 1000)])
-def test_where_no_share_of_tokens_is_known_it_says_why(kvoffload, tmp_path, lengths):
-    path, reason = tmp_path / "trace.jsonl", "no block size fits all requests: give --block-tokens"
-    write_trace([Request(0, lengths[0], 1, (1, 2)), Request(1, lengths[1], 1, (1,))], path)
-    arguments = ("--policy", "lru,infinite", "--capacity", "9")
-    found = json.loads(swept(kvoffload, path, *arguments, "--json"))
-    assert found["no_token_hit_ratio"] == reason
-    assert [result["token_hit_ratio"] for result in found["results"]] == [None, None]
-    said = f"share of prompt tokens found: not known, {reason}"
-    assert said in " ".join(swept(kvoffload, path, *arguments).split())
 
 
 def test_results_of_another_block_size_are_not_taken(kvoffload, tmp_path):
@@ -172,18 +150,6 @@ def test_quiet_is_quiet_about_matplotlib_too(trace, tmp_path):
         done = run_process("sweep", trace, *arguments, *plot, *quiet, **environment)
         assert done.code == 0
         assert ("Matplotlib" in done.err, done.err == "") == (not quiet, bool(quiet))
-
-
-def test_the_columns_are_headed_by_blocks_and_bytes(kvoffload, trace):
-    arguments = ("--policy", "lru", "--capacity", "64,3GB")
-    lines = swept(kvoffload, trace, *arguments, "--block-bytes", "32MiB").splitlines()
-    assert [line.split() for line in lines[4:7]] == [
-        ["capacity", "64", "3GB"],
-        ["blocks", "64", "89"],
-        ["size", "2", "GiB", "2.78", "GiB"],
-    ]
-    alone = swept(kvoffload, trace, "--policy", "lru", "--capacity", "64").splitlines()
-    assert alone[4].split() == ["blocks", "64"]
 
 
 VARIANTS = (

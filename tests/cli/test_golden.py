@@ -1,0 +1,91 @@
+"""What the commands print, to the letter: ``golden.txt``.
+
+A command stands behind ``$``, its exit code behind it if that is not 0, and lines of standard error
+behind ``!``. ``python -m tests.cli.test_golden`` writes the file anew, from the commands in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvoffload.traces import Request, Workload, write_trace
+from tests.advise.model_configs import FAMILIES
+
+from .conftest import run_here
+
+FILE = Path(__file__).with_name("golden.txt")
+CASES = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", FILE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def prepare(folder: Path) -> None:
+    """Write the traces that the commands read."""
+    write_trace(Workload(60), folder / "t.jsonl")
+    write_trace(Workload(40, seed=5), folder / "u.jsonl")
+    write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))], folder / "unsized.jsonl")
+    write_trace([Request(0, 512, 1, (n,), "a") for n in range(3)], folder / "still.jsonl")
+    turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
+    requests = [Request(1000 * second, 0, 0, ids, name) for second, name, ids in turns]
+    write_trace(requests, folder / "sessions.jsonl")
+    rows = [
+        {"ts": n, "messages": [{"role": "user", "content": f"At 1{n % 10}:{10 + n}. {'s' * 900}"}]}
+        for n in range(40)
+    ]
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "bad.jsonl").write_bytes(b"bad\n" + (folder / "t.jsonl").read_bytes())
+    write_trace([Request(0, 0, 1, ())], folder / "noblocks.jsonl")
+    (folder / "hashes.txt").write_text("00c0ffee 0badcafe\n00c0ffee\n")
+    shutil.copy(FAMILIES / "llama4.json", folder)
+    row = {"policy": "lru", "capacity_given": "5%", "hit_ratio": 0.5, "stored": 100}
+    timed = {"policy": "arc", "capacity_given": "5%", "ttft_p95": 2.0}
+    results = {
+        "before": [row, timed],
+        "now": [row | {"hit_ratio": 0.525, "stored": 90}, timed | {"ttft_p95": 1.5}],
+        "alone": [row | {"capacity_given": "9%"}],
+        "both": [row, row | {"capacity_given": "9%"}],
+    }
+    for name, found in results.items():
+        (folder / f"{name}.json").write_text(json.dumps({"results": found}))
+
+
+def printed(line: str) -> str:
+    """Return what the file has for a command."""
+    done = run_here(*shlex.split(line))
+    lines = [f"[{done.code}]"] if done.code else []
+    lines += [one.rstrip() for one in done.out.splitlines()]
+    lines += [f"! {one}" for one in done.err.splitlines()]
+    return "".join(f"{one}\n" for one in lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("golden")
+    prepare(path)
+    return path
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("line", "wanted"), CASES, ids=[line for line, _ in CASES])
+def test_it_prints_what_it_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, wanted: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert printed(line) == wanted
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    os.environ.pop("COLUMNS", None)
+    with tempfile.TemporaryDirectory() as name:
+        prepare(Path(name))
+        os.chdir(name)
+        text = "".join(f"$ {line}\n{printed(line)}" for line, _ in CASES)
+    FILE.write_text(text, encoding="utf-8")
