@@ -37,61 +37,6 @@ def run(kvoffload, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("command", ["replay --full-blocks", "advise", "info"])
-@pytest.mark.parametrize(
-    ("trace", "given", "why"),
-    [
-        (Workload(300), 16, "the lengths of its requests make it 512"),
-        (Workload(30, block_tokens=100), 128, "the lengths of its requests make it 100"),
-        ([Request(0, 500, 1, (1,))], 16, "the lengths of its requests make it 500 or more or 251 "),
-        (
-            [Request(0, 1024 + n, 1, (1, 2, 100 + n)) for n in range(1, 30)],
-            16,
-            "the lengths of its requests make it 351 to 512",
-        ),
-        (
-            [*Workload(30), Request(10**6, 1, 1, (1, 2, 3))],
-            16,
-            "it fits 0 of 31 requests; they have 469 tokens per block on average",
-        ),
-        (LMCACHE, 16, "the trace says 256"),
-        (BAILIAN, 512, "the trace says 16"),
-    ],
-    ids=[
-        "lengths",
-        "no power of two",
-        "one block",
-        "a range",
-        "most lengths",
-        "lmcache",
-        "bailian",
-    ],
-)
-def test_a_block_size_that_the_trace_contradicts_is_an_error_that_says_what_it_says(
-    run, command, trace, given, why
-):
-    done = run(command, trace, "--block-tokens", given)
-    assert done.code == 2
-    assert done.error.startswith(f"--block-tokens must agree with the trace, got {given}: {why}")
-
-
-@pytest.mark.parametrize("command", ["replay --full-blocks", "advise"])
-@pytest.mark.parametrize(
-    ("trace", "given"),
-    [
-        (Workload(30), 512),
-        (LMCACHE, 256),
-        (BAILIAN, 16),
-        ([*Workload(30), Request(10**6, 1, 1, (1, 2, 3))], 512),  # all but one
-        ([Request(0, 500, 1, (1,))], 1000),
-    ],
-    ids=["lengths", "lmcache", "bailian", "most lengths", "one block"],
-)
-def test_a_block_size_that_agrees_is_taken(run, command, trace, given):
-    done = run(command, trace, "--block-tokens", given)
-    assert (done.code, done.err) == (0, "")
-
-
 def test_its_origin_is_reported(run):
     for trace, origin in ((Workload(30), "lengths"), (LMCACHE, "trace"), (BAILIAN, "trace")):
         for command in ("replay", "advise", "sweep"):

@@ -42,11 +42,6 @@ def test_replay_and_sweep_find_the_same(kvoffload, trace):
         assert row["ttft_p50"] <= row["ttft_p95"]
         for name in IN_LOOP:
             assert row[name] == other[name] > 0
-    table = kvoffload("sweep", str(trace), *SIZES, *loop).out
-    words = " ".join(table.split())
-    assert "9,000 prompt tokens per second and engine, 5 ms per token of an answer" in words
-    assert "; each session waits for its answers" in words
-    assert "first token, 95th percentile, s" in table
     assert "first token" in kvoffload("replay", str(trace), *SIZES, *loop).out
 
 

@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from kvoffload.traces import Request, Workload, write_trace
 from tests.advise.model_configs import FAMILIES
 
 from .conftest import run_here
+from .test_vocabulary import OWN
 
 FILE = Path(__file__).with_name("golden.txt")
 CASES = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", FILE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -30,6 +33,16 @@ def prepare(folder: Path) -> None:
     write_trace(Workload(40, seed=5), folder / "u.jsonl")
     write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))], folder / "unsized.jsonl")
     write_trace([Request(0, 512, 1, (n,), "a") for n in range(3)], folder / "still.jsonl")
+    write_trace(Workload(30, block_tokens=100), folder / "hundred.jsonl")
+    write_trace([Request(0, 500, 1, (1,))], folder / "one.jsonl")
+    longer = [Request(0, 1024 + n, 1, (1, 2, 100 + n)) for n in range(1, 30)]
+    write_trace(longer, folder / "range.jsonl")
+    write_trace([*Workload(30), Request(10**6, 1, 1, (1, 2, 3))], folder / "most.jsonl")
+    seconds = (Request(n / 2, 1536, 200, (0, 1, n + 2)) for n in range(99))
+    write_trace(seconds, folder / "seconds.jsonl")
+    backwards = [0, 9000, 10, 20, 9000, 30]
+    requests = [Request(time, 1, 1, (n,)) for n, time in enumerate(backwards)]
+    write_trace(requests, folder / "backwards.jsonl")
     turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
     requests = [Request(1000 * second, 0, 0, ids, name) for second, name, ids in turns]
     write_trace(requests, folder / "sessions.jsonl")
@@ -40,7 +53,18 @@ def prepare(folder: Path) -> None:
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "bad.jsonl").write_bytes(b"bad\n" + (folder / "t.jsonl").read_bytes())
     write_trace([Request(0, 0, 1, ())], folder / "noblocks.jsonl")
+    (folder / "lmcache.jsonl").write_text(
+        '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'
+    )
+    (folder / "bailian.jsonl").write_text(
+        '{"timestamp":0,"chat_id":1,"input_length":20,"output_length":1,"hash_ids":[1,2]}'
+    )
     (folder / "hashes.txt").write_text("00c0ffee 0badcafe\n00c0ffee\n")
+    (folder / "mine.py").write_text(OWN)
+    (folder / "broken.py").write_text("1 / 0")
+    (folder / "package").mkdir()
+    (folder / "package" / "policies.py").write_text("from mine import Fifo\n")
+    (folder / "package" / "broken.py").write_text("1 / 0")
     shutil.copy(FAMILIES / "llama4.json", folder)
     row = {"policy": "lru", "capacity_given": "5%", "hit_ratio": 0.5, "stored": 100}
     timed = {"policy": "arc", "capacity_given": "5%", "ttft_p95": 2.0}
@@ -64,10 +88,12 @@ def printed(line: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("golden")
     prepare(path)
-    return path
+    yield path
+    for module in ("mine", "package", "package.policies"):
+        sys.modules.pop(module, None)
 
 
 @pytest.mark.thorough
@@ -76,6 +102,7 @@ def test_it_prints_what_it_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, wanted: str
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.delenv("COLUMNS", raising=False)
     assert printed(line) == wanted
 

@@ -61,22 +61,6 @@ def test_json_is_one_object_with_what_the_library_counts(kvoffload, trace):
         assert row["blocks_per_second"] == pytest.approx(row["blocks"] / row["manager_seconds"])
 
 
-def test_options_may_be_repeated(kvoffload, trace):
-    listed = kvoffload(
-        "replay", trace, "--policy=lru,arc", "--capacity=100, 10%", "--limit=50", "--json"
-    )
-    repeated = kvoffload(
-        "replay", trace, "--policy=lru", "--policy=arc", "--capacity=100", "--capacity=10%",
-        "--limit=50", "--json",
-    )  # fmt: skip
-    one, other = results(listed), results(repeated)
-    assert len(one) == 4
-    for row in (*one, *other):
-        for timed in TIMES:
-            del row[timed]
-    assert one == other
-
-
 def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvoffload):
     done = kvoffload("replay", "--limit", 1000, "--capacity", "2%", "--json")
     assert done.err == ""
@@ -95,27 +79,6 @@ def test_without_a_trace_it_replays_the_workload(kvoffload):
     for row in results(done):
         counts = expected(Workload(200, seed=9), row["policy"], 300)
         assert {name: row[name] for name in counts} == counts
-
-
-@pytest.mark.parametrize(
-    ("capacity", "extra", "blocks"),
-    [
-        ("7", [], 7),
-        ("10%", [], "10%"),
-        ("0.5%", [], "0.5%"),
-        ("1MiB", ["--block-bytes", "1000"], 1048),
-        ("5 GB", ["--block-bytes", "2 MiB"], 2384),
-        ("1.5kB", ["--block-bytes", "512"], 2),
-        ("1tib", ["--block-bytes", "1GiB"], 1024),
-    ],
-)
-def test_capacities(kvoffload, trace, capacity, extra, blocks):
-    done = kvoffload("replay", trace, "--policy=lru", "--capacity", capacity, *extra, "--json")
-    if isinstance(blocks, str):
-        unique = Survey.of(WORKLOAD).unique_blocks
-        blocks = int(unique * float(blocks[:-1]) / 100)
-    (row,) = results(done)
-    assert (row["capacity"], row["capacity_given"]) == (blocks, capacity)
 
 
 def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
@@ -160,9 +123,6 @@ def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
     assert " 33.3 % " in table.out
     assert "tokens" not in table.out
     assert table.err == ""
-    refused = kvoffload("replay", path, "--capacity=5", "--full-blocks")
-    assert refused.code == 2
-    assert refused.error == "--full-blocks needs --block-tokens: no block size fits all requests"
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])

@@ -105,27 +105,6 @@ def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_the_device_and_stores_in_flight(kvoffload, trace):
-    arguments = ("--policy", "lru", "--capacity", "10%", "--json")
-    plain = json.loads(swept(kvoffload, trace, *arguments))["results"][0]
-    behind = json.loads(swept(kvoffload, trace, *arguments, "--device-memory", "200"))["results"][0]
-    slow = json.loads(swept(kvoffload, trace, *arguments, "--pending", "3"))["results"][0]
-    assert behind["asked"] < plain["asked"] == plain["blocks"]
-    assert slow["hits"] < plain["hits"]
-    text = swept(kvoffload, trace, "--policy", "lru", "--capacity", "9", "--device-memory", "200")
-    assert "found in 200 on device" in text
-
-
-def test_full_blocks_leave_out_what_a_prompt_fills_in_part(kvoffload, trace):
-    arguments = ("--policy", "lru", "--capacity", "40", "--json")
-    whole = json.loads(swept(kvoffload, trace, *arguments))["results"][0]
-    full = json.loads(swept(kvoffload, trace, *arguments, "--full-blocks"))["results"][0]
-    given = swept(kvoffload, trace, *arguments, "--full-blocks", "--block-tokens", "512")
-    rows = sum(request.input_length // 512 for request in Workload(150, seed=1))
-    assert full["blocks"] == rows < whole["blocks"]
-    assert json.loads(given)["results"][0] == full
-
-
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_picture(kvoffload, trace, tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
