@@ -121,3 +121,8 @@ def kvoffload(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
         return run_here(*arguments)
 
     return run
+
+
+def read(kvoffload: Callable[..., Done], *arguments: object) -> Any:
+    """Return what a command prints as JSON."""
+    return kvoffload(*arguments, "--json", "--quiet").value

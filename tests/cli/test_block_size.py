@@ -40,11 +40,11 @@ def run(kvoffload, tmp_path):
 def test_its_origin_is_reported(run):
     for trace, origin in ((Workload(30), "lengths"), (LMCACHE, "trace"), (BAILIAN, "trace")):
         for command in ("replay", "advise", "sweep"):
-            whole = json.loads(run(command, trace, "--json").out)
+            whole = run(command, trace, "--json").value
             assert whole["block_tokens_from"] == origin
     unsized = [Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))]
     for command in ("replay", "sweep"):
-        whole = json.loads(run(command, unsized, "--json").out)
+        whole = run(command, unsized, "--json").value
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
@@ -74,11 +74,11 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
         done = run(command, trace, "--block-tokens", 16)
         assert (done.code, done.err) == (0, "")
         assert said in done.out
-        whole = json.loads(run(command, trace, "--block-tokens", 16, "--json").out)
+        whole = run(command, trace, "--block-tokens", 16, "--json").value
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
-    whole = json.loads(run("sweep", trace, "--block-tokens", 16, "--json").out)
+    whole = run("sweep", trace, "--block-tokens", 16, "--json").value
     assert whole["no_token_hit_ratio"] is None
-    found = json.loads(run("info", trace, "--block-tokens", 16, "--json").out)
+    found = run("info", trace, "--block-tokens", 16, "--json").value
     assert (found["block_tokens"], found["input_tokens"]) == (16, 48)
     rows = [line.split() for line in run("info", trace, "--block-tokens", 16).out.splitlines()]
     assert ["block", "size,", "tokens", "16", "(as", "given)"] in rows

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from kvoffload.cli.replay import IN_LOOP
 from kvoffload.traces import Workload, write_trace
+
+from .conftest import read
 
 pytestmark = pytest.mark.thorough
 
@@ -19,12 +19,6 @@ def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("loop") / "trace.jsonl"
     write_trace(Workload(400, seed=1), path)
     return path
-
-
-def read(kvoffload, *arguments):
-    done = kvoffload(*arguments, "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def test_replay_and_sweep_find_the_same(kvoffload, trace):

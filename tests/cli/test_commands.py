@@ -96,7 +96,7 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     path = tmp_path / "t.jsonl"
     kvoffload("generate", "--requests", 200, "-o", path)
     survey = Survey.of(Workload(200))
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     kept, sessions = whole.pop("kept"), whole.pop("sessions")
     assert (whole.pop("breaks"), whole.pop("ideal_hit_ratio_without_breaks")) == ([], None)
     assert sessions["number"] == len({request.session for request in Workload(200)})
@@ -125,9 +125,9 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
         "unchained_requests": 0,
         "backward_timestamps": 0,
     }
-    assert json.loads(kvoffload("info", path, "--json", "--limit", 7).out)["requests"] == 7
+    assert kvoffload("info", path, "--json", "--limit", 7).value["requests"] == 7
     write_trace([Request(0, 16, 1, (1,))], path)
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     assert (whole["sessions"], whole["kept"]) == (None, None)
 
 
@@ -135,7 +135,7 @@ def test_info_shows_what_sessions_do(kvoffload, tmp_path):
     path = tmp_path / "t.jsonl"
     turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
     write_trace([Request(1000 * seconds, 0, 0, ids, name) for seconds, name, ids in turns], path)
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     assert whole["sessions"] == {
         "number": 2,
         "turns": [1, 3, 3],

@@ -22,7 +22,7 @@ def files(tmp_path):
 def test_only_configurations_of_both_are_compared(kvoffload, files):
     before = files("before.json", row(), row(capacity_given="9%"))
     done = kvoffload("diff", before, files("now.json", row(), row(policy="arc")), "--json")
-    (found,) = json.loads(done.out)["results"]
+    (found,) = done.value["results"]
     assert (found["policy"], found["capacity_given"], found["router"]) == (
         "lru",
         "5%",

@@ -46,7 +46,7 @@ def fleet(kvoffload, trace):
 
 def results(done):
     assert done.code == 0, done.err
-    return json.loads(done.out)["results"]
+    return done.value["results"]
 
 
 def test_one_engine_hits_what_a_sweep_and_a_closed_loop_hit(fleet, kvoffload, trace):
@@ -71,7 +71,7 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
     )
     path = tmp_path / "fleets.csv"
     done = fleet(*arguments, "--csv", path)
-    value = json.loads(done.out)
+    value = done.value
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(value["results"]) == 12

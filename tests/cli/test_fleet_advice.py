@@ -41,7 +41,7 @@ def advise(kvoffload, trace):
     def run(*arguments):
         done = kvoffload("advise", trace, *SIZE, *arguments, "--json")
         assert done.code == 0, done.err
-        return json.loads(done.out)
+        return done.value
 
     return run
 
@@ -72,15 +72,13 @@ def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_p
     path = tmp_path / "think.jsonl"
     write_trace(requests(think=500), path)
     asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", "--policy", "lru")
-    value = json.loads(kvoffload("advise", path, *SIZE, *asked, *RATES, "--json").out)
+    value = kvoffload("advise", path, *SIZE, *asked, *RATES, "--json").value
     assert value["loop"] == "closed"
-    fleet = json.loads(
-        kvoffload(
-            *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
-            *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
-            *("--closed-loop", "closed", "--json", "--quiet"),
-        ).out
-    )["results"][0]
+    fleet = kvoffload(
+        *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
+        *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
+        *("--closed-loop", "closed", "--json", "--quiet"),
+    ).value["results"][0]
     (same,) = [
         one for one in value["results"] if (one["router"], one["memory"]) == ("session", 20 * 2**20)
     ]

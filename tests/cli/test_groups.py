@@ -7,6 +7,8 @@ import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
 
+from .conftest import read
+
 pytestmark = pytest.mark.thorough
 
 SLOT = 393_216  # of gpt-oss-20b and blocks of 16 tokens
@@ -26,12 +28,6 @@ def trace(tmp_path_factory):
         requests.append(Request(1000 * n, 2001, 1, (*system, *own, 50_000 + n)))
     write_trace(requests, path)
     return path
-
-
-def read(kvoffload, *arguments):
-    done = kvoffload(*arguments, "--quiet", "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def test_replay_counts_tokens_and_slots(kvoffload, trace):
@@ -86,7 +82,7 @@ def test_a_model_of_one_full_group_is_as_its_bytes(kvoffload, trace):
     named = kvoffload("sweep", trace, *ONE, *sizes, "--model", "llama-3.1-8b", "--json")
     given = kvoffload("sweep", trace, *ONE, *sizes, "--block-bytes", str(16 * 131_072), "--json")
     assert named.out == given.out
-    whole = json.loads(named.out)
+    whole = named.value
     assert "groups" not in whole
     assert all(row["loaded"] == row["hits"] for row in whole["results"])
     named = kvoffload("replay", trace, "--quiet", *sizes, "--model", "llama-3.1-8b")
@@ -134,7 +130,7 @@ def test_a_sweep_of_prompts_of_unknown_length_continues(kvoffload, tmp_path):
     first, again = (kvoffload("sweep", path, *arguments) for _ in range(2))
     assert "1 of 1 results were known" in again.err
     assert again.out == first.out
-    (result,) = json.loads(first.out)["results"]
+    (result,) = first.value["results"]
     assert result["hits"] == result["hit_tokens"] == 4 * 320
     assert result["tokens"] == 5 * 321
     replayed = read(kvoffload, "replay", path, *arguments[:6], "--block-tokens", "16")
@@ -219,7 +215,7 @@ def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace)
     assert '"blocks_per_chunk": 1' in done.out
     assert '"block_size"' not in done.out
     assert "counted as if they kept all" not in done.out
-    whole = json.loads(kvoffload("advise", trace, *MODEL, *ADVISE, "--json").out)
+    whole = kvoffload("advise", trace, *MODEL, *ADVISE, "--json").value
     assert whole["slot_bytes"] == whole["block_bytes"] == SLOT
     assert (whole["retention"], whole["token_bytes"]) == (0, None)
     assert [cell["interval"] for cell in whole["retentions"]] == [0, 512, "none"]
@@ -243,7 +239,7 @@ def test_no_reuse_for_want_of_resume_points_names_the_interval(kvoffload, tmp_pa
 def test_the_interval_given_is_advised_on(kvoffload, trace, tmp_path):
     report = tmp_path / "advice.html"
     arguments = (*MODEL, *ADVISE, "--retention", "512", "--report", report)
-    whole = json.loads(kvoffload("advise", trace, *arguments, "--json").out)
+    whole = kvoffload("advise", trace, *arguments, "--json").value
     assert whole["retention"] == 512
     assert whole["configuration"]["vllm_argument"] == "--prefix-cache-retention-interval 512"
     page = report.read_text(encoding="utf-8")
@@ -256,7 +252,7 @@ def test_with_one_full_group_advise_says_nothing_of_groups(kvoffload, tmp_path):
     path = tmp_path / "trace.jsonl"
     write_trace(Workload(220, seed=3), path)
     arguments = ("advise", path, "--model", "deepseek-v3", "--capacity", "8GiB", "--jobs", "1")
-    whole = json.loads(kvoffload(*arguments, "--json").out)
+    whole = kvoffload(*arguments, "--json").value
     assert not {"groups", "slot_bytes", "retention", "retentions"} & set(whole)
     assert "vllm_argument" not in (whole["configuration"] or {})
     assert not any("loaded" in row["policies"]["lru"] for row in whole["memories"])

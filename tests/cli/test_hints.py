@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from kvoffload.traces import Workload, write_trace
+
+from .conftest import read
 
 pytestmark = pytest.mark.thorough
 
@@ -27,12 +28,6 @@ def trace(tmp_path_factory):
         path,
     )
     return path
-
-
-def read(kvoffload, *arguments):
-    done = kvoffload(*arguments, "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
@@ -140,7 +135,7 @@ def test_full_blocks_and_standard_input_tell_the_same(kvoffload, trace):
         assert full["hints"] == told
     data = trace.read_bytes()
     done = kvoffload("replay", "-", *SWEEP[:4], "--quiet", "--json", *NOISY, stdin=data)
-    assert json.loads(done.out)["hints"] == told
+    assert done.value["hints"] == told
 
 
 def test_advice_says_what_was_told_and_how_to_ask_again(kvoffload, trace, tmp_path):

@@ -1,7 +1,6 @@
 """`kvoffload replay`: its output and its options."""
 
 import gzip
-import json
 import os
 import threading
 from dataclasses import replace
@@ -34,7 +33,7 @@ def trace(tmp_path):
 
 def results(done):
     assert done.code == 0, done.err
-    return json.loads(done.out)["results"]
+    return done.value["results"]
 
 
 def expected(requests, policy, capacity, block_tokens=512):
@@ -45,7 +44,7 @@ def expected(requests, policy, capacity, block_tokens=512):
 
 def test_json_is_one_object_with_what_the_library_counts(kvoffload, trace):
     done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "100, 400", "--json")
-    whole = json.loads(done.out)
+    whole = done.value
     assert whole["trace"] == str(trace)
     assert whole["implementation"] == library.IMPLEMENTATION
     assert whole["version"] == library.__version__
@@ -75,7 +74,7 @@ def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvofflo
 
 def test_without_a_trace_it_replays_the_workload(kvoffload):
     done = kvoffload("replay", *TWO, "--limit", 200, "--seed", 9, "--capacity", 300, "--json")
-    assert json.loads(done.out)["trace"] == "generated, seed 9"
+    assert done.value["trace"] == "generated, seed 9"
     for row in results(done):
         counts = expected(Workload(200, seed=9), row["policy"], 300)
         assert {name: row[name] for name in counts} == counts
@@ -98,12 +97,12 @@ def test_a_block_size_that_is_given_counts(kvoffload, tmp_path):
     path = tmp_path / "trace.jsonl"
     write_trace(requests, path)
     arguments = ("replay", path, *TWO, "--full-blocks", "--capacity=50", "--json")
-    assert json.loads(kvoffload(*arguments).out)["block_tokens"] == 512
+    assert kvoffload(*arguments).value["block_tokens"] == 512
     done = kvoffload(*arguments, "--block-tokens=860")
     for row in results(done):
         chosen = Selection(requests, full_block_tokens=860)
         assert row["hits"] == expected(chosen, row["policy"], 50, 860)["hits"]
-    assert json.loads(done.out)["block_tokens"] == 860
+    assert done.value["block_tokens"] == 860
 
 
 def unsized(tmp_path):
@@ -130,7 +129,7 @@ def test_standard_input_is_read_once_and_replayed_often(kvoffload, trace, pack):
     data = pack(gzip.decompress(trace.read_bytes()))
     done = kvoffload("replay", "-", "--capacity=10%,100", "--json", stdin=data)
     from_file = kvoffload("replay", trace, "--capacity=10%,100", "--json")
-    assert json.loads(done.out)["trace"] == "-"
+    assert done.value["trace"] == "-"
     hits = [row["hits"] for row in results(done)]
     assert hits == [row["hits"] for row in results(from_file)]
 
@@ -152,7 +151,7 @@ def test_bad_lines_are_counted_when_skipped(kvoffload, tmp_path):
     for source, stdin in ((path, b""), ("-", path.read_bytes())):
         done = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--json", stdin=stdin)
         assert "note: 2 bad lines skipped" in done.err
-        assert json.loads(done.out)["bad_lines"] == 2
+        assert done.value["bad_lines"] == 2
         assert results(done)[0]["requests"] == 2
         quiet = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--quiet", stdin=stdin)
         assert quiet.err == ""

@@ -3,7 +3,6 @@
 One line of error, or none where it cannot be written; the files that it writes are complete.
 """
 
-import json
 import os
 import shlex
 import sys
@@ -91,7 +90,7 @@ def test_standard_error_that_cannot_be_written_changes_nothing(
         done = run_shell(script, ENVIRONMENTS[environment], pipe=pipe, bad=bad)
         assert done.code == status, command
         if status == 0:
-            assert json.loads(done.out)["bad_lines"] == 1
+            assert done.value["bad_lines"] == 1
 
 
 def test_where_all_streams_are_closed_no_file_is_taken_for_one(trace, tmp_path):

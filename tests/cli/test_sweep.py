@@ -55,7 +55,7 @@ def test_csv_and_json_say_the_same(kvoffload, trace):
 def test_it_agrees_with_replay(kvoffload, trace):
     arguments = ("--policy", "lru,arc,belady,infinite", "--capacity", "3%", "--json")
     arguments += ("--device-memory", "60")
-    replayed = json.loads(kvoffload("replay", trace, *arguments).out)
+    replayed = kvoffload("replay", trace, *arguments).value
     found = json.loads(swept(kvoffload, trace, *arguments))
     assert found["block_tokens"] == replayed["block_tokens"] == 512
     of_manager = {field.name for field in IN_MANAGER}  # a sweep does not measure these
@@ -101,21 +101,8 @@ def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
     path.write_text(json.dumps(row) + "\n")
     done = kvoffload("sweep", trace, "--jobs", "1", "--policy", "lru,arc", *arguments)
     assert "1 of 2 results were known" in done.err
-    assert [found["hits"] == 123 for found in json.loads(done.out)["results"]] == [True, False]
+    assert [found["hits"] == 123 for found in done.value["results"]] == [True, False]
     assert len(path.read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_the_picture(kvoffload, trace, tmp_path, suffix):
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    path = tmp_path / f"picture{suffix}"
-    swept(kvoffload, trace, "--capacity", "1%,5%,20%", "--block-bytes", "2MiB", "--plot", path)
-    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
-    content = path.read_bytes()
-    assert content.startswith(starts[suffix])
-    if suffix == ".svg":
-        for label in (b"belady", b"infinite", b"capacity, blocks", b"capacity, bytes", b"64 MiB"):
-            assert b"<!-- " + label + b" -->" in content
 
 
 def test_quiet_is_quiet_about_matplotlib_too(trace, tmp_path):
@@ -265,9 +252,6 @@ def test_csv_is_written_to_a_file_beside_the_tables_or_printed(kvoffload, trace,
     printed = kvoffload("sweep", trace, "--csv", "-", *options)
     head = printed.out.splitlines()[0].split(",")
     assert head == [name for name in FIELDS if name != "per_engine"]
-    assert kvoffload("sweep", trace, *options, "--csv").error == (
-        "Option '--csv' requires an argument."
-    )
     table = kvoffload("sweep", trace, *options).out
     for arguments in ([trace, "--csv", out], ["--csv", out, trace], [f"--csv={out}", trace]):
         done = kvoffload("sweep", *arguments, *options)
@@ -275,12 +259,7 @@ def test_csv_is_written_to_a_file_beside_the_tables_or_printed(kvoffload, trace,
         assert out.read_text() == printed.out
         out.unlink()
     done = kvoffload("sweep", trace, "--csv", out, "--json", *options)
-    assert (json.loads(done.out)["trace"], out.read_text()) == (str(trace), printed.out)
-    done = kvoffload("sweep", trace, *options, "--csv", tmp_path / "none" / "x.csv")
-    assert done.code == 1
-    assert done.error.endswith("none/x.csv: No such file or directory")
-    done = kvoffload("sweep", trace, *options, f"--csv={trace}")
-    assert done.error.startswith("--csv must be another file than TRACE")
+    assert (done.value["trace"], out.read_text()) == (str(trace), printed.out)
 
 
 def test_the_bytes_of_a_picture_have_the_units_of_the_table(kvoffload, trace, tmp_path):
