@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,17 +30,12 @@ class Grid:
     cache: CacheOptions
     loop: Mapping[str, Any] | None  # as from `loop_options`; None for a command without them
 
-    def groups(
-        self, read: Decoded, others: Mapping[str, Iterable[Capacity | None]] | None = None
-    ) -> GroupChunks:
-        """Return the groups of the cache; refuse sizes in bytes if those of a block are not known.
-
-        `others` are further sizes, by option.
-        """
+    def groups(self, read: Decoded) -> GroupChunks:
+        """Return the groups of the cache; refuse sizes in bytes if that of a block is not known."""
         size = self.block_bytes or read.source.trace.block_bytes
         groups = self.cache.groups(read.block_tokens.count, size)
         given = {"--capacity": self.capacities, "--device-memory": [self.device_memory]}
-        check_sizes(groups.slot_bytes, given | dict(others or {}))
+        check_sizes(groups.slot_bytes, given)
         return groups
 
     def device(self, read: Decoded, groups: GroupChunks, share: int = 1) -> int:

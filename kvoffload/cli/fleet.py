@@ -14,14 +14,7 @@ from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.choice import Prices
 from kvoffload.advise.findings import BUSY
 from kvoffload.advise.setup import LINK_BANDWIDTH
-from kvoffload.replay import (
-    Configuration,
-    DecodedTrace,
-    GroupChunks,
-    Result,
-    Tier,
-    replay_all,
-)
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, Tier, replay_all
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
 from . import _options
@@ -227,7 +220,8 @@ def fleet(
     if read.block_tokens.count is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
     shared = [one.capacity for one in tiers.shared]
-    groups = grid.groups(read, {"--disk": tiers.disks, "--shared": shared})
+    groups = grid.groups(read)
+    _options.check_sizes(groups.slot_bytes, {"--disk": tiers.disks, "--shared": shared})
     if not groups.is_plain:
         raise click.UsageError("--model must have one group for a fleet, got several")
     if price is not None and not groups.slot_bytes:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from kvoffload.cli import main
+from kvoffload.traces import Request, write_trace
 
 for module in ("click", "rich", "msgspec"):
     pytest.importorskip(module, reason="the command needs the cli extra")
@@ -126,3 +127,27 @@ def kvoffload(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
 def read(kvoffload: Callable[..., Done], *arguments: object) -> Any:
     """Return what a command prints as JSON."""
     return kvoffload(*arguments, "--json", "--quiet").value
+
+
+@pytest.fixture(scope="module")
+def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the workload of the module."""
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    write_trace(request.module.WORKLOAD, path)
+    return path
+
+
+def growing(turns: int, sessions: int, **more: int) -> list[Request]:
+    """Return sessions each turn of which is a block longer than the one before."""
+    return [
+        Request(
+            1000 * turn + 37 * session,
+            16 * (turn + 2),
+            5,
+            (0, *(100 * session + block for block in range(1, turn + 2))),
+            f"session {session}",
+            **more,
+        )
+        for turn in range(turns)
+        for session in range(sessions)
+    ]

@@ -5,20 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.cli.replay import IN_LOOP
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 
 from .conftest import read
 
 pytestmark = pytest.mark.thorough
+WORKLOAD = Workload(400, seed=1)
 
 SIZES = ("--policy", "lru,infinite", "--capacity", "5%,20%", "--quiet")
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("loop") / "trace.jsonl"
-    write_trace(Workload(400, seed=1), path)
-    return path
 
 
 def test_replay_and_sweep_find_the_same(kvoffload, trace):

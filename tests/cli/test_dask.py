@@ -26,6 +26,7 @@ from .conftest import COMMAND
 
 Client = pytest.importorskip("distributed", reason="it needs the dask extra").Client
 pytestmark = pytest.mark.thorough
+WORKLOAD = Workload(3000, seed=1)
 
 PATIENCE_S = 300
 
@@ -78,13 +79,6 @@ def cluster(scheduler):
     scheduler.add()
     scheduler.add()
     return scheduler.address, scheduler.workers
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("dask") / "trace.jsonl"
-    write_trace(Workload(3000, seed=1), path)
-    return path
 
 
 def test_a_killed_worker_changes_nothing(kvoffload, trace, cluster) -> None:

@@ -7,33 +7,13 @@ import json
 
 import pytest
 
-from kvoffload.traces import Request, write_trace
+from .conftest import growing
 
 pytestmark = pytest.mark.thorough
+WORKLOAD = growing(8, 10, think=500, service=100)
 
 SIZE = ("--block-bytes", "1MiB")
 TIMED = (*SIZE, "--prefill-tokens-per-second", "1000")
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    """Ten sessions of eight turns, each of them a block longer than the one before."""
-    path = tmp_path_factory.mktemp("fleet") / "trace.jsonl"
-    requests = [
-        Request(
-            1000 * turn + 37 * session,
-            16 * (turn + 2),
-            5,
-            (0, *(100 * session + block for block in range(1, turn + 2))),
-            f"session {session}",
-            think=500,
-            service=100,
-        )
-        for turn in range(8)
-        for session in range(10)
-    ]
-    write_trace(requests, path)
-    return path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND, open_for
@@ -23,18 +23,12 @@ pytestmark = [
         sys.platform != "linux", reason="looks for the processes of a process in /proc"
     ),
 ]
+WORKLOAD = Workload(20_000, seed=1)
 
 COMMANDS = {
     "advise": ["advise", "--kv-bytes-per-token", "2048", "--capacity", "1GiB", "--jobs", "2"],
     "sweep": ["sweep", "--jobs", "2"],
 }
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("long") / "trace.jsonl"
-    write_trace(Workload(20_000, seed=1), path)
-    return path
 
 
 def running(pid):

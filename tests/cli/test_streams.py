@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 
 from .conftest import BARE, HOSTILE, run_shell
 
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform == "win32", reason="runs a shell"),
 ]
+WORKLOAD = Workload(30)
 
 ENVIRONMENTS = {"bare": BARE, "hostile": HOSTILE}
 COMMANDS = {
@@ -33,13 +34,6 @@ COMMANDS = {
 CASES = [(command, BARE) for command in COMMANDS]
 CASES += [(command, HOSTILE) for command in ("replay", "help")]
 IDS = [f"{name}-{'bare' if environment is BARE else 'hostile'}" for name, environment in CASES]
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("streams") / "trace.jsonl"
-    write_trace(Workload(30), path)
-    return path
 
 
 @pytest.mark.parametrize(("command", "environment"), CASES, ids=IDS)

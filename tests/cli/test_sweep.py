@@ -19,15 +19,9 @@ from kvoffload.traces.writer import trace_line
 from .conftest import run_process
 
 pytestmark = pytest.mark.thorough
+WORKLOAD = Workload(150, seed=1)
 
 FAST = ("--jobs", "1", "--quiet")
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("sweep") / "trace.jsonl"
-    write_trace(Workload(150, seed=1), path)
-    return path
 
 
 def swept(kvoffload, trace, *arguments):
