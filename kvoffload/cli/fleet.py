@@ -17,17 +17,9 @@ from kvoffload.advise.setup import LINK_BANDWIDTH
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, Tier, replay_all
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
-from . import _options
+from . import _fleet_options, _options
 from ._decoding import Decoded
 from ._fields import Row
-from ._fleet_options import (
-    Shared,
-    note_limits,
-    price_option,
-    read_engines,
-    read_router,
-    shared_option,
-)
 from ._fleet_result import Fleets, pooled_of
 from ._grid import Grid, check_trace, in_grid, slots_of
 from ._hint_options import hint_options
@@ -45,7 +37,7 @@ class Tiers:
     """The tiers that are compared, as given."""
 
     disks: tuple[_options.Capacity, ...]
-    shared: tuple[Shared, ...]
+    shared: tuple[_fleet_options.Shared, ...]
     tier_policy: str
 
     def of(
@@ -82,13 +74,13 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @_options.traces_argument
 @click.option(
     "--engines",
-    **_options.of_list("N", read_engines, "1,2,4,8"),
+    **_options.of_list("N", _fleet_options.read_engines, "1,2,4,8"),
     help=f"Numbers of engines to compare, 1 to {MOST_ENGINES}.",
 )
 @click.option(
     "--router",
     "routers",
-    **_options.of_list("ROUTER", read_router, "round-robin,session,prefix,events"),
+    **_options.of_list("ROUTER", _fleet_options.read_router, "round-robin,session,prefix,events"),
     help="Routers to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE'.",
 )
 @click.option(
@@ -105,7 +97,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     **_options.of_list("SIZE", _options.read_capacity),
     help="Private tier behind each engine's host memory: sizes to compare.",
 )
-@shared_option
+@_fleet_options.shared_option
 @click.option(
     "--tier-policy",
     default="lru",
@@ -175,7 +167,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @_options.dask_option
 @plot_option("the tokens hit over the memory of all engines")
 @csv_option("fleet")
-@price_option
+@_fleet_options.price_option
 @_options.reading_options
 @_options.json_option
 @in_grid
@@ -262,7 +254,7 @@ def fleet(
         "--prefill-tokens-per-second: trace must have times of arrival with a rate, got 0 in all "
         "requests",
     )
-    note_limits(trace, {one: given for one, given, _ in cells})
+    _fleet_options.note_limits(trace, {one: given for one, given, _ in cells})
     with efforts(jobs, dask, decoding, trace.num_blocks) as effort:
         results = _replayed(trace, [one for one, _, _ in cells], effort)
     rows = [Row(one, results[one], given, tier) for one, given, tier in cells]
