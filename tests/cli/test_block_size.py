@@ -1,7 +1,5 @@
 """Tokens per block: those of the trace, or of `--block-tokens` where it does not state them."""
 
-import json
-
 import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
@@ -48,21 +46,6 @@ def test_its_origin_is_reported(run):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
-def test_converted_traces_without_lengths_get_those_of_blocks_of_a_given_size(kvoffload, tmp_path):
-    path, objects = tmp_path / "hashes.txt", tmp_path / "trace.oracleGeneral"
-    path.write_text(HEX)
-    assert kvoffload("convert", path, "--to", "oracle-general", "--output", objects).code == 0
-    for source, tokens in ((path, [128, 64]), (objects, [64] * 3)):
-        done = kvoffload("convert", source, "--block-tokens", 64, "--quiet")
-        assert (done.code, done.err) == (0, "")
-        rows = [json.loads(line) for line in done.out.splitlines()]
-        assert [row["input_length"] for row in rows] == tokens
-    write_trace(Workload(3), path)
-    done = kvoffload("convert", path, "--block-tokens", 64)
-    assert done.code == 2
-    assert done.error.endswith("sessions (weka), prompts or blocks of unknown size, got mooncake")
-
-
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
 CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 
@@ -80,12 +63,5 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
     assert whole["no_token_hit_ratio"] is None
     found = run("info", trace, "--block-tokens", 16, "--json").value
     assert (found["block_tokens"], found["input_tokens"]) == (16, 48)
-    rows = [line.split() for line in run("info", trace, "--block-tokens", 16).out.splitlines()]
-    assert ["block", "size,", "tokens", "16", "(as", "given)"] in rows
-    assert ["input", "tokens", "48"] in rows
     (row,) = whole["results"]  # prompts are as long as their blocks
     assert (row["tokens"], row["token_hit_ratio"]) == (48, row["hit_ratio"])
-    for command in ("replay --full-blocks", "sweep --full-blocks"):
-        done = run(command, trace, "--block-tokens", 16)
-        assert done.code == 0
-        assert done.err == "note: the trace has no lengths: --full-blocks keeps all blocks\n"

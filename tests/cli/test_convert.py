@@ -168,18 +168,6 @@ def test_sorted_and_limited_requests_are_written_as_objects(kvoffload, tmp_path)
     assert [request.hash_ids for request in MergedTrace([str(out)])] == [(2,), (1,)]
 
 
-def test_times_that_no_record_holds_are_wrong_usage(kvoffload, tmp_path):
-    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.oracleGeneral"
-    write_trace([Request(2**42, 1, 1, (1,))], trace)
-    done = kvoffload("convert", trace, "--to", "oracle-general", "-o", out)
-    assert done.code == 2
-    assert done.error == (
-        "timestamp must be >= 0 and below 2**32 seconds, got 4398046511104 ms, "
-        "for --to oracle-general"
-    )
-    assert not out.exists()
-
-
 @pytest.fixture
 def chats(tmp_path):
     path = tmp_path / "chats.jsonl"
@@ -236,19 +224,6 @@ def test_a_log_has_the_same_figures_each_time_and_other_words(tmp_path, kvoffloa
     assert printed(*fleet) == printed(*fleet)
     assert printed(*fleet) != printed(*fleet, "--salt", "pepper")
     assert printed("workload") != printed("workload")
-
-
-def test_a_table_of_prompts_becomes_a_trace(tmp_path, kvoffload):
-    table = tmp_path / "table.csv"
-    table.write_text('at;the prompt;tokens\n;"secret\n\n""text""";4\n')
-    fields = "time=at, prompt=the prompt, output=tokens"
-    done = kvoffload("convert", "--format", "csv", table, "--fields", fields)
-    row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": []}
-    assert done.value == row
-    read = f"note: read as csv: the prompt, tokens; {BYTES}; no request has a time, so all times"
-    empty = "note: no row has a value at `at`, which is named as time\n"
-    short = "note: no prompt fills a block of 16 tokens\n"
-    assert done.err == f"{read} are 0\n{empty}{short}{SIZE}"
 
 
 GRID = ("--capacity", "50", "--policy", "lru")
@@ -353,20 +328,6 @@ def test_what_breaks_prefixes_is_said_and_its_text_only_if_asked_for(kvoffload, 
     assert done.value["ideal_hit_ratio_without_breaks"] is None
 
 
-def test_a_bad_line_of_a_log_of_chats_is_named_without_its_text(tmp_path, kvoffload, chats):
-    chats.write_text(chats.read_text() + '\n{"messages": ["secret"]}\n{"secret\n')
-    out = tmp_path / "out"
-    done = kvoffload("convert", "--format", "openai", chats, "--output", out)
-    assert (done.code, done.error) == (
-        1,
-        f"{chats}:4: must have a time as the first request has, got none",
-    )
-    assert not out.exists()
-    done = kvoffload("convert", "--format", "openai", chats, "--output", out, "--skip-bad")
-    assert (done.code, len(list(Trace(out)))) == (0, 3)
-    assert "note: 2 bad lines skipped\n" in done.err
-
-
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path, kvoffload, chats):
     pytest.importorskip("tokenizers", reason="needs the tokenizer extra")
     path = tmp_path / "tokenizer.json"
@@ -413,20 +374,3 @@ def test_delta_rows_are_put_together_in_every_command_and_a_note_says_so(
     assert (named.code, "(mooncake-delta)" in named.err) == (0, False)
     done = kvoffload("info", source, "--json", "--format", "mooncake", stdin=data)
     assert done.value["ideal_hit_ratio"] < 0.2
-
-
-def test_what_is_assumed_of_chats_or_not_read_is_said(kvoffload, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
-    messages = [{"role": "user", "content": [picture, picture, {"type": "note"}]}]
-    row = {"created": 5, "messages": messages, "system_prompt": "secret", "secret\n": "x" * 300}
-    path.write_text(json.dumps(row))
-    done = kvoffload("convert", "--format", "openai", path, "--tokens-per-image", 16)
-    assert done.value["input_length"] == 33 + 8
-    parts = "parts without text count as 16 tokens each (--tokens-per-image): 2 image_url, 1 other"
-    assert done.err.splitlines()[:3] == [
-        f"note: read as openai: messages, created; {BYTES}; {parts}",
-        "note: 1 row has text in `system_prompt` that is not read (--fields system=system_prompt)",
-        "note: 1 row has text in `…` that is not read",
-    ]
-    assert "secret" not in done.out + done.err

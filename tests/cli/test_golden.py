@@ -19,6 +19,7 @@ import pytest
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.traces import Request, Workload, write_trace
+from kvoffload.traces.oracle_general import write_oracle_general
 from tests.advise.model_configs import FAMILIES
 
 from .conftest import run_here
@@ -54,6 +55,17 @@ def prepare(folder: Path) -> None:
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "bad.jsonl").write_bytes(b"bad\n" + (folder / "t.jsonl").read_bytes())
     write_trace([Request(0, 0, 1, ())], folder / "noblocks.jsonl")
+    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
+    messages = [{"role": "user", "content": [picture, picture, {"type": "note"}]}]
+    row = {"created": 5, "messages": messages, "system_prompt": "secret", "secret\n": "x" * 300}
+    (folder / "pictures.jsonl").write_text(json.dumps(row))
+    (folder / "wrong.jsonl").write_text(
+        f'{json.dumps(row)}\n{{"messages": ["secret"]}}\n{{"secret\n'
+    )
+    (folder / "table.csv").write_text('at;the prompt;tokens\n;"secret\n\n""text""";4\n')
+    write_trace([Request(2**42, 1, 1, (1,))], folder / "late.jsonl")
+    with (folder / "o.oracleGeneral").open("wb") as file:
+        write_oracle_general([Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))], file)
     (folder / "lmcache.jsonl").write_text(
         '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'
     )

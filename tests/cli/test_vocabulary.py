@@ -22,32 +22,6 @@ WORKLOAD = Workload(250, seed=1)
 QUIET = ("--jobs", "1", "--quiet")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "notes"),
-    [
-        (
-            ["sweep", "--policies", "lru", "--capacities", "9", "--device-blocks", "50"],
-            ["sweep", "--policy", "lru", "--capacity", "9", "--device-memory", "50"],
-            ["policies is now called --policy", "capacities is now called --capacity",
-             "device-blocks is now called --device-memory"],
-        ),
-        (
-            ["advise", "--memory", "1MB", "--kv-bytes-per-token", "9", "--processes", "1"],
-            ["advise", "--capacity", "1MB", "--kv-bytes-per-token", "9", "--jobs", "1"],
-            ["memory is now called --capacity; a number without a unit means blocks",
-             "processes is now called --jobs"],
-        ),
-    ],
-    ids=["sweep", "advise"],
-)  # fmt: skip
-def test_earlier_names_go_on_working_and_say_so_once(kvoffload, trace, old, new, notes):
-    earlier = kvoffload(old[0], trace, *old[1:], "--json", "--quiet")
-    assert earlier.value == kvoffload(new[0], trace, *new[1:], "--json", "--quiet").value
-    lines = earlier.err.splitlines()
-    assert len(lines) == len(notes)
-    assert all(any(note in line for line in lines) for note in notes)
-
-
 @pytest.mark.parametrize("command", ["replay", "sweep"])
 def test_device_memory_is_blocks_bytes_or_a_share(kvoffload, trace, command):
     arguments = [command, trace, "--policy", "lru", "--capacity", "99", "--block-bytes", "1KiB"]
