@@ -261,10 +261,11 @@ def read_delimiter(text: str) -> str:
 def bundled(
     name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds options, the last in the help first.
+    """Return a decorator that adds options, the last in the help first, and bundles values.
 
-    The command is called with what `make` returns of them, as `name`. Parameters of `make` that
-    begin with an underscore are none of options; those of options that a command lacks are None.
+    The command is called with what `make` returns of the values that its parameters name, as
+    `name`: those of the options, and those that decorators further out provide. Values that a
+    command lacks are None. Parameters that begin with an underscore are not filled.
     """
     names = [one for one in inspect.signature(make).parameters if not one.startswith("_")]
 
