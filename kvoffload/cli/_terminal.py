@@ -71,21 +71,10 @@ def note_bad_lines(count: int) -> None:
         note(f"{count:,} bad line{'s' * (count > 1)} skipped")
 
 
-def flat(values: Mapping[str, object]) -> dict[str, object]:
-    """Return an object without objects: the part of a value is named ``value_part``."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= {f"{name}_{part}": one for part, one in value.items()}
-        else:
-            found[name] = value
-    return found
-
-
 def csv_text(objects: Iterable[Mapping[str, object]]) -> str:
     """Return a heading and one line per object without its lists; unknown values are empty."""
     rows = [
-        {name: value for name, value in flat(one).items() if not isinstance(value, list)}
+        {name: value for name, value in one.items() if not isinstance(value, list)}
         for one in objects
     ]
     text = io.StringIO()
