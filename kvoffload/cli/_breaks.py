@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from kvoffload.advise.units import percent_text
-from kvoffload.traces import Survey
 from kvoffload.traces.breaks import Break, PrefixBreaks
 
 from ._sources import Source
-from ._terminal import progress_bar
 
 show_text_option = click.option(
     "--show-text",
@@ -34,26 +32,19 @@ class Broken:
 
     @classmethod
     def of(
-        cls,
-        source: Source,
-        sample: PrefixBreaks,
-        ratio: float | None = None,
-        *,
-        shows_text: bool,
-        quiet: bool,
+        cls, source: Source, sample: PrefixBreaks, ratio: float | None = None, *, shows_text: bool
     ) -> Broken:
         """Look for it in a log that has been read, and read the log again if there is some.
 
         `ratio` is the ideal hit ratio, if it is known.
         """
-        has_prompts = source.trace is not None and source.trace.has_prompts
-        found = sample.found() if has_prompts else []
+        found = sample.found() if source.trace.has_prompts else []
         if not found or source.is_copy:
             return cls(found, shows_text=shows_text)
         if ratio is None:
-            ratio = _ideal(source, quiet=quiet)
+            ratio = _ideal(source)
         sample.cuts = True
-        without = _ideal(source, quiet=quiet)
+        without = _ideal(source)
         sample.cuts = False
         return cls(found, ratio, without, shows_text)
 
@@ -89,10 +80,9 @@ class Broken:
         return found.place + (f" ({found.text!r})" if self.shows_text else "")
 
 
-def _ideal(source: Source, *, quiet: bool) -> float | None:
+def _ideal(source: Source) -> float | None:
     """Return the hit ratio of a cache without bounds; the log is read again."""
-    with progress_bar("reading again", None, quiet=quiet) as progress:
-        return Survey.of(source.requests, progress=source.watched(progress)).ideal_hit_ratio
+    return source.survey("reading again", None).ideal_hit_ratio
 
 
 def _share(found: Break) -> str:

@@ -37,27 +37,27 @@ class Decoding:
 
     def __call__(self) -> DecodedTrace:
         """Read it."""
-        return self.read(quiet=True).trace
+        return self.read().trace
 
-    def read(self, *, quiet: bool) -> Decoded:
+    def read(self) -> Decoded:
         """Open the trace and decode it."""
         with open_source(self.traces, self.reading, self.block_tokens) as source:
-            return self.of(source, quiet=quiet)
+            return self.of(source)
 
-    def of(self, source: Source, *, quiet: bool) -> Decoded:
+    def of(self, source: Source) -> Decoded:
         """Decode a trace in one pass, and determine its block size, which full blocks depend on.
 
         Note what was skipped or is out of order, in whole and partial blocks.
         """
         survey = Survey.of((), unique=False, block_tokens=self.block_tokens)
         requests = survey.counting(source.requests)
-        with progress_bar("reading", self.reading.limit, quiet=quiet) as progress, told_by_trace():
+        with progress_bar("reading", self.reading.limit) as progress, told_by_trace():
             trace = DecodedTrace.of(
                 requests, source.watched(progress), hints=self.hints, arrivals=self.arrivals
             )
         known = BlockTokens.of(source, survey, self.block_tokens)
         if self.full_blocks:
-            trace = trace.full_blocks(known.of_full_blocks(quiet=quiet))
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
+            trace = trace.full_blocks(known.of_full_blocks())
+        note_bad_lines(source.trace.bad_lines)
+        note_order(survey, source)
         return Decoded(source, trace, known, order_object(survey), self.hints)

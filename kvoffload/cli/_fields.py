@@ -80,17 +80,13 @@ def _of(name: str, title: str = "", text: Callable[[Any], str] = count, **more: 
 
 
 def _found(
-    name: str, title: str = "", text: Callable[[Any], str] = count, attribute: str = ""
+    name: str, title: str = "", text: Callable[[Any], str] = count, *, in_ceilings: bool = True
 ) -> Field:
-    """Return the field of a value of a result."""
-    return Field(name, lambda row: getattr(row.result, attribute or name), title, text)
-
-
-def _known(name: str, title: str = "", text: Callable[[Any], str] = count) -> Field:
-    """Return the field of a value of a result that a ceiling lacks."""
+    """Return the field of a value of a result, which ceilings may lack."""
 
     def value(row: Row) -> Any:
-        return None if row.configuration.policy in CEILINGS else getattr(row.result, name)
+        is_known = in_ceilings or row.configuration.policy not in CEILINGS
+        return getattr(row.result, name) if is_known else None
 
     return Field(name, value, title, text)
 
@@ -205,9 +201,9 @@ FOUND = (
 KEPT = (
     _found("loaded"),
     _found("stored", "stored"),
-    _known("evicted", "evicted"),
-    _known("refused", "refused"),
-    _known("not_admitted", "not\nadmitted"),
+    _found("evicted", "evicted", in_ceilings=False),
+    _found("refused", "refused", in_ceilings=False),
+    _found("not_admitted", "not\nadmitted", in_ceilings=False),
     _found("tier_stored"),
     _bytes("bytes_host_in", "stored", "stored"),
     _bytes("bytes_host_out", "host_hits", "loaded"),
@@ -236,10 +232,7 @@ IN_MANAGER = (
 )
 FIELDS = {
     field.name: field
-    for field in (
-        *(*WHICH, *FOUND, *KEPT, *IN_TIME, *IN_MANAGER),
-        Field("per_engine", _per_engine),
-    )
+    for field in (*(*WHICH, *FOUND, *KEPT, *IN_TIME, *IN_MANAGER), Field("per_engine", _per_engine))
 }
 """All fields of a row in JSON and CSV, by name."""
 

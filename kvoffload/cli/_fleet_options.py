@@ -18,7 +18,7 @@ from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.configuration import MOST_ENGINES
 from kvoffload.replay.routers import parse_router
 
-from ._options import Capacity, read_capacity, read_policy, value_of, values_of
+from ._options import Capacity, of_list, of_text, read_capacity, read_policy
 from ._terminal import note
 
 UNSHARED = "none"
@@ -81,28 +81,21 @@ def read_shared(text: str) -> Shared:
 
 shared_option = click.option(
     "--shared",
-    multiple=True,
-    metavar="SIZE|ADDRESS|none",
-    callback=values_of(read_shared),
+    **of_list("SIZE|ADDRESS|none", read_shared),
     help="One tier behind all engines: sizes to compare, or addresses with a capacity, such as "
     "'slab:PATH?capacity=2TB&policy=lru', which are not opened.",
 )
 
 price_option = click.option(
     "--price",
-    metavar="host=N,tier=N",
-    callback=value_of(read_prices),
+    **of_text("host=N,tier=N", read_prices),
     help="Prices of a GiB of host memory and of a tier, to choose the cheapest fleet that is "
     "enough. By default, the one with the least host memory is chosen, then the smallest tier.",
 )
 
 
 def note_limits(
-    trace: DecodedTrace,
-    fleets: Mapping[Configuration, str],
-    *,
-    is_given: bool = True,
-    quiet: bool,
+    trace: DecodedTrace, fleets: Mapping[Configuration, str], *, is_given: bool = True
 ) -> None:
     """Note sessions that a fleet cannot balance, requests that it cannot store and useless tiers.
 
@@ -115,8 +108,7 @@ def note_limits(
     if longer and is_given:
         note(
             f"{longer:,} of {trace.num_blocks:,} blocks belong to requests that are longer than a "
-            f"host memory of {least:,} blocks, which refuses them",
-            quiet=quiet,
+            f"host memory of {least:,} blocks, which refuses them"
         )
     small = [
         memory
@@ -128,8 +120,7 @@ def note_limits(
     if small:
         note(
             "an engine's own tier adds nothing if it is no larger than the host memory of "
-            f"{small[0]}",
-            quiet=quiet,
+            f"{small[0]}"
         )
     balanced = not any(fleet.spec.name in ("session", "sticky") for fleet in fleets)
     if balanced or trace.arrivals is None:
@@ -141,6 +132,5 @@ def note_limits(
     if total and largest * most > total and most > 1:
         note(
             f"one session has {largest / total:.0%} of the tokens, more than 1 of {most} "
-            "engines can take: session and sticky cannot balance it",
-            quiet=quiet,
+            "engines can take: session and sticky cannot balance it"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import click
 
@@ -36,11 +37,8 @@ class Fleets(View):
         """Return the limits of the model, the totals, and what is enough."""
         return {
             "not_modelled": NOT_MODELLED,
-            "totals": [
-                {"engines": engines, "capacity": given, "pooled": hits, **ceilings}
-                for (engines, given), hits, ceilings in self._totals()
-            ],
-            "enough": [self._choice_object(*choice) for choice in self._choices()],
+            "totals": self._totals(),
+            "enough": [choice for _, choice in self._choices()],
         }
 
     def print(self) -> None:
@@ -71,34 +69,30 @@ class Fleets(View):
             click.echo()
         print_prose(NOT_MODELLED)
 
-    def _totals(self) -> list[tuple[tuple[int, str], dict[str, int], dict[str, int]]]:
+    def _totals(self) -> list[dict[str, Any]]:
         """Return the blocks that all memory hits as one cache, and the ceilings of these."""
-        found: dict[tuple[int, str], dict[str, int]] = {}
+        found: dict[tuple[int, str], dict[str, Any]] = {}
         for row in self.rows:
             one = row.configuration
-            hits = found.setdefault((one.engines, row.given), {})
+            total: dict[str, Any] = {"engines": one.engines, "capacity": row.given, "pooled": {}}
+            total = found.setdefault((one.engines, row.given), total)
             for pooled in pooled_of(one):
-                result = self.pooled[pooled]
-                hits[pooled.policy] = result.device_hits + result.hits
-        return [
-            (
-                key,
-                {policy: count for policy, count in hits.items() if policy not in CEILINGS},
-                {policy: hits[policy] for policy in CEILINGS},
-            )
-            for key, hits in found.items()
-        ]
+                result, name = self.pooled[pooled], pooled.policy
+                hits = total if name in CEILINGS else total["pooled"]
+                hits[name] = result.device_hits + result.hits
+        return list(found.values())
 
     def _print_totals(self) -> None:
         totals = self._totals()
-        every = [hits | ceilings for _, hits, ceilings in totals]
+        every = [total["pooled"] | {name: total[name] for name in CEILINGS} for total in totals]
         policies = dict.fromkeys(policy for hits in every for policy in hits)
         whole = self.read.trace.num_blocks or 1
+        capacities = [total["capacity"] for total in totals]
         print_tables(
             ["blocks hit if all engines shared one host memory, without tiers"],
             [
-                column("engines", [f"{engines}" for (engines, _), _, _ in totals]),
-                column("capacity\nof each", [given for (_, given), _, _ in totals], numeric=False),
+                column("engines", [f"{total['engines']}" for total in totals]),
+                column("capacity\nof each", capacities, numeric=False),
             ],
             [
                 [column(policy, [percent_text(hits[policy] / whole) for hits in every])]
@@ -106,63 +100,55 @@ class Fleets(View):
             ],
         )
 
-    def _choices(self) -> list[tuple[Row, dict[str, float | None]]]:
+    def _choices(self) -> list[tuple[Row, dict[str, Any]]]:
         """Return the choice for each number of engines with which several were compared.
 
-        Each comes with what others save: the best, the same behind ``round-robin``, and with twice
-        the host memory; None for what was not compared.
+        Each comes as ``--json`` prints it, with what others save: the best, the same behind
+        ``round-robin``, and with twice the host memory; None for what was not compared.
         """
         by_engines: dict[int, dict[Configuration, Row]] = {}
         for row in self.rows:
             some = by_engines.setdefault(row.configuration.engines, {})
             some.setdefault(row.configuration, row)
         found = []
-        for rows in by_engines.values():
+        for engines, rows in by_engines.items():
             if len(rows) == 1:
                 continue
+            savings = {one: saving(row.result) for one, row in rows.items()}
             chosen = choose_fleet({one: row.result for one, row in rows.items()}, self.prices)
-            others = {
-                "round_robin": rows.get(replace(chosen, router=ROUND_ROBIN)),
-                "twice": rows.get(replace(chosen, host=2 * chosen.host)),
+            choice = {
+                "engines": engines,
+                "capacity": rows[chosen].given,
+                "tier": rows[chosen].tier,
+                "policy": chosen.policy,
+                "router": chosen.router,
+                "saving": savings[chosen],
+                "best": max(savings.values()),
+                "round_robin": savings.get(replace(chosen, router=ROUND_ROBIN)),
+                "twice": savings.get(replace(chosen, host=2 * chosen.host)),
             }
-            savings = {
-                name: None if row is None else saving(row.result) for name, row in others.items()
-            }
-            best = max(saving(row.result) for row in rows.values())
-            found.append((rows[chosen], {"best": best, **savings}))
+            found.append((rows[chosen], choice))
         return found
 
-    def _choice_text(self, row: Row, others: Mapping[str, float | None]) -> str:
+    def _choice_text(self, row: Row, choice: Mapping[str, Any]) -> str:
         """Return a choice in words."""
-        fleet, found = row.configuration, row.result
+        engines, found = choice["engines"], row.result
         what = "tokens" if found.saved is None else "prefill"
         tier = "" if row.tier is None else f", tier {row.tier}"
         text = (
-            f"Enough for {fleet.engines:,} engine{'s' * (fleet.engines > 1)}: {fleet.router}, "
-            f"{fleet.policy}, {row.given} each{tier}. It saves "
-            f"{percent_text(saving(found))} of the {what}, the best saves "
-            f"{percent_text(others['best'])}"
+            f"Enough for {engines:,} engine{'s' * (engines > 1)}: {choice['router']}, "
+            f"{choice['policy']}, {row.given} each{tier}. It saves "
+            f"{percent_text(choice['saving'])} of the {what}, the best saves "
+            f"{percent_text(choice['best'])}"
         )
-        if fleet.router != ROUND_ROBIN and others["round_robin"] is not None:
-            text += f", {ROUND_ROBIN} {percent_text(others['round_robin'])}"
-        if others["twice"] is not None:
-            text += f", twice the memory {percent_text(others['twice'])}"
+        if choice["router"] != ROUND_ROBIN and choice["round_robin"] is not None:
+            text += f", {ROUND_ROBIN} {percent_text(choice['round_robin'])}"
+        if choice["twice"] is not None:
+            text += f", twice the memory {percent_text(choice['twice'])}"
         if found.ttft_p95 is not None:
             time, error = seconds(found.ttft_p95), seconds(p95_error(found))
             text += f"; 95 % of the first tokens come within {time} ± {error} s"
         return f"{text}."
-
-    def _choice_object(self, row: Row, others: Mapping[str, float | None]) -> dict[str, object]:
-        """Return a choice as ``--json`` prints it."""
-        return {
-            "engines": row.configuration.engines,
-            "capacity": row.given,
-            "tier": row.tier,
-            "policy": row.configuration.policy,
-            "router": row.configuration.router,
-            "saving": saving(row.result),
-            **others,
-        }
 
 
 def pooled_of(fleet: Configuration) -> list[Configuration]:

@@ -37,31 +37,21 @@ def _read(
         raise click.UsageError(f"--hints-{error}") from None
 
 
+_HOW = (
+    ("seed", click.IntRange(min=0), None, "Seed of the draws for hints.  [default: 0]"),
+    ("liars", float, "SHARE", "Share of all sessions that always say 1 s.  [default: 0]"),
+    ("share", float, "SHARE", "Share of the other sessions that give hints.  [default: 1]"),
+    (
+        *("noise", float, "FACTOR"),
+        "Factor by which expected times are off, one standard deviation.  [default: 1]",
+    ),
+)
 hint_options = bundled(
     "hints",
     _read,
-    click.option(
-        "--hints-seed",
-        type=click.IntRange(min=0),
-        help="Seed of the draws for hints.  [default: 0]",
-    ),
-    click.option(
-        "--hints-liars",
-        type=float,
-        metavar="SHARE",
-        help="Share of all sessions that always say 1 s.  [default: 0]",
-    ),
-    click.option(
-        "--hints-share",
-        type=float,
-        metavar="SHARE",
-        help="Share of the other sessions that give hints.  [default: 1]",
-    ),
-    click.option(
-        "--hints-noise",
-        type=float,
-        metavar="FACTOR",
-        help="Factor by which expected times are off, one standard deviation.  [default: 1]",
+    *(
+        click.option(f"--hints-{name}", type=kind, metavar=metavar, help=text)
+        for name, kind, metavar, text in _HOW
     ),
     click.option(
         "--hints",

@@ -48,27 +48,26 @@ class Effort:
 
     jobs: int
     elsewhere: Elsewhere | None
-    quiet: bool
 
     @contextlib.contextmanager
     def on(self, description: str, total: int, unit: str) -> Iterator[dict[str, Any]]:
         """Provide the arguments of a function that computes, with a bar of its progress."""
-        with progress_bar(description, total, quiet=self.quiet, unit=unit) as progress:
+        with progress_bar(description, total, unit=unit) as progress:
             yield {"jobs": self.jobs, "elsewhere": self.elsewhere, "progress": progress}
 
 
 @contextlib.contextmanager
 def efforts(
-    jobs: int | None, address: str | None, decoding: Decoding, num_blocks: int, *, quiet: bool
+    jobs: int | None, address: str | None, decoding: Decoding, num_blocks: int
 ) -> Iterator[Effort]:
     """Provide what computes: `jobs` processes, or a Dask cluster.
 
     By default one per core, and one for a trace of few blocks, whose replays take less time than
     another process does to start.
     """
-    with _on_machines(address, decoding, quiet=quiet) as elsewhere:
+    with _on_machines(address, decoding) as elsewhere:
         few = FEW_BLOCKS if IMPLEMENTATION == "compiled" else FEW_BLOCKS_IN_PYTHON
-        yield Effort(jobs or (1 if num_blocks <= few else _usable_cores()), elsewhere, quiet)
+        yield Effort(jobs or (1 if num_blocks <= few else _usable_cores()), elsewhere)
 
 
 def _usable_cores() -> int:
@@ -79,9 +78,7 @@ def _usable_cores() -> int:
 
 
 @contextlib.contextmanager
-def _on_machines(
-    address: str | None, decoding: Decoding, *, quiet: bool
-) -> Iterator[Elsewhere | None]:
+def _on_machines(address: str | None, decoding: Decoding) -> Iterator[Elsewhere | None]:
     """Provide the machines behind a Dask scheduler for a grid; None if no scheduler was named.
 
     A machine with other code or another trace is an error, as is the end of the scheduler. While
@@ -99,7 +96,7 @@ def _on_machines(
         raise click.UsageError(f"--dask {address}: no scheduler answers: {reason}") from None
     with client:
         files = tuple(str(Path(name).absolute()) for name in decoding.traces)
-        workers = _Workers(client, address, quiet=quiet)
+        workers = _Workers(client, address)
         try:
             yield Elsewhere(client.get_executor(), replace(decoding, traces=files), workers.watch)
         except DifferentMachineError as error:
@@ -117,10 +114,9 @@ class _Workers:
     do so.
     """
 
-    def __init__(self, client: Any, address: str, *, quiet: bool) -> None:
+    def __init__(self, client: Any, address: str) -> None:
         self._client = client
         self._address = address
-        self._quiet = quiet
         self._known: set[str] = set()
         self._missed_from = time.monotonic()
         self._pause = FIRST_NOTE_SECONDS
@@ -144,8 +140,7 @@ class _Workers:
             count = f"{jobs:,} job{'s wait' if jobs > 1 else ' waits'}"
             note(
                 f"--dask {self._address}: no worker for {now - self._missed_from:.0f} s, "
-                f"{count} for one; start: dask worker {self._address}",
-                quiet=self._quiet,
+                f"{count} for one; start: dask worker {self._address}"
             )
             self._pause += min(self._pause, LONGEST_PAUSE_SECONDS)
 

@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,12 +29,12 @@ from kvoffload.traces.prompt_blocks import MAX_BYTES_PER_TOKEN, MAX_TOKENS_PER_I
 from kvoffload.traces.reader import FORMAT_NAMES
 
 from ._sources import Reading
+from ._terminal import keep_quiet
 
 MAX_BLOCKS = 2**31 - 1
 MAX_BLOCK_TOKENS = 2**31 - 1
 LEAST_BANDWIDTH = 1_000_000  # without a unit
 FIELDS_FORM = "messages=FIELD,time=FIELD"
-PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
@@ -115,20 +115,18 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
 
 def check_sizes(
     block_bytes: int | None,
-    *,
+    given: Mapping[str, Iterable[Capacity | None]],
     needs: str = "--model or --block-bytes",
-    **options: Iterable[Capacity | None],
 ) -> None:
-    """Refuse sizes in bytes, by option, if the size of a block is not known.
+    """Refuse sizes in bytes, `given` by option, if the size of a block is not known.
 
     `needs` names the options that give it.
     """
-    for option, capacities in options.items():
+    for option, capacities in given.items():
         for capacity in capacities:
             if capacity is not None and capacity.size is not None and not block_bytes:
-                name = option.replace("_", "-")
                 raise click.UsageError(
-                    f"--{name} in bytes needs {needs}, got {capacity.text!r} without"
+                    f"{option} in bytes needs {needs}, got {capacity.text!r} without"
                 )
 
 
@@ -206,18 +204,26 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     return callback
 
 
+def of_text(metavar: str, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the arguments of an option whose text is read by a function."""
+    return {"metavar": metavar, "callback": value_of(read)}
+
+
+def of_list(metavar: str, read: Callable[[str], Any], default: str = "") -> dict[str, Any]:
+    """Return the arguments of an option for comma-separated lists, repeated or not."""
+    shown = {"default": (default.replace(",", ", "),), "show_default": True} if default else {}
+    return {"multiple": True, "metavar": metavar, "callback": values_of(read), **shown}
+
+
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 
 
-def read_picture(text: str) -> str:
-    """Read the name of a picture file."""
-    if not text.lower().endswith(PICTURES):
-        raise ValueError(f"must end in {', '.join(PICTURES)}, got {describe(text)}")
-    return text
-
-
 quiet_option = click.option(
-    "--quiet", is_flag=True, help="Print only the result: no progress, no notes."
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=keep_quiet,
+    help="Print only the result: no progress, no notes.",
 )
 
 
@@ -255,10 +261,11 @@ def read_delimiter(text: str) -> str:
 def bundled(
     name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds options, the last in the help first.
+    """Return a decorator that adds options, the last in the help first, and bundles values.
 
-    The command is called with what `make` returns of them, as `name`. Parameters of `make` that
-    begin with an underscore are none of options; those of options that a command lacks are None.
+    The command is called with what `make` returns of the values that its parameters name, as
+    `name`: those of the options, and those that decorators further out provide. Values that a
+    command lacks are None. Parameters that begin with an underscore are not filled.
     """
     names = [one for one in inspect.signature(make).parameters if not one.startswith("_")]
 
@@ -283,14 +290,12 @@ reading_options = bundled(
     click.option("--limit", type=click.IntRange(min=1), help="Read at most this many requests."),
     click.option(
         "--delimiter",
-        metavar="CHARACTER",
-        callback=value_of(read_delimiter),
+        **of_text("CHARACTER", read_delimiter),
         help="What separates the columns of a table, if its first line does not show it.",
     ),
     click.option(
         "--salt",
-        metavar="TEXT",
-        callback=value_of(read_salt),
+        **of_text("TEXT", read_salt),
         help="A secret with which prompts make the same ids each time. By default, a random "
         "key is used and not kept.",
     ),
@@ -314,8 +319,7 @@ reading_options = bundled(
     ),
     click.option(
         "--fields",
-        metavar="NAMES",
-        callback=value_of(read_fields),
+        **of_text("NAMES", read_fields),
         help="Where a log that is not recognised has its prompts: messages=FIELD or "
         "prompt=FIELD, and system, tools, time, session, model, output (tokens); dotted "
         "paths, or columns of a table.",
@@ -353,11 +357,11 @@ def read_policy(text: str) -> str:
 
 
 def manager_of(
-    policy: str, num_slots: int, unit: str, block_tokens: int | None = None
+    policy: str, num_slots: int, unit: str, block_tokens: int | None = None, watch: Any = None
 ) -> CPUOffloadingManager:
     """Return an empty manager; refuse options of the policy that do not fit this capacity."""
     try:
-        return new_manager(policy, num_slots, block_tokens or 1)
+        return new_manager(policy, num_slots, block_tokens or 1, watch)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"--policy {policy} at {num_slots} {unit}s: {error}") from None
 
@@ -380,11 +384,7 @@ def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
     return click.option(
         "--policy",
         "policies",
-        multiple=True,
-        default=(default.replace(",", ", "),),
-        show_default=True,
-        metavar="POLICY",
-        callback=values_of(read_policy_or_ceiling),
+        **of_list("POLICY", read_policy_or_ceiling, default),
         help="Policies to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE' (see "
         "kvoffload policies), or MODULE:CLASS for your own. belady, which knows the future, and "
         "infinite, which keeps everything, are ceilings; infinite is not a ceiling for some "
@@ -397,11 +397,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
     return click.option(
         "--capacity",
         "capacities",
-        multiple=True,
-        default=(default.replace(",", ", "),),
-        show_default=True,
-        metavar="SIZE",
-        callback=values_of(read_capacity),
+        **of_list("SIZE", read_capacity, default),
         help="Capacities to compare, comma-separated or repeated: blocks (4096), a share of the "
         "unique blocks rounded down (5%), or a size (64GiB, with --model or --block-bytes).",
     )
@@ -409,8 +405,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
 
 device_memory_option = click.option(
     "--device-memory",
-    metavar="SIZE",
-    callback=value_of(functools.partial(read_capacity, least=0)),
+    **of_text("SIZE", functools.partial(read_capacity, least=0)),
     help="Size of the accelerator's own LRU prefix cache, which is asked first: blocks, a share "
     "of the unique blocks or a size. By default there is no such cache; advise assumes a typical "
     "one if it knows the model.",
@@ -418,8 +413,7 @@ device_memory_option = click.option(
 
 block_bytes_option = click.option(
     "--block-bytes",
-    metavar="BYTES",
-    callback=value_of(read_size),
+    **of_text("BYTES", read_size),
     help="Bytes per block, needed for sizes in bytes; LMCache's log states it.",
 )
 

@@ -7,12 +7,15 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import click
 
 from kvoffload._extras import require
+from kvoffload.errors import describe
 from kvoffload.traces import Request, write_requests
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
@@ -20,20 +23,27 @@ from kvoffload.traces.oracle_general import ORACLE_GENERAL, is_named_oracle_gene
 from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 from kvoffload.traces.writer import packed_output
 
+from ._options import CommandFunction, bundled, of_text
 from ._sources import named_files
 from ._streams import check_standard_output, standard_output
-from ._terminal import csv_text, print_json
+from ._terminal import csv_text, is_quiet, print_json
 
 STDOUT = "-"
 TRACE = "TRACE"
+PICTURES = (".png", ".svg", ".pdf")
 
-output_option = click.option(
-    "-o",
-    "--output",
-    default=STDOUT,
-    metavar="FILE",
-    help="File to write, compressed if it ends in .gz or .zst; standard output by default.",
-)
+
+def output_option(how: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the file that a command writes instead of standard output."""
+    return click.option(
+        *("-o", "--output"),
+        default=STDOUT,
+        metavar="FILE",
+        help=f"File to write{how}; standard output by default.",
+    )
+
+
+packed_option = output_option(", compressed if it ends in .gz or .zst")
 
 
 def check_outputs(
@@ -74,13 +84,14 @@ def write_output(
     requests: Iterable[Request],
     output: str,
     write: Callable[[Iterable[Request], BinaryIO], object] = write_requests,
+    opened: Callable[[str], AbstractContextManager[BinaryIO]] = packed_output,
 ) -> None:
     """Write requests to a file, or to standard output for ``-``; an OSError names the file."""
     if output == STDOUT:
         write(requests, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    with packed_output(output) as stream:
+    with opened(output) as stream:
         write(requests, stream)
 
 
@@ -89,32 +100,15 @@ class Result(Protocol):
 
     def draw(self, path: str) -> None: ...
 
-    def results(self) -> Sequence[Mapping[str, object]]: ...
-
-    def as_object(self) -> Mapping[str, object]: ...
+    def as_object(self) -> Mapping[str, Any]: ...
 
     def print(self) -> None: ...
 
 
-def check_plot(plot: str | None, *, quiet: bool) -> None:
-    """Check that ``--plot`` can be drawn; its library is quiet if the command is."""
-    if plot is None:
-        return
-    note_fonts(quiet=quiet)
-    require("matplotlib", "--plot", "plot")
-
-
-def note_fonts(*, quiet: bool) -> None:
+def note_fonts() -> None:
     """Let matplotlib log that it looks for fonts, at its first run, unless the command is quiet."""
-    if quiet:
+    if is_quiet():
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-
-
-def check_csv(csv: str | None, *, as_json: bool) -> str | None:
-    """Return the file of ``--csv``, None for standard output, which --json excludes."""
-    if csv == STDOUT and as_json:
-        raise click.UsageError("--csv and --json exclude each other, got both")
-    return None if csv == STDOUT else csv
 
 
 def write_files(*files: tuple[str | None, Callable[[str], object]]) -> list[OSError]:
@@ -132,29 +126,71 @@ def write_files(*files: tuple[str | None, Callable[[str], object]]) -> list[OSEr
     return faults
 
 
-def show(
-    result: Result,
-    *,
-    plot: str | None,
-    csv: str | None,
-    as_json: bool,
-    faults: Sequence[OSError] = (),
-) -> None:
-    """Draw, write and print a result; then raise the first of `faults` and of its own."""
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The forms of its result that a command was asked for; files are None if it has none."""
 
-    def write_csv(path: str) -> None:
-        with open_output(path) as file:
-            file.write(csv_text(result.results()).encode())
+    as_json: bool
+    plot: str | None
+    csv: str | None
 
-    faults = [*faults, *write_files((plot, result.draw), (csv, write_csv))]
-    if as_json:
-        print_json(result.as_object())
-    elif csv == STDOUT:
-        click.echo(csv_text(result.results()), nl=False)
-    else:
-        result.print()
-    if faults:
-        raise faults[0]
+    def check(self, traces: Sequence[str], results: str | None = None) -> None:
+        """Check that they can be written, and the file that `results` are appended to."""
+        if self.csv == STDOUT and self.as_json:
+            raise click.UsageError("--csv and --json exclude each other, got both")
+        csv = None if self.csv == STDOUT else self.csv
+        files = {"--plot": self.plot, "--results": results, "--csv": csv}
+        check_outputs(traces, files, append=("--results",))
+        if self.plot is not None:
+            note_fonts()
+            require("matplotlib", "--plot", "plot")
+
+    def show(self, result: Result, faults: Sequence[OSError] = ()) -> None:
+        """Draw, write and print a result; then raise the first of `faults` and of its own."""
+
+        def write_csv(path: str) -> None:
+            with open_output(path) as file:
+                file.write(csv_text(result.as_object()["results"]).encode())
+
+        faults = [*faults, *write_files((self.plot, result.draw), (self.csv, write_csv))]
+        if self.as_json:
+            print_json(result.as_object())
+        elif self.csv == STDOUT:
+            click.echo(csv_text(result.as_object()["results"]), nl=False)
+        else:
+            result.print()
+        if faults:
+            raise faults[0]
+
+
+in_outputs = bundled("outputs", Outputs)
+"""Combines the options ``--json``, ``--plot`` and ``--csv`` of a command: ``outputs``."""
+
+
+def plot_option(what: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for a file to draw something into."""
+    return click.option(
+        "--plot",
+        **of_text("FILE", read_picture),
+        help=f"Draw {what}: {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.",
+    )
+
+
+def csv_option(row: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for a file of values, a line per `row`."""
+    return click.option(
+        "--csv",
+        metavar="FILE",
+        help=f"Write one line per {row}, comma-separated, to FILE; - prints the lines instead of "
+        "the tables.",
+    )
+
+
+def read_picture(text: str) -> str:
+    """Read the name of a picture file."""
+    if not text.lower().endswith(PICTURES):
+        raise ValueError(f"must end in {', '.join(PICTURES)}, got {describe(text)}")
+    return text
 
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:

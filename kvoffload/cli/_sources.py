@@ -9,20 +9,15 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
-from kvoffload.traces import (
-    MergedTrace,
-    PromptOptions,
-    Request,
-    SessionOptions,
-    Survey,
-    Workload,
-)
+from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey, Workload
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
@@ -43,6 +38,16 @@ MOST_KEYED, KEYED_BYTES = 8, 2**16
 """Files, and bytes of each, of which the key of a log's blocks is made."""
 ENOUGH = 10
 """Requests whose rate means something."""
+
+
+def given_option(*parameters: str) -> str | None:
+    """Return the first of some options of the command that the user gave; None if none was."""
+    context = click.get_current_context(silent=True)
+    if context is None:  # on another machine
+        return None
+    source, given = context.get_parameter_source, ParameterSource.COMMANDLINE
+    found = next((name for name in parameters if source(name) is given), None)
+    return None if found is None else f"--{found.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,7 @@ class Reading:
 
     def check_prompts(self, trace: MergedTrace) -> None:
         """Refuse options of prompts that have no effect on a trace that has been begun."""
-        given = {
-            "--tokenizer": self.tokenizer,
-            "--bytes-per-token": self.bytes_per_token,
-            "--tokens-per-image": self.tokens_per_image,
-            "--salt": self.salt,
-        }
-        option = next((name for name, value in given.items() if value is not None), None)
+        option = given_option("tokenizer", "bytes_per_token", "tokens_per_image", "salt")
         if option is not None and not trace.has_prompts:
             raise click.UsageError(
                 f"{option} must go with a log of prompts, got it with {trace.format}"
@@ -151,37 +150,41 @@ class _InOrder:
         yield from requests
 
 
+class Generated:
+    """What is known of a workload that is generated, by the names of a `MergedTrace`."""
+
+    paths: Sequence[str] = ()
+    id_spaces = 1
+    format: str | None = None
+    block_tokens: int | None = None
+    block_bytes: int | None = None
+    has_prompts = is_log = False
+    remarks: Sequence[str] = ()
+    bad_lines = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Requests that can be iterated over repeatedly, and their origin."""
 
     name: str  # the name given by the user
     requests: Iterable[Request]
-    trace: MergedTrace | None = None  # that they are read from; None if they are generated
+    trace: MergedTrace | Generated = field(default_factory=Generated)  # what they are read from
     same_ids: bool = False  # the user said that equal ids mean equal blocks in all files
     is_copy: bool = False  # of input that could be read only once
 
     @property
-    def files(self) -> int | None:
-        """Number of files that the trace was read from, None if it is generated."""
-        return None if self.trace is None else len(self.trace.paths)
-
-    @property
-    def id_spaces(self) -> int:
-        """Sets of files that share their block ids, once the trace has been read."""
-        return 1 if self.trace is None else self.trace.id_spaces
-
-    @property
     def ids_text(self) -> str | None:
         """The treatment of the block ids of several files, in words; None for one file."""
-        if self.files is None or self.files < 2:
+        files, spaces = len(self.trace.paths), self.trace.id_spaces
+        if files < 2:
             return None
-        whose = f"ids of {self.files:,} files"
+        whose = f"ids of {files:,} files"
         if self.same_ids:
             return f"{whose} taken as one numbering"
-        if self.id_spaces == 1:
+        if spaces == 1:
             return f"{whose} shared: they are hashes"
-        apart = "kept apart" if self.id_spaces == self.files else "kept apart, but for hashes"
+        apart = "kept apart" if spaces == files else "kept apart, but for hashes"
         return f"{whose} {apart} (--same-ids: one numbering)"
 
     @property
@@ -193,23 +196,8 @@ class Source:
     @property
     def assumed_text(self) -> str | None:
         """Assumptions made when the trace was read, in words; None without any."""
-        read = [] if self.trace is None or not self.trace.has_prompts else self.trace.remarks[:1]
+        read = self.trace.remarks[:1] if self.trace.has_prompts else []
         return "; ".join([*read, *([self.ids_text] if self.ids_text else [])]) or None
-
-    @property
-    def format(self) -> str | None:
-        """Format of the trace, None if it is generated."""
-        return None if self.trace is None else self.trace.format
-
-    @property
-    def block_tokens(self) -> int | None:
-        """Tokens per block, if the trace states them."""
-        return None if self.trace is None else self.trace.block_tokens
-
-    @property
-    def block_bytes(self) -> int | None:
-        """Bytes per block, if the trace states them."""
-        return None if self.trace is None else self.trace.block_bytes
 
     def watched(self, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
         """Return a function that shows progress, also while a log is read to be sorted."""
@@ -217,20 +205,20 @@ class Source:
             self.requests.progress = progress
         return progress
 
+    def survey(self, what: str, total: int | None, **options: Any) -> Survey:
+        """Read all requests, `total` if that is known, with a bar of progress."""
+        with progress_bar(what, total) as progress:
+            return Survey.of(self.requests, progress=self.watched(progress), **options)
+
     def head(self) -> dict[str, object]:
         """Return the first fields of every result that ``--json`` prints."""
         return {
             "trace": self.name,
-            "files": self.files,
-            "id_spaces": self.id_spaces,
+            "files": len(self.trace.paths) or None,
+            "id_spaces": self.trace.id_spaces,
             "implementation": IMPLEMENTATION,
             "version": __version__,
         }
-
-    @property
-    def bad_lines(self) -> int:
-        """Bad lines that the last pass over the file skipped."""
-        return 0 if self.trace is None else self.trace.bad_lines
 
 
 def named_files(paths: Sequence[str]) -> list[str]:
@@ -267,9 +255,7 @@ def open_source(
         return
     with scratch_file() as (stream, copy):
         spool = Spool(stream, copy)
-        context = click.get_current_context(silent=True)
-        quiet = context is None or bool(context.params.get("quiet"))
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
+        with progress_bar("reading", reading.limit) as progress:
             requests.progress = progress
             for request in counted(requests, progress, PROGRESS_REQUESTS):
                 spool.add(request)
@@ -300,50 +286,41 @@ def open_or_generate(
         if seed is not None:
             raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
         return open_source(paths, reading, block_tokens)
-    options = {
-        "--format": reading.format,
-        "--model-name": reading.model_name,
-        "--skip-bad": reading.skip_bad or None,
-        "--same-ids": reading.same_ids or None,
-        "--tokenizer": reading.tokenizer,
-        "--fields": reading.fields,
-    }
-    for option, value in options.items():
-        if value is not None:
-            raise click.UsageError(f"{option} must go with TRACE, got it without")
+    names = ("format", "model_name", "skip_bad", "same_ids", "tokenizer", "fields")
+    option = given_option(*names)
+    if option is not None:
+        raise click.UsageError(f"{option} must go with TRACE, got it without")
     workload = Workload(reading.limit or requests, seed=seed or 0)
     return contextlib.nullcontext(Source(workload.name, workload))
 
 
-def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
+def note_order(survey: Survey, source: Source) -> None:
     """Note ignored fields, ids that are not chained, and timestamps that are hardly right."""
-    for remark in () if source.trace is None else source.trace.remarks:
-        note(remark, quiet=quiet)
-    if source.format in (OBJECTS, ORACLE_GENERAL):
-        note(f"{source.format}: each object is one block, whatever its size", quiet=quiet)
+    trace = source.trace
+    for remark in trace.remarks:
+        note(remark)
+    if trace.format in (OBJECTS, ORACLE_GENERAL):
+        note(f"{trace.format}: each object is one block, whatever its size")
     rate = survey.input_tokens / survey.seconds if survey.seconds else 0.0
-    is_log = source.trace is not None and source.trace.is_log
-    counts_ms = is_log or MOONCAKE.name in (source.format or "")
+    counts_ms = trace.is_log or MOONCAKE.name in (trace.format or "")
     if rate > MOST_RATE and survey.requests >= ENOUGH and counts_ms:
         note(
             f"{rate:,.0f} prompt tokens per second: "
             + (
                 "the times of the log seem to be in another unit"
-                if is_log
+                if trace.is_log
                 else "timestamps count as milliseconds, and these seem to be seconds"
-            ),
-            quiet=quiet,
+            )
         )
     if survey.chaining.is_suspect:
-        note(_unchained_text(survey, source), quiet=quiet)
+        note(_unchained_text(survey, source))
     if survey.backwards:
         step = survey.farthest_back
         note(
             f"{survey.backwards:,} of {survey.requests:,} timestamps are earlier than the one "
             f"before, by up to {f'{step:.3g} ms' if step < 1000 else duration_text(step / 1000)}, "
             "as in a log that is written when requests end: kvoffload convert --sort puts them in "
-            "order",
-            quiet=quiet,
+            "order"
         )
 
 
@@ -367,7 +344,7 @@ def order_object(survey: Survey) -> dict[str, object]:
 def _unchained_text(survey: Survey, source: Source) -> str:
     found = survey.chaining
     way_out = "hash each block together with the id of the block before it"
-    if source.same_ids and (source.files or 1) > 1:
+    if source.same_ids and len(source.trace.paths) > 1:
         way_out += ", or leave out --same-ids"
     return (
         f"the ids are not prefix-chained, so hit ratios are too high: {found.unchained_ids:,} of "
@@ -390,7 +367,7 @@ class BlockTokens:
     @classmethod
     def of(cls, source: Source, survey: Survey, given: int | None) -> BlockTokens:
         """Determine the tokens per block of a trace that has been read, given the user's option."""
-        named = source.block_tokens
+        named = source.trace.block_tokens
         if given is not None:
             contradiction = survey.contradiction(given)
             if named is not None:
@@ -406,14 +383,14 @@ class BlockTokens:
             return cls(count, "trace")
         return cls(count, "lengths" if survey.input_tokens else "option")
 
-    def of_full_blocks(self, *, quiet: bool) -> int:
+    def of_full_blocks(self) -> int:
         """Return the number of tokens, which ``--full-blocks`` needs."""
         if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"
             )
         if self.origin == "option":
-            note("the trace has no lengths: --full-blocks keeps all blocks", quiet=quiet)
+            note("the trace has no lengths: --full-blocks keeps all blocks")
         return self.count
 
     def __str__(self) -> str:

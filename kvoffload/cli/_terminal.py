@@ -26,6 +26,7 @@ from kvoffload._printable import printable
 from kvoffload.advise.answer import Column
 from kvoffload.advise.units import NO_BREAK_SPACE, duration_text, unbroken
 
+_QUIET = f"{__name__}.quiet"
 REFRESH_SECONDS = 0.1
 LINE_SECONDS = 10.0
 WIDEST_PROSE = 100
@@ -47,33 +48,33 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def note(message: str, *, quiet: bool) -> None:
+def keep_quiet(context: click.Context, _parameter: click.Parameter, quiet: bool) -> None:
+    """Remember ``--quiet``: a callback of click."""
+    context.meta[_QUIET] = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether the user wants neither notes nor progress, or where there is no command."""
+    context = click.get_current_context(silent=True)
+    return context is None or context.meta.get(_QUIET, False)
+
+
+def note(message: str) -> None:
     """Print a line on standard error unless the user wants quiet."""
-    if not quiet:
+    if not is_quiet():
         click.echo(f"note: {printable(message)}", err=True)
 
 
-def note_bad_lines(count: int, *, quiet: bool) -> None:
+def note_bad_lines(count: int) -> None:
     """Print how many bad lines were skipped, if any."""
     if count:
-        note(f"{count:,} bad line{'s' * (count > 1)} skipped", quiet=quiet)
-
-
-def flat(values: Mapping[str, object]) -> dict[str, object]:
-    """Return an object without objects: the part of a value is named ``value_part``."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= {f"{name}_{part}": one for part, one in value.items()}
-        else:
-            found[name] = value
-    return found
+        note(f"{count:,} bad line{'s' * (count > 1)} skipped")
 
 
 def csv_text(objects: Iterable[Mapping[str, object]]) -> str:
     """Return a heading and one line per object without its lists; unknown values are empty."""
     rows = [
-        {name: value for name, value in flat(one).items() if not isinstance(value, list)}
+        {name: value for name, value in one.items() if not isinstance(value, list)}
         for one in objects
     ]
     text = io.StringIO()
@@ -166,7 +167,7 @@ def _table(columns: Sequence[Column]) -> Table:
 
 @contextlib.contextmanager
 def progress_bar(
-    description: str, total: int | None, *, quiet: bool, unit: str = "requests"
+    description: str, total: int | None, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
     """Provide a function that shows how many units are done; None if that is not wanted.
 
@@ -174,7 +175,7 @@ def progress_bar(
     separate thread would disturb the timings. Only more than before is shown.
     """
     console = _console(stderr=True)
-    if quiet:
+    if is_quiet():
         yield None
         return
     if not console.is_terminal or console.is_dumb_terminal:
@@ -189,37 +190,42 @@ def progress_bar(
     )
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(description, total=total)
-        drawn, most = 0.0, 0
 
-        def show(done: int) -> None:
-            nonlocal drawn, most
-            now = time.monotonic()
-            if now - drawn >= REFRESH_SECONDS and done >= most:
-                drawn, most = now, done
-                progress.update(task, completed=done, refresh=True)
+        def draw(done: int) -> None:
+            progress.update(task, completed=done, refresh=True)
 
-        yield show
+        yield _now_and_then(draw, REFRESH_SECONDS, 0.0)
 
 
 def _in_lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
     """Return a function that prints how many units are done, now and then."""
-    start = printed = time.monotonic()
-    most = 0
+    start = time.monotonic()
 
-    def show(done: int) -> None:
-        nonlocal printed, most
-        now = time.monotonic()
-        if now - printed < LINE_SECONDS or done <= most:
-            return
-        printed, most = now, done
-        if total and done:
-            left = duration_text((now - start) * max(0, total - done) / done)
+    def write(done: int) -> None:
+        if total:
+            left = duration_text((time.monotonic() - start) * max(0, total - done) / done)
             text = f"{description} {min(done / total, 1) * 100:.0f} %, about {left} left"
         else:
             text = f"{description}: {done:,} {unit}"
         click.echo(printable(text), err=True)
 
-    return show
+    return _now_and_then(write, LINE_SECONDS, start)
+
+
+def _now_and_then(
+    show: Callable[[int], None], seconds: float, shown: float
+) -> Callable[[int], None]:
+    """Return a function that shows more than before, at intervals since it was `shown`."""
+    most = 0
+
+    def heard(done: int) -> None:
+        nonlocal shown, most
+        now = time.monotonic()
+        if now - shown >= seconds and done > most:
+            shown, most = now, done
+            show(done)
+
+    return heard
 
 
 def counted(

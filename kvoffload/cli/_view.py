@@ -63,16 +63,12 @@ class View:
         remarks = [hints_text(read.hints, trace.hints), engine_text(self.in_time), self.model]
         return ["; ".join(facts), *filter(None, remarks), *group_remarks(first.groups)]
 
-    def results(self) -> list[Mapping[str, object]]:
-        """Return each row as an object."""
-        return [as_object(row) for row in self.rows]
-
     def as_object(self) -> dict[str, object]:
         """Return the object that ``--json`` prints."""
         first, groups, read = self.first, self.first.groups, self.read
         return {
             **read.source.head(),
-            "bad_lines": read.source.bad_lines,
+            "bad_lines": read.source.trace.bad_lines,
             "unique_blocks": read.trace.unique_blocks,
             "block_bytes": first.block_bytes or None,
             "block_tokens": read.block_tokens.count,
@@ -90,12 +86,16 @@ class View:
             "seed": first.seed,
             **groups_object(groups),
             **self.more(),
-            "results": self.results(),
+            "results": [as_object(row) for row in self.rows],
         }
 
     def more(self) -> Mapping[str, object]:
         """Return what a command adds to the object."""
         return {}
+
+    def draw(self, path: str) -> None:
+        """Draw the rows into a file, for ``--plot``."""
+        raise NotImplementedError
 
     @abstractmethod
     def print(self) -> None:

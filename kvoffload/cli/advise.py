@@ -249,7 +249,6 @@ def advise(
     dask: str | None,
     reading: Reading,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """Recommend a policy for a trace, a model and a memory.
 
@@ -289,23 +288,23 @@ def advise(
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
     if report is not None:
-        note_fonts(quiet=quiet)
+        note_fonts()
         require_report()
     sample = PrefixBreaks()
     with open_source(traces, reading, block_tokens, sample) as source:
         survey = Survey.of((), unique=False, block_tokens=block_tokens)
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress, told_by_trace():
+        with progress_bar("reading", reading.limit) as progress, told_by_trace():
             recorded = RecordedTrace.of(
                 survey.counting(source.requests),
                 source.watched(progress),
                 hints=hints,
                 arrivals=engines is not None,
             )
-        note_bad_lines(source.bad_lines, quiet=quiet)
+        note_bad_lines(source.trace.bad_lines)
         if not unchained_ids:
             check_order(survey, source)
-        note_order(survey, source, quiet=quiet)
-        broken = Broken.of(source, sample, shows_text=show_text, quiet=quiet)
+        note_order(survey, source)
+        broken = Broken.of(source, sample, shows_text=show_text)
         known = BlockTokens.of(source, survey, block_tokens)
         if known.count is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_tokens(survey)}")
@@ -341,7 +340,7 @@ def advise(
             "hints_text": hints_text(hints, told),
         }
         typical = 0 if device_memory else engine.device_memory
-        with efforts(jobs, dask, decoding, recorded.trace.num_blocks, quiet=quiet) as effort:
+        with efforts(jobs, dask, decoding, recorded.trace.num_blocks) as effort:
             if None in capacities:
                 knee = context["knee"] = _knee(recorded, setup, effort)
                 each = max(2 * setup.block_bytes, knee.memory // (engines or 1))
@@ -425,7 +424,7 @@ def _fleet_advice(
     """
     trace, engine = recorded.trace, setup.engine
     if trace.arrivals is not None and not trace.arrivals.recorded.any():
-        note("the trace has no times of arrival: prompts take no time", quiet=effort.quiet)
+        note("the trace has no times of arrival: prompts take no time")
         engine = None
     loop: Loop = "open"
     if recorded.has_think and trace.arrivals is not None and trace.arrivals.has_sessions:
@@ -447,7 +446,7 @@ def _fleet_advice(
     }
     for policy in question.policies:
         manager_of(policy, min(fleet.host for fleet in memories), "block")
-    note_limits(trace, memories, is_given=not grows, quiet=effort.quiet)
+    note_limits(trace, memories, is_given=not grows)
     (advice,) = _advised(recorded, [question], effort, "fleets")
     while grows and advice.may_need_more:
         question = replace(question, memory=MORE * question.memory)
@@ -546,12 +545,12 @@ def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
     known = cache.token_bytes() or cache.kv_bytes_per_token
     if known is not None:
         return known
-    if source.block_bytes is None or source.block_tokens is None:
+    if source.trace.block_bytes is None or source.trace.block_tokens is None:
         raise click.UsageError(
             "one of --model and --kv-bytes-per-token must be given: the trace does not say "
             "how many bytes its blocks have"
         )
-    return max(1, source.block_bytes // block_tokens)
+    return max(1, source.trace.block_bytes // block_tokens)
 
 
 def _bytes_of(

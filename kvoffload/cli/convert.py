@@ -16,8 +16,8 @@ from kvoffload.traces.sorting import sorted_by_time
 from kvoffload.traces.writer import write_requests
 
 from ._options import MAX_BLOCK_TOKENS, examples, reading_options, traces_argument
-from ._output import check_output_option, output_option, write_output
-from ._sources import Reading, Source, named_files, note_order
+from ._output import check_output_option, packed_option, write_output
+from ._sources import Reading, Source, given_option, named_files, note_order
 from ._terminal import note, note_bad_lines
 
 MOST_SECONDS = 10**9
@@ -35,7 +35,7 @@ FULL_BLOCKS = ("lmcache", WEKA.name, MOONCAKE_DELTA.name)  # whose requests have
     )
 )
 @traces_argument
-@output_option
+@packed_option
 @click.option(
     "--to",
     type=click.Choice(list(WRITERS)),
@@ -51,7 +51,6 @@ FULL_BLOCKS = ("lmcache", WEKA.name, MOONCAKE_DELTA.name)  # whose requests have
 )
 @click.option(
     "--starts",
-    "starts_s",
     metavar="SECONDS",
     type=click.IntRange(0, MOST_SECONDS),
     help="Draw the start of each session over this many seconds; sessions are published without "
@@ -60,7 +59,6 @@ FULL_BLOCKS = ("lmcache", WEKA.name, MOONCAKE_DELTA.name)  # whose requests have
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of --starts; 0 by default.")
 @click.option(
     "--until",
-    "until_s",
     metavar="SECONDS",
     type=click.IntRange(0, MOST_SECONDS),
     help="Leave out requests of sessions after this time.",
@@ -85,13 +83,12 @@ def convert(
     output: str,
     to: str,
     sort: bool,
-    starts_s: int | None,
+    starts: int | None,
     seed: int | None,
-    until_s: int | None,
+    until: int | None,
     block_tokens: int | None,
     shared_prompts: bool,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Write a trace in the Mooncake format, or for libCacheSim.
 
@@ -102,21 +99,14 @@ def convert(
     """
     check_output_option(traces, output, to)
     sessions = SessionOptions(
-        starts_s=starts_s or 0.0,
+        starts_s=starts or 0.0,
         seed=seed or 0,
-        until_s=until_s,
+        until_s=until,
         block_tokens=block_tokens,
         shared_prompts=shared_prompts,
     )
     source = reading.trace(named_files(traces), sessions, reading.prompts(block_tokens))
-    given = {
-        "--starts": starts_s,
-        "--seed": seed,
-        "--until": until_s,
-        "--block-tokens": block_tokens,
-        "--shared-prompts": shared_prompts or None,
-    }
-    option = next((name for name, value in given.items() if value is not None), None)
+    option = given_option("starts", "seed", "until", "block_tokens", "shared_prompts")
     survey = Survey()
     requests: Iterable[Request] = reading.requests(source)
     if option is not None:
@@ -129,17 +119,16 @@ def convert(
     whole = Source("", source, source, reading.same_ids)
     ids_text = whole.ids_text
     if ids_text is not None:
-        note(ids_text, quiet=quiet)
-    note_bad_lines(source.bad_lines, quiet=quiet)
-    note_order(survey, whole, quiet=quiet)
+        note(ids_text)
+    note_bad_lines(source.bad_lines)
+    note_order(survey, whole)
     if source.has_prompts and not survey.blocks:
-        note(f"no prompt fills a block of {source.block_tokens:,} tokens", quiet=quiet)
+        note(f"no prompt fills a block of {source.block_tokens:,} tokens")
     is_full = source.has_prompts or source.format in FULL_BLOCKS
     if to == MOONCAKE.name and is_full and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
-            f"replay it with --block-tokens {source.block_tokens}",
-            quiet=quiet,
+            f"replay it with --block-tokens {source.block_tokens}"
         )
 
 

@@ -14,25 +14,13 @@ import click
 
 from kvoffload import CPUOffloadingManager
 from kvoffload._extras import require
-from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import key_of
-from kvoffload.traces import Request, Survey
+from kvoffload.traces import Request
 
-from ._options import (
-    Capacity,
-    block_bytes_option,
-    check_prefix,
-    check_sizes,
-    examples,
-    read_capacity,
-    read_policy,
-    reading_options,
-    value_of,
-    workload_seed_option,
-)
+from . import _options
 from ._output import check_outputs
-from ._sources import Reading, Source, open_or_generate
-from ._terminal import note, progress_bar
+from ._sources import Generated, Reading, Source, open_or_generate
+from ._terminal import note
 
 if TYPE_CHECKING:
     from kvoffload.watch import Watch
@@ -40,7 +28,7 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 LABELS = {"model_name": "demo", "engine": "0"}
 """Labels of every series, as vLLM has them: rules and dashboard add up by them."""
-GENERATED_CAPACITY = Capacity("2000", blocks=2000)
+GENERATED_CAPACITY = _options.Capacity("2000", blocks=2000)
 TRACE_CAPACITY = "5%"
 ENDLESS = 2**62
 """Requests of the generated workload, which Ctrl-C ends."""
@@ -63,9 +51,8 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
 
 
 @click.command(
-    epilog=examples(
-        "kvoffload demo",
-        "kvoffload demo trace.jsonl.gz --policy arc --rate 20 --port 9500",
+    epilog=_options.examples(
+        "kvoffload demo", "kvoffload demo trace.jsonl.gz --policy arc --rate 20 --port 9500"
     )
 )
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
@@ -87,40 +74,37 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
     "--policy",
     default="lru",
     show_default=True,
-    metavar="POLICY",
-    callback=value_of(read_policy),
+    **_options.of_text("POLICY", _options.read_policy),
     help="The manager's policy: NAME or 'NAME?OPTION=VALUE' (see kvoffload policies), or "
     "MODULE:CLASS for your own.",
 )
 @click.option(
     "--capacity",
-    metavar="SIZE",
-    callback=value_of(read_capacity),
+    **_options.of_text("SIZE", _options.read_capacity),
     help="Memory of the manager: blocks (4096), a share of the unique blocks (5%), or a size "
     f"(64GiB, with --block-bytes).  [default: {GENERATED_CAPACITY.text}; {TRACE_CAPACITY} of a "
     "TRACE]",
 )
-@block_bytes_option
+@_options.block_bytes_option
 @click.option(
     "--prefix",
     default="vllm:",
     show_default=True,
     help="Text before kvoffload_ in the names of the metrics.",
 )
-@workload_seed_option
-@reading_options
+@_options.workload_seed_option
+@_options.reading_options
 def demo(
     traces: tuple[str, ...],
     *,
     rate: float,
     port: int,
     policy: str,
-    capacity: Capacity | None,
+    capacity: _options.Capacity | None,
     block_bytes: int | None,
     prefix: str,
     seed: int | None,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Serve the metrics of a manager at work, without an engine.
 
@@ -131,20 +115,19 @@ def demo(
     and stores end at once, so no block is pending and no transfer is overdue. The watch samples
     more blocks than it would in an engine, so that estimates are ready within a minute.
     """
-    check_prefix(prefix)
+    _options.check_prefix(prefix)
     check_outputs(traces)
     require("prometheus_client", "kvoffload demo", "watch")
     from kvoffload.watch import Watch
 
     with open_or_generate(traces, ENDLESS, seed, reading) as source:
-        asked = capacity or (read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY)
-        blocks = _blocks(source, asked, block_bytes, quiet=quiet)
+        asked = capacity or (
+            _options.read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY
+        )
+        blocks = _blocks(source, asked, block_bytes)
         # Up to 16,384 blocks of memory, everything is sampled that the shadows have room for.
         watch = Watch(max_rate=1.0)
-        try:
-            manager = new_manager(policy, blocks, watch=watch)
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(f"--policy {policy} at {blocks} blocks: {error}") from None
+        manager = _options.manager_of(policy, blocks, "block", watch=watch)
         with _serving(watch, port, prefix) as target:
             click.echo(
                 f"serving http://{target}/metrics until Ctrl-C: {source.name}, "
@@ -158,23 +141,22 @@ def demo(
                 _serve(manager, request.hash_ids)
                 served += 1
             ended = f"the trace ended after {served:,} requests"
-            note(f"{ended}; its metrics are served until Ctrl-C", quiet=quiet)
+            note(f"{ended}; its metrics are served until Ctrl-C")
             while True:
                 time.sleep(3600)
 
 
-def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: bool) -> int:
+def _blocks(source: Source, asked: _options.Capacity, block_bytes: int | None) -> int:
     """Return a capacity in blocks; a share needs a pass over the trace."""
     unique = None
     if asked.percent is not None:
-        if source.trace is None:
+        if isinstance(source.trace, Generated):
             raise click.UsageError(
                 f"--capacity must be blocks or a size without TRACE, got {asked.text!r}"
             )
-        with progress_bar("reading", None, quiet=quiet) as progress:
-            unique = Survey.of(source.requests, progress=progress).unique_blocks
-    block_bytes = block_bytes or source.block_bytes
-    check_sizes(block_bytes, needs="--block-bytes", capacity=[asked])
+        unique = source.survey("reading", None).unique_blocks
+    block_bytes = block_bytes or source.trace.block_bytes
+    _options.check_sizes(block_bytes, {"--capacity": [asked]}, needs="--block-bytes")
     return asked.resolve(block_bytes, unique)
 
 

@@ -15,7 +15,7 @@ from kvoffload.errors import describe
 from ._fields import FIELDS
 from ._options import examples, json_option
 from ._output import check_outputs
-from ._terminal import flat, print_json, print_tables
+from ._terminal import print_json, print_tables
 
 MOST_BYTES = 2**28
 WHICH: dict[str, Any] = dict.fromkeys(("policy", "capacity_given", "tier_given"))
@@ -77,10 +77,21 @@ def _read(path: str) -> dict[tuple[Any, ...], Mapping[str, Any]]:
         raise click.UsageError(f"{path} must have at most {MOST_BYTES:,} bytes, got more")
     try:
         found = json.loads(data)
-        rows = [flat(dict(row)) for row in found["results"]]
+        rows = [_flat(dict(row)) for row in found["results"]]
         return {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
     except (ValueError, TypeError, KeyError, RecursionError):
         raise click.UsageError(f"{path} {_RULE}, got {describe(data[:40])}") from None
+
+
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
+    """Return a row without the objects of 0.4: the part of a value is named ``value_part``."""
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= {f"{name}_{part}": one for part, one in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:

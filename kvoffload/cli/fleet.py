@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -14,95 +14,47 @@ from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.choice import Prices
 from kvoffload.advise.findings import BUSY
 from kvoffload.advise.setup import LINK_BANDWIDTH
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, Tier, replay_all
-from kvoffload.replay.arrivals import NoSessionsError
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, Tier, replay_all
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
 
-from ._decoding import Decoding
+from . import _fleet_options, _options
+from ._decoding import Decoded
 from ._fields import Row
-from ._fleet_options import (
-    Shared,
-    note_limits,
-    price_option,
-    read_engines,
-    read_router,
-    shared_option,
-)
 from ._fleet_result import Fleets, pooled_of
+from ._grid import Grid, check_trace, in_grid, slots_of
 from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
-from ._model_options import CacheOptions, model_options
-from ._options import (
-    Capacity,
-    block_bytes_option,
-    block_tokens_option,
-    capacity_option,
-    check_sizes,
-    dask_option,
-    device_memory_option,
-    examples,
-    jobs_option,
-    json_option,
-    manager_of,
-    read_bandwidth,
-    read_capacity,
-    read_picture,
-    read_policy,
-    reading_options,
-    traces_argument,
-    value_of,
-    values_of,
-)
-from ._output import check_csv, check_outputs, check_plot, show
-from ._sources import Reading
+from ._model_options import model_options
+from ._output import Outputs, csv_option, in_outputs, plot_option
 from ._terminal import note
 
 _NS_A_MS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
-    """The memory that is compared, as it was given."""
+class Tiers:
+    """The tiers that are compared, as given."""
 
-    block_bytes: int  # 0 if not known
-    unique_blocks: int  # of the trace
-    capacities: tuple[Capacity, ...]
-    device: Capacity | None
-    disks: tuple[Capacity, ...]
-    shared: tuple[Shared, ...]
+    disks: tuple[_options.Capacity, ...]
+    shared: tuple[_fleet_options.Shared, ...]
     tier_policy: str
-    is_total: bool
 
-    def of_each(self, engines: int) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
-        """Yield capacity and tier in words, and the sizes per engine for that many engines."""
-        share = engines if self.is_total else 1
-        device = 0
-        if self.device is not None:
-            device = self._blocks(self.device, "--device-memory", share, least=0)
-        for capacity in self.capacities:
-            host = self._blocks(capacity, "--capacity", share)
-            for text, tier in self._tiers(share):
-                sizes = {"host": host, "device": device, "tier": tier}
-                yield capacity.text, text, sizes
-
-    def _tiers(self, share: int) -> Iterator[tuple[str | None, Tier | None]]:
-        """Yield the tiers, also in words; None for no tier."""
+    def of(
+        self, read: Decoded, groups: GroupChunks, share: int
+    ) -> Iterator[tuple[str | None, Tier | None]]:
+        """Yield each in words, with its blocks; None for no tier."""
         if not self.shared and not self.disks:
             yield None, None
         for one in self.shared:
             if one.capacity is None:
                 yield one.text, None
                 continue
-            blocks = self._blocks(one.capacity, "--shared", 1)
+            blocks = slots_of(one.capacity, "--shared", read, groups)
             yield f"shared {one.text}", Tier("shared", blocks, one.policy or self.tier_policy)
         for disk in self.disks:
-            blocks = self._blocks(disk, "--disk", share)
+            blocks = slots_of(disk, "--disk", read, groups, share)
             yield f"own {disk.text}", Tier("private", blocks, self.tier_policy)
-
-    def _blocks(self, asked: Capacity, option: str, share: int, *, least: int = 1) -> int:
-        found = asked.resolve(self.block_bytes, self.unique_blocks, option, least * share)
-        return found // share
 
 
 def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
@@ -113,59 +65,44 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload fleet trace.jsonl --engines 8 --capacity 1% --policy hit-density",
         "kvoffload fleet trace.jsonl --block-bytes 2MiB --capacity 64GiB --disk 1TB",
         "kvoffload fleet trace.jsonl --router session,'events?sees=device' --total",
     ),
 )
-@traces_argument
+@_options.traces_argument
 @click.option(
     "--engines",
-    multiple=True,
-    default=("1, 2, 4, 8",),
-    show_default=True,
-    metavar="N",
-    callback=values_of(read_engines),
+    **_options.of_list("N", _fleet_options.read_engines, "1,2,4,8"),
     help=f"Numbers of engines to compare, 1 to {MOST_ENGINES}.",
 )
 @click.option(
     "--router",
     "routers",
-    multiple=True,
-    default=("round-robin, session, prefix, events",),
-    show_default=True,
-    metavar="ROUTER",
-    callback=values_of(read_router),
+    **_options.of_list("ROUTER", _fleet_options.read_router, "round-robin,session,prefix,events"),
     help="Routers to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE'.",
 )
 @click.option(
     "--policy",
     "policies",
-    multiple=True,
-    default=("lru, hit-density",),
-    show_default=True,
-    metavar="POLICY",
-    callback=values_of(read_policy),
+    **_options.of_list("POLICY", _options.read_policy, "lru,hit-density"),
     help="Policies of host memory to compare; see kvoffload policies.",
 )
-@capacity_option("1%")
-@device_memory_option
+@_options.capacity_option("1%")
+@_options.device_memory_option
 @click.option(
     "--disk",
     "disks",
-    multiple=True,
-    metavar="SIZE",
-    callback=values_of(read_capacity),
+    **_options.of_list("SIZE", _options.read_capacity),
     help="Private tier behind each engine's host memory: sizes to compare.",
 )
-@shared_option
+@_fleet_options.shared_option
 @click.option(
     "--tier-policy",
     default="lru",
     show_default=True,
-    metavar="POLICY",
-    callback=value_of(read_policy),
+    **_options.of_text("POLICY", _options.read_policy),
     help="Policy of tiers whose address does not name one.",
 )
 @click.option(
@@ -173,28 +110,25 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     is_flag=True,
     help="Take --capacity, --device-memory and --disk as sizes of all engines together.",
 )
-@block_bytes_option
+@_options.block_bytes_option
 @model_options
-@block_tokens_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @click.option(
     "--accelerator",
-    metavar="NAME",
-    callback=value_of(accelerator_of),
+    **_options.of_text("NAME", accelerator_of),
     help=f"Accelerator of each engine, for its rates: {', '.join(accelerator_names())}.",
 )
 @click.option(
     "--prefill-tokens-per-second",
     "rate",
-    metavar="RATE",
-    callback=value_of(read_rate),
+    **_options.of_text("RATE", read_rate),
     help="Prompt tokens that an engine computes per second; estimated from --model and "
     "--accelerator by default. Without any of these, prompts take no time.",
 )
 @click.option(
     "--link-bandwidth",
-    metavar="SIZE",
-    callback=value_of(read_bandwidth),
+    **_options.of_text("SIZE", _options.read_bandwidth),
     help="Bytes per second from host memory to an engine.  [default: that of --accelerator, "
     "else 50GB]",
 )
@@ -202,8 +136,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     "--tier-bandwidth",
     default="10GB",
     show_default=True,
-    metavar="SIZE",
-    callback=value_of(read_bandwidth),
+    **_options.of_text("SIZE", _options.read_bandwidth),
     help="Bytes per second from a tier to an engine.",
 )
 @click.option(
@@ -230,39 +163,23 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."
 )
 @hint_options
-@jobs_option
-@dask_option
-@click.option(
-    "--plot",
-    metavar="FILE",
-    callback=value_of(read_picture),
-    help="Draw the tokens hit over the memory of all engines: .png, .svg or .pdf.",
-)
-@click.option(
-    "--csv",
-    metavar="FILE",
-    help="Write one line per fleet, comma-separated, to FILE; - prints the lines instead of the "
-    "tables.",
-)
-@price_option
-@reading_options
-@json_option
+@_options.jobs_option
+@_options.dask_option
+@plot_option("the tokens hit over the memory of all engines")
+@csv_option("fleet")
+@_fleet_options.price_option
+@_options.reading_options
+@_options.json_option
+@in_grid
+@in_outputs
+@_options.bundled("tiers", Tiers)
 def fleet(
-    traces: tuple[str, ...],
+    grid: Grid,
     *,
     engines: tuple[int, ...],
     routers: tuple[str, ...],
-    policies: tuple[str, ...],
-    capacities: tuple[Capacity, ...],
-    device_memory: Capacity | None,
-    disks: tuple[Capacity, ...],
-    shared: tuple[Shared, ...],
-    tier_policy: str,
+    tiers: Tiers,
     total: bool,
-    block_bytes: int | None,
-    cache: CacheOptions,
-    block_tokens: int | None,
-    full_blocks: bool,
     accelerator: Accelerator | None,
     rate: int | None,
     link_bandwidth: int | None,
@@ -271,15 +188,10 @@ def fleet(
     slots: int,
     closed_loop: str | None,
     seed: int,
-    hints: HintOptions | None,
     jobs: int | None,
     dask: str | None,
-    plot: str | None,
-    csv: str | None,
     price: Prices | None,
-    reading: Reading,
-    as_json: bool,
-    quiet: bool,
+    outputs: Outputs,
 ) -> None:
     """Compare engines behind a router: how many, which router, how much memory.
 
@@ -288,30 +200,24 @@ def fleet(
     shared by all. Sizes are per engine unless --total is given. When a request arrives, the router
     picks an engine from what it knows at that time.
     """
-    cache.check(block_bytes)
-    check_outputs(traces, {"--plot": plot, "--csv": check_csv(csv, as_json=as_json)})
-    check_dask(dask, traces)
-    check_plot(plot, quiet=quiet)
+    cache = grid.cache
+    cache.check(grid.block_bytes)
+    decoding = replace(grid.decoding, arrivals=True)
+    outputs.check(decoding.traces)
+    check_dask(dask, decoding.traces)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, arrivals=True)
-    read = decoding.read(quiet=quiet)
-    trace, block_tokens = read.trace, read.block_tokens.count
-    if block_tokens is None:
+    read = decoding.read()
+    trace = read.trace
+    if read.block_tokens.count is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
-    groups = cache.groups(block_tokens, block_bytes or read.source.block_bytes)
+    shared = [one.capacity for one in tiers.shared]
+    groups = grid.groups(read)
+    _options.check_sizes(groups.slot_bytes, {"--disk": tiers.disks, "--shared": shared})
     if not groups.is_plain:
         raise click.UsageError("--model must have one group for a fleet, got several")
-    sizes = [one.capacity for one in shared]
     if price is not None and not groups.slot_bytes:
         raise click.UsageError("--price needs --model or --block-bytes, got neither")
-    check_sizes(
-        groups.slot_bytes,
-        capacity=capacities,
-        device_memory=[device_memory],
-        disk=disks,
-        shared=sizes,
-    )
     if rate is not None and not groups.slot_bytes:
         raise click.UsageError(
             "--prefill-tokens-per-second needs --model or --block-bytes, for the times of reads, "
@@ -328,43 +234,33 @@ def fleet(
         "seed": seed,
     }
 
-    memory = _Memory(
-        groups.slot_bytes,
-        trace.unique_blocks,
-        capacities,
-        device_memory,
-        disks,
-        shared,
-        tier_policy,
-        total,
-    )
-    cells = [
-        (_fleet(common, engines=count, router=router, policy=policy, **sizes), given, tier)
-        for count in dict.fromkeys(engines)
-        for given, tier, sizes in memory.of_each(count)
-        for policy in dict.fromkeys(policies)
-        for router in dict.fromkeys(routers)
-    ]
+    cells = []
+    for count in dict.fromkeys(engines):
+        share = count if total else 1
+        device = grid.device(read, groups, share)
+        for given, host in grid.hosts(read, groups, share):
+            for text, tier in tiers.of(read, groups, share):
+                own = {"engines": count, "host": host, "device": device, "tier": tier}
+                cells += [
+                    (_fleet(common, router=router, policy=policy, **own), given, text)
+                    for policy in dict.fromkeys(grid.policies)
+                    for router in dict.fromkeys(routers)
+                ]
     for one, _, _ in cells:
-        manager_of(one.policy, one.host, "block")
-    _check(trace, cells[0][0])
-    note_limits(trace, {one: given for one, given, _ in cells}, quiet=quiet)
-    with efforts(jobs, dask, decoding, trace.num_blocks, quiet=quiet) as effort:
+        _options.manager_of(one.policy, one.host, "block")
+    check_trace(
+        cells[0][0],
+        read,
+        "--prefill-tokens-per-second: trace must have times of arrival with a rate, got 0 in all "
+        "requests",
+    )
+    _fleet_options.note_limits(trace, {one: given for one, given, _ in cells})
+    with efforts(jobs, dask, decoding, trace.num_blocks) as effort:
         results = _replayed(trace, [one for one, _, _ in cells], effort)
     rows = [Row(one, results[one], given, tier) for one, given, tier in cells]
     view = Fleets(read, rows, cache.text(groups), pooled=results, prices=price)
-    _warn_of_load(view, quiet=quiet)
-    show(view, plot=plot, csv=csv, as_json=as_json)
-
-
-def _check(trace: DecodedTrace, fleet: Configuration) -> None:
-    """Refuse a trace that has no sessions for a loop, or no times for a rate."""
-    try:
-        fleet.check_trace(trace)
-    except NoSessionsError as error:
-        raise click.UsageError(f"--closed-loop: {error}") from None
-    except ValueError as error:
-        raise click.UsageError(f"--prefill-tokens-per-second: {error}") from None
+    _warn_of_load(view)
+    outputs.show(view)
 
 
 def _replayed(
@@ -377,7 +273,7 @@ def _replayed(
         return {result.configuration: result for result in replay_all(trace, work, **how)}
 
 
-def _warn_of_load(view: Fleets, *, quiet: bool) -> None:
+def _warn_of_load(view: Fleets) -> None:
     """Note fleets whose engines cannot keep up with an open loop."""
     if view.first.loop != "open":
         return
@@ -385,6 +281,5 @@ def _warn_of_load(view: Fleets, *, quiet: bool) -> None:
     if loaded:
         note(
             f"{len(loaded):,} of {len(view.rows):,} fleets are busy {BUSY:.0%} of the time or "
-            "more: in an open loop their queues only grow; with --closed-loop sessions wait",
-            quiet=quiet,
+            "more: in an open loop their queues only grow; with --closed-loop sessions wait"
         )

@@ -7,7 +7,7 @@ import click
 from kvoffload.traces import Workload
 
 from ._options import examples, quiet_option, seed_option
-from ._output import check_output_option, output_option, write_output
+from ._output import check_output_option, packed_option, write_output
 from ._terminal import counted, progress_bar
 
 
@@ -27,9 +27,9 @@ from ._terminal import counted, progress_bar
     show_default=True,
     help="Tokens per block.",
 )
-@output_option
+@packed_option
 @quiet_option
-def generate(requests: int, seed: int, block_tokens: int, output: str, *, quiet: bool) -> None:
+def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
     """Write a generated workload as a trace in the Mooncake format.
 
     Chats over shared system prompts, agents that resend a growing context and one-shot requests,
@@ -37,5 +37,5 @@ def generate(requests: int, seed: int, block_tokens: int, output: str, *, quiet:
     """
     check_output_option((), output)
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
-    with progress_bar("writing", requests, quiet=quiet) as progress:
+    with progress_bar("writing", requests) as progress:
         write_output(counted(workload, progress), output)

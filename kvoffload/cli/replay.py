@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import click
 
-from kvoffload.replay import HintOptions
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import CEILINGS
 
-from ._cells import cells_of
-from ._decoding import Decoding
+from . import _options
 from ._fields import Row, columns
+from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
-from ._model_options import CacheOptions, model_options
-from ._options import (
-    Capacity,
-    block_bytes_option,
-    block_tokens_option,
-    capacity_option,
-    device_memory_option,
-    examples,
-    is_default,
-    json_option,
-    manager_of,
-    policy_option,
-    reading_options,
-    step_tokens_option,
-    workload_seed_option,
-)
-from ._output import check_outputs
-from ._sources import Reading, open_or_generate
+from ._model_options import model_options
+from ._output import Outputs, in_outputs
+from ._sources import open_or_generate
 from ._streams import standard_input_waits
-from ._terminal import note, print_json, print_tables, progress_bar
+from ._terminal import note, print_tables, progress_bar
 from ._view import View
 
 GENERATED_REQUESTS = 5_000
@@ -78,43 +61,29 @@ class Replayed(View):
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload replay",
         "kvoffload replay trace.jsonl.gz --policy lru,arc,belady --capacity 5%",
         "kvoffload replay trace.jsonl --policy mymodule:MyPolicy",
     )
 )
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
-@policy_option("lru,hit-density,belady")
-@capacity_option("1%,5%,20%")
-@block_bytes_option
+@_options.policy_option("lru,hit-density,belady")
+@_options.capacity_option("1%,5%,20%")
+@_options.block_bytes_option
 @model_options
-@device_memory_option
-@block_tokens_option
+@_options.device_memory_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@step_tokens_option(None, "; by default, whole")
+@_options.step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
-@workload_seed_option
-@reading_options
-@json_option
-def replay(
-    traces: tuple[str, ...],
-    *,
-    policies: tuple[str, ...],
-    capacities: tuple[Capacity, ...],
-    block_bytes: int | None,
-    cache: CacheOptions,
-    device_memory: Capacity | None,
-    block_tokens: int | None,
-    full_blocks: bool,
-    hints: HintOptions | None,
-    loop: dict[str, Any],
-    seed: int | None,
-    reading: Reading,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@_options.workload_seed_option
+@_options.reading_options
+@_options.json_option
+@in_grid
+@in_outputs
+def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     """Replay a trace through managers and compare policies.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
@@ -124,41 +93,26 @@ def replay(
     Times cover only the manager's calls, all calls of a request together; percentiles are within
     1/64 of the exact values.
     """
-    cache.check(block_bytes)
-    check_outputs(traces)
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
+    decoding = replace(grid.decoding, arrivals=bool(grid.loop))
+    traces, reading = decoding.traces, decoding.reading
+    grid.cache.check(grid.block_bytes)
+    outputs.check(traces)
+    block_tokens = decoding.block_tokens
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
-        read = decoding.of(source, quiet=quiet)
-    cells = cells_of(
-        read,
-        cache,
-        policies,
-        capacities,
-        block_bytes=block_bytes,
-        device_memory=device_memory,
-        loop=loop,
-        quiet=quiet,
-        unasked=is_default("policies"),
-    )
+        read = decoding.of(source)
+    cells = grid.cells(read, unasked=_options.is_default("policies"))
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:
-        note("no block size fits all requests: token ratios need --block-tokens", quiet=quiet)
+        note("no block size fits all requests: token ratios need --block-tokens")
     replays, rows = Replays(read.trace), []
     for given, one in cells:
         manager = None
         if one.policy not in CEILINGS:
-            manager = manager_of(one.policy, one.host, unit, read.block_tokens.count)
+            manager = _options.manager_of(one.policy, one.host, unit, read.block_tokens.count)
         description = f"{one.policy}, {one.host:,} {unit}s"
-        with progress_bar(description, read.trace.num_requests, quiet=quiet) as progress:
+        with progress_bar(description, read.trace.num_requests) as progress:
             result = replays.of(one, manager=manager, progress=progress)
         rows.append(Row(one, result, given))
     if not traces and standard_input_waits():
-        note(
-            "a generated workload was replayed; standard input was not read: TRACE - reads it",
-            quiet=quiet,
-        )
-    view = Replayed(read, rows, cache.text(groups))
-    if as_json:
-        print_json(view.as_object())
-    else:
-        view.print()
+        note("a generated workload was replayed; standard input was not read: TRACE - reads it")
+    outputs.show(Replayed(read, rows, grid.cache.text(groups)))

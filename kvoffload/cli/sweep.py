@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import click
 
 from kvoffload.advise.answer import column
 from kvoffload.advise.units import bytes_text
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
+from kvoffload.replay import Configuration, DecodedTrace, Result, replay_all
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.results_file import ResultsFile
 
-from ._cells import cells_of
-from ._decoding import Decoding
+from . import _options
 from ._fields import FIELDS, Row
+from ._grid import Grid, in_grid
 from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._machines import Effort, check_dask, efforts
-from ._model_options import CacheOptions, model_options
-from ._options import (
-    Capacity,
-    block_bytes_option,
-    block_tokens_option,
-    capacity_option,
-    dask_option,
-    device_memory_option,
-    examples,
-    jobs_option,
-    json_option,
-    manager_of,
-    policy_option,
-    read_picture,
-    reading_options,
-    step_tokens_option,
-    traces_argument,
-    value_of,
-)
-from ._output import check_csv, check_outputs, check_plot, show
-from ._sources import Reading
+from ._model_options import model_options
+from ._output import Outputs, csv_option, in_outputs, plot_option
 from ._terminal import note, print_prose, print_tables
 from ._view import View
 
@@ -118,20 +98,20 @@ class Swept(View):
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
         "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
         "kvoffload sweep trace.jsonl --model gpt-oss-20b --capacity 64GiB,128GiB",
     ),
 )
-@traces_argument
-@policy_option(ALL_POLICIES)
-@capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
-@block_bytes_option
+@_options.traces_argument
+@_options.policy_option(ALL_POLICIES)
+@_options.capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
+@_options.block_bytes_option
 @model_options
-@block_tokens_option
+@_options.block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@device_memory_option
+@_options.device_memory_option
 @click.option(
     "--pending",
     type=click.IntRange(min=0),
@@ -139,52 +119,31 @@ class Swept(View):
     show_default=True,
     help="Number of requests for which a store stays in flight.",
 )
-@step_tokens_option(None, "; by default, whole")
+@_options.step_tokens_option(None, "; by default, whole")
 @hint_options
 @loop_options
-@jobs_option
-@dask_option
+@_options.jobs_option
+@_options.dask_option
 @click.option(
     "--results",
     metavar="FILE",
     help="Append the result of each cell to FILE, and reuse the results for this trace in it: an "
     "interrupted sweep continues where it stopped. Policies of your own are always replayed.",
 )
-@click.option(
-    "--plot",
-    metavar="FILE",
-    callback=value_of(read_picture),
-    help="Draw the hit ratio over the capacity: .png, .svg or .pdf.",
-)
-@click.option(
-    "--csv",
-    metavar="FILE",
-    help="Write one line per cell, comma-separated, to FILE; - prints the lines instead of the "
-    "tables.",
-)
-@reading_options
-@json_option
+@plot_option("the hit ratio over the capacity")
+@csv_option("cell")
+@_options.reading_options
+@_options.json_option
+@in_grid
+@in_outputs
 def sweep(
-    traces: tuple[str, ...],
+    grid: Grid,
     *,
-    policies: tuple[str, ...],
-    capacities: tuple[Capacity, ...],
-    block_bytes: int | None,
-    cache: CacheOptions,
-    block_tokens: int | None,
-    full_blocks: bool,
-    device_memory: Capacity | None,
     pending: int,
-    hints: HintOptions | None,
-    loop: dict[str, Any],
     jobs: int | None,
     dask: str | None,
     results: str | None,
-    plot: str | None,
-    reading: Reading,
-    csv: str | None,
-    as_json: bool,
-    quiet: bool,
+    outputs: Outputs,
 ) -> None:
     """Compare policies over a range of capacities, in parallel.
 
@@ -192,41 +151,28 @@ def sweep(
     such files, or a pattern; several are merged by time. - means standard input. The trace is
     decoded once and held in memory, 12 bytes per block.
     """
-    cache.check(block_bytes)
-    files = {"--plot": plot, "--results": results, "--csv": check_csv(csv, as_json=as_json)}
-    check_outputs(traces, files, append=("--results",))
-    check_dask(dask, traces)
+    grid.cache.check(grid.block_bytes)
+    decoding = replace(grid.decoding, arrivals=bool(grid.loop))
+    outputs.check(decoding.traces, results)
+    check_dask(dask, decoding.traces)
     if results is not None:
         try:
             ResultsFile.check(results)
         except ValueError as error:
             raise click.UsageError(f"--results {error}") from None
-    check_plot(plot, quiet=quiet)
-    decoding = Decoding(traces, reading, block_tokens, hints, full_blocks, bool(loop))
-    read = decoding.read(quiet=quiet)
-    cells = cells_of(
-        read,
-        cache,
-        tuple(dict.fromkeys(policies)),
-        capacities,
-        block_bytes=block_bytes,
-        device_memory=device_memory,
-        loop=loop,
-        quiet=quiet,
-        pending=pending,
-        results=results,
-    )
-    cells = sorted(dict.fromkeys(cells), key=lambda cell: policies.index(cell[1].policy))
+    read = decoding.read()
+    asked = dict.fromkeys(grid.cells(read, pending=pending, results=results))
+    cells = sorted(asked, key=lambda cell: grid.policies.index(cell[1].policy))
     wanted, groups = [one for _, one in cells], cells[0][1].groups
     for one in wanted:
         if one.policy not in CEILINGS:
-            manager_of(one.policy, one.host, groups.slot_name)
+            _options.manager_of(one.policy, one.host, groups.slot_name)
     file = None if results is None else ResultsFile(results, read.trace, groups)
     faults: list[OSError] = []  # of files; the result is still printed
-    with efforts(jobs, dask, decoding, read.trace.num_blocks, quiet=quiet) as effort:
+    with efforts(jobs, dask, decoding, read.trace.num_blocks) as effort:
         found = _results(read.trace, wanted, file, effort, faults)
     rows = [Row(one, found[one], text) for text, one in cells]
-    show(Swept(read, rows, cache.text(groups)), plot=plot, csv=csv, as_json=as_json, faults=faults)
+    outputs.show(Swept(read, rows, grid.cache.text(groups)), faults)
 
 
 def _results(
@@ -240,11 +186,11 @@ def _results(
 
     Results of a user's class are not kept: the class may have changed by the next run.
     """
-    quiet, every = effort.quiet, list(dict.fromkeys(every))
+    every = list(dict.fromkeys(every))
     found = {} if file is None else file.read([one for one in every if not is_own(one.policy)])
     wanted = [one for one in every if one not in found]
     if len(wanted) < len(every) and file is not None:
-        note(f"{len(every) - len(wanted):,} of {len(every):,} results were known", quiet=quiet)
+        note(f"{len(every) - len(wanted):,} of {len(every):,} results were known")
     with effort.on("sweeping", len(wanted), "cells") as how:
         try:
             for result in replay_all(trace, wanted, **how):
@@ -254,7 +200,7 @@ def _results(
         except (KeyboardInterrupt, SystemExit):
             if file is not None:
                 kept = f"{len(file.read(every)):,} of {len(every):,} results"
-                note(f"--results has {kept}; the same command continues there", quiet=quiet)
+                note(f"--results has {kept}; the same command continues there")
             raise
     return found
 

@@ -87,7 +87,7 @@ def _show_directory(url: str, *, as_json: bool) -> None:
 @json_option
 @quiet_option
 @click.pass_context
-def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None:
+def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     """Compare every block of the slabs in PATH with its seal.
 
     Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if a block
@@ -97,7 +97,7 @@ def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None
         raise click.UsageError(f"PATH must be a folder of slabs, got {describe(path)}")
     with _slabs() as slab:
         found = slab.find_slabs(path)
-        verdicts = list(_verdicts(slab, found, quiet=quiet))
+        verdicts = list(_verdicts(slab, found))
     if as_json:
         rows = [
             {
@@ -117,9 +117,9 @@ def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None
     ctx.exit(1 if any(verdict.corrupt for verdict in verdicts) else 0)
 
 
-def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iterator[Verdict]:
+def _verdicts(slab: ModuleType, found: list[SlabFolder]) -> Iterator[Verdict]:
     total = sum(each.num_blocks for each in found)
-    with progress_bar("verifying", total, quiet=quiet, unit="blocks") as progress:
+    with progress_bar("verifying", total, unit="blocks") as progress:
         before = 0
 
         def show(done: int) -> None:
@@ -142,7 +142,7 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iter
 @click.option("--all", "everything", is_flag=True, help="Delete all blocks.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @quiet_option
-def delete(url: str, *, generation: str | None, everything: bool, yes: bool, quiet: bool) -> None:
+def delete(url: str, *, generation: str | None, everything: bool, yes: bool) -> None:
     """Delete blocks at URL, of all models.
 
     URL is the address of a tier, such as slab:/nvme/kv, dir:/mnt/kv, redis://host or
@@ -168,7 +168,7 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool, qui
     text = f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}"
     if generation is not None and not deleted.blocks:
         text += f": no block of generation {generation!r} is there"
-    note(text, quiet=quiet)
+    note(text)
 
 
 def _confirms(question: str) -> bool:

@@ -85,7 +85,7 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
     if not engines:
         raise OSError(faults[0])
     for fault in faults:
-        note(fault, quiet=False)
+        note(fault)
     from kvoffload.watch.scraped import view
 
     if as_json:
@@ -180,39 +180,22 @@ class _Look(threading.Thread):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """A handler of redirects that does not read their bodies, which may have no end."""
+    """A handler of redirects to HTTP that does not read their bodies, which may have no end."""
 
-    def http_error_302(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-    ) -> Any:
-        """Follow a redirect."""
+    def redirect_request(self, req: Any, fp: IO[bytes], *answer: Any) -> Any:
+        """Return the next request; urllib would follow a redirect to FTP."""
         fp.close()
-        return super().http_error_302(req, fp, code, msg, headers)
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+        url = answer[-1]
+        if not url.startswith(("http:", "https:")):
+            raise urllib.error.URLError(f"redirect to {url}, which is not HTTP")
+        return super().redirect_request(req, fp, *answer)
 
 
 def _scraped(url: str) -> bytes:
     """Return the answer of a URL; ValueError if it is too long."""
     deadline = time.monotonic() + TIMEOUT
     body = bytearray()
-    opener = urllib.request.OpenerDirector()  # nothing but HTTP, whatever a redirect says
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-        urllib.request.UnknownHandler,
-        _Redirects,
-    ):
-        opener.add_handler(handler())
-    with opener.open(url, timeout=TIMEOUT) as answer:
+    with urllib.request.build_opener(_Redirects).open(url, timeout=TIMEOUT) as answer:
         while part := answer.read1(2**16):
             body += part
             if len(body) > MOST_BYTES:

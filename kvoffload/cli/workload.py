@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import replace
+from functools import partial
 
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import Survey, write_prompts
+from kvoffload.traces import write_prompts
 from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
-from ._output import STDOUT, check_output_option
+from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
-from ._terminal import note, note_bad_lines, progress_bar
+from ._terminal import note, note_bad_lines
 
 
 @click.command(
@@ -27,13 +27,7 @@ from ._terminal import note, note_bad_lines, progress_bar
     )
 )
 @traces_argument
-@click.option(
-    "-o",
-    "--output",
-    default=STDOUT,
-    metavar="FILE",
-    help="File to write; standard output by default.",
-)
+@output_option("")
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -48,7 +42,6 @@ def workload(
     block_tokens: int | None,
     full_blocks: bool,
     reading: Reading,
-    quiet: bool,
 ) -> None:
     """Write a trace as prompts for vllm bench serve.
 
@@ -64,14 +57,11 @@ def workload(
     check_output_option(traces, output)
     reading = replace(reading, drawn=secrets.token_hex())  # the words are made of ids
     with open_source(traces, reading, block_tokens) as source:
-        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
-            )
+        survey = source.survey("reading", reading.limit, unique=False, block_tokens=block_tokens)
         if source.ids_text is not None:
-            note(source.ids_text, quiet=quiet)
-        note_bad_lines(source.bad_lines, quiet=quiet)
-        note_order(survey, source, quiet=quiet)
+            note(source.ids_text)
+        note_bad_lines(source.trace.bad_lines)
+        note_order(survey, source)
         known = BlockTokens.of(source, survey, block_tokens)
         if known.count is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")
@@ -79,11 +69,7 @@ def workload(
         if full_blocks:
             requests = Selection(requests, full_block_tokens=known.count, cut_length=True)
         try:
-            if output == STDOUT:
-                write_prompts(requests, sys.stdout.buffer, known.count)
-                sys.stdout.buffer.flush()
-            else:
-                with open_output(output) as file:
-                    write_prompts(requests, file, known.count)
+            write = partial(write_prompts, block_tokens=known.count)
+            write_output(requests, output, write, open_output)
         except OverflowError as error:
             raise click.UsageError(str(error)) from None

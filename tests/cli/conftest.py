@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -10,11 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
 from kvoffload.cli import main
+from kvoffload.traces import Request, write_trace
 
 for module in ("click", "rich", "msgspec"):
     pytest.importorskip(module, reason="the command needs the cli extra")
@@ -27,6 +29,12 @@ class Done:
     code: int
     out: str
     err: str
+
+    @property
+    def value(self) -> Any:
+        """The object that ``--json`` prints."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
 
     @property
     def error(self) -> str:
@@ -91,21 +99,55 @@ def open_for(process: "subprocess.Popen[bytes]", pipe: Path) -> BinaryIO:
     raise AssertionError(f"ended with {process.returncode}")
 
 
+def run_here(*arguments: object) -> Done:
+    """Run the command in this process, which saves its start."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*map(str, arguments)])
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    return Done(code, *texts)
+
+
 @pytest.fixture
 def kvoffload(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Run the command in this process, which saves its start, or in its own if it needs one."""
+    """Run the command in this process, or in its own if it needs one."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: object, stdin: bytes = b"", **environment: str) -> Done:
         if stdin or environment:
             return run_process(*arguments, stdin=stdin, **environment)
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*map(str, arguments)])
-        texts = []
-        for stream in (out, err):
-            stream.flush()
-            texts.append(stream.buffer.getvalue().decode())
-        return Done(code, *texts)
+        return run_here(*arguments)
 
     return run
+
+
+def read(kvoffload: Callable[..., Done], *arguments: object) -> Any:
+    """Return what a command prints as JSON."""
+    return kvoffload(*arguments, "--json", "--quiet").value
+
+
+@pytest.fixture(scope="module")
+def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the workload of the module."""
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    write_trace(request.module.WORKLOAD, path)
+    return path
+
+
+def growing(turns: int, sessions: int, **more: int) -> list[Request]:
+    """Return sessions each turn of which is a block longer than the one before."""
+    return [
+        Request(
+            1000 * turn + 37 * session,
+            16 * (turn + 2),
+            5,
+            (0, *(100 * session + block for block in range(1, turn + 2))),
+            f"session {session}",
+            **more,
+        )
+        for turn in range(turns)
+        for session in range(sessions)
+    ]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -97,7 +96,7 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     path = tmp_path / "t.jsonl"
     kvoffload("generate", "--requests", 200, "-o", path)
     survey = Survey.of(Workload(200))
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     kept, sessions = whole.pop("kept"), whole.pop("sessions")
     assert (whole.pop("breaks"), whole.pop("ideal_hit_ratio_without_breaks")) == ([], None)
     assert sessions["number"] == len({request.session for request in Workload(200)})
@@ -126,17 +125,9 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
         "unchained_requests": 0,
         "backward_timestamps": 0,
     }
-    title, _, *rows = kvoffload("info", path).out.splitlines()
-    assert title == str(path)
-    shown = dict(re.split(r"\s{2,}", row) for row in rows)
-    assert shown["unique blocks"] == f"{survey.unique_blocks:,}"
-    assert shown["block size, tokens"] == "512"
-    assert shown["ideal hit ratio, cache without bounds"] == f"{survey.ideal_hit_ratio * 100:.1f} %"
-    assert shown["hit ratio where blocks are kept 1 min"] == f"{kept[0]['hit_ratio'] * 100:.1f} %"
-    assert "hit ratio where blocks are kept 60 min" not in shown, "the trace is shorter"
-    assert json.loads(kvoffload("info", path, "--json", "--limit", 7).out)["requests"] == 7
+    assert kvoffload("info", path, "--json", "--limit", 7).value["requests"] == 7
     write_trace([Request(0, 16, 1, (1,))], path)
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     assert (whole["sessions"], whole["kept"]) == (None, None)
 
 
@@ -144,7 +135,7 @@ def test_info_shows_what_sessions_do(kvoffload, tmp_path):
     path = tmp_path / "t.jsonl"
     turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
     write_trace([Request(1000 * seconds, 0, 0, ids, name) for seconds, name, ids in turns], path)
-    whole = json.loads(kvoffload("info", path, "--json").out)
+    whole = kvoffload("info", path, "--json").value
     assert whole["sessions"] == {
         "number": 2,
         "turns": [1, 3, 3],
@@ -152,12 +143,6 @@ def test_info_shows_what_sessions_do(kvoffload, tmp_path):
         "added_blocks": [1, 1, 1],
         "kept_share": 1.0,
     }
-    done = kvoffload("info", path)
-    rows = dict(re.split(r"\s{2,}", row) for row in done.out.splitlines()[2:])
-    assert rows["sessions"] == "2"
-    assert rows["gap between two turns: median, 90 %, most"] == "9 s, 1 h 0 min 0 s, 1 h 0 min 0 s"
-    assert rows["share of a turn that the next repeats"] == "100.0 %"
-    assert rows["hit ratio where blocks are kept 1 min"] == "14.3 %"
 
 
 def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
@@ -166,18 +151,6 @@ def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
     write_trace([Request(1000 * seconds, 0, 0, (1, seconds)) for seconds in (0, 90)], path)
     assert kvoffload("info", path, "--plot", picture).code == 0
     assert "<svg" in picture.read_text()
-    done = kvoffload("info", path, "--plot", tmp_path / "kept.txt")
-    assert done.code == 2
-    assert "must end in .png, .svg, .pdf, got" in done.err
-
-
-def test_info_of_a_trace_without_blocks(kvoffload):
-    line = b'{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}'
-    done = kvoffload("info", "-", stdin=line)
-    assert done.out.startswith("standard input\n")
-    assert done.code == 0
-    assert "none" in done.out
-    assert json.loads(kvoffload("info", "-", "--json", stdin=line).out)["reuse"] == 0
 
 
 @pytest.mark.parametrize(
@@ -279,11 +252,3 @@ def test_a_terminal_gets_a_progress_bar_on_standard_error_unless_quiet_or_dumb(q
     assert b"policy" in out
     assert (b"lru, " in shown and b"requests" in shown) is wanted
     assert wanted is (shown != b"")
-
-
-def test_generate_is_quiet_as_the_other_commands_are(kvoffload, tmp_path):
-    loud, quiet = tmp_path / "loud", tmp_path / "quiet"
-    assert kvoffload("generate", "--requests=50", "-o", loud).err == ""
-    done = kvoffload("generate", "--requests=50", "-o", quiet, "--quiet")
-    assert (done.code, done.out, done.err) == (0, "", "")
-    assert loud.read_bytes() == quiet.read_bytes()

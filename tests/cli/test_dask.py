@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 import kvoffload as package
@@ -25,6 +26,7 @@ from .conftest import COMMAND
 
 Client = pytest.importorskip("distributed", reason="it needs the dask extra").Client
 pytestmark = pytest.mark.thorough
+WORKLOAD = Workload(3000, seed=1)
 
 PATIENCE_S = 300
 
@@ -77,13 +79,6 @@ def cluster(scheduler):
     scheduler.add()
     scheduler.add()
     return scheduler.address, scheduler.workers
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("dask") / "trace.jsonl"
-    write_trace(Workload(3000, seed=1), path)
-    return path
 
 
 def test_a_killed_worker_changes_nothing(kvoffload, trace, cluster) -> None:
@@ -231,10 +226,11 @@ def test_notes_of_a_cluster_without_workers_become_rare(monkeypatch, capsys) -> 
 
     now = [0.0]
     monkeypatch.setattr(_machines.time, "monotonic", lambda: now[0])
-    workers = _machines._Workers(Nobody(), "a", quiet=False)
-    for second in range(3600):
-        now[0] = second
-        workers.watch(7)
+    workers = _machines._Workers(Nobody(), "a")
+    with click.Context(click.Command("sweep")):
+        for second in range(3600):
+            now[0] = second
+            workers.watch(7)
     noted = re.findall(r"no worker for (\d+) s, 7 jobs wait", capsys.readouterr().err)
     assert list(map(int, noted)) == [5, 10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040]
 

@@ -137,21 +137,6 @@ def test_a_trace_is_replayed_once_in_a_share_of_its_blocks(tmp_path):
         assert found[f"kvoffload_capacity_blocks{LABELS}"] == capacity
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prefix", "1"], "--prefix must be the start of a metric's name, got '1'"),
-        (["--capacity", "5%"], "--capacity must be blocks or a size without TRACE, got '5%'"),
-        (["--capacity", "1GiB"], "--capacity in bytes needs --block-bytes, got '1GiB' without"),
-        (["--skip-bad"], "--skip-bad must go with TRACE, got it without"),
-        (["--rate", "0"], "Invalid value for '--rate': 0.0 is not in the range 0.01<=x<=100000."),
-    ],
-)
-def test_wrong_usage_is_one_line(kvoffload, arguments, message):
-    done = kvoffload("demo", *arguments)
-    assert (done.code, done.error) == (2, message)
-
-
 def test_a_port_that_is_taken_is_said(kvoffload):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -8,32 +8,13 @@ import pytest
 
 from kvoffload.traces import Request, write_trace
 
+from .conftest import growing
+
 pytestmark = pytest.mark.thorough
+WORKLOAD = growing(12, 20)
 
 SIZE = ("--kv-bytes-per-token", "65536", "--jobs", "1", "--quiet")
 RATES = ("--prefill-tokens-per-second", "1000", "--link-bandwidth", "1GB")
-
-
-def requests(**more):
-    return [
-        Request(
-            1000 * turn + 37 * session,
-            16 * (turn + 2),
-            5,
-            (0, *(100 * session + block for block in range(1, turn + 2))),
-            f"session {session}",
-            **more,
-        )
-        for turn in range(12)
-        for session in range(20)
-    ]
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("fleet-advice") / "trace.jsonl"
-    write_trace(requests(), path)
-    return path
 
 
 @pytest.fixture
@@ -41,7 +22,7 @@ def advise(kvoffload, trace):
     def run(*arguments):
         done = kvoffload("advise", trace, *SIZE, *arguments, "--json")
         assert done.code == 0, done.err
-        return json.loads(done.out)
+        return done.value
 
     return run
 
@@ -70,17 +51,15 @@ def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise,
 
 def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_path):
     path = tmp_path / "think.jsonl"
-    write_trace(requests(think=500), path)
+    write_trace(growing(12, 20, think=500), path)
     asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", "--policy", "lru")
-    value = json.loads(kvoffload("advise", path, *SIZE, *asked, *RATES, "--json").out)
+    value = kvoffload("advise", path, *SIZE, *asked, *RATES, "--json").value
     assert value["loop"] == "closed"
-    fleet = json.loads(
-        kvoffload(
-            *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
-            *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
-            *("--closed-loop", "closed", "--json", "--quiet"),
-        ).out
-    )["results"][0]
+    fleet = kvoffload(
+        *("fleet", path, "--full-blocks", "--engines", "2", "--router", "session"),
+        *("--policy", "lru", "--capacity", "20MiB", "--block-bytes", "1MiB", *RATES),
+        *("--closed-loop", "closed", "--json", "--quiet"),
+    ).value["results"][0]
     (same,) = [
         one for one in value["results"] if (one["router"], one["memory"]) == ("session", 20 * 2**20)
     ]
@@ -90,7 +69,7 @@ def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_p
 
 def test_a_trace_without_times_has_no_first_tokens(kvoffload, tmp_path):
     path = tmp_path / "timeless.jsonl"
-    write_trace([Request(0, one.input_length, 5, one.hash_ids) for one in requests()], path)
+    write_trace([Request(0, one.input_length, 5, one.hash_ids) for one in WORKLOAD], path)
     asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", *RATES)
     done = kvoffload("advise", path, *SIZE[:-1], *asked)
     assert done.code == 0

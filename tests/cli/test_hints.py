@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from kvoffload.traces import Request, Workload, write_trace
+from kvoffload.traces import Workload, write_trace
+
+from .conftest import read
 
 pytestmark = pytest.mark.thorough
 
@@ -29,30 +30,6 @@ def trace(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def silent(tmp_path_factory):
-    """A trace without sessions."""
-    path = tmp_path_factory.mktemp("silent") / "trace.jsonl"
-    write_trace([Request(1000 * n, 512, 1, (n // 2,)) for n in range(40)], path)
-    return path
-
-
-def read(kvoffload, *arguments):
-    done = kvoffload(*arguments, "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)
-
-
-@pytest.mark.parametrize(
-    ("command", "more"), [("replay", SWEEP[:4]), ("sweep", SWEEP), ("advise", ADVISE)]
-)
-def test_a_trace_that_knows_nothing_is_refused(kvoffload, silent, command, more):
-    for told in ("ends", "expect", "both"):
-        done = kvoffload(command, silent, *more, "--quiet", "--hints", told)
-        assert done.code == 2
-        assert f"--hints must be what the trace knows, got '{told}', and none of 40" in done.error
-
-
 def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
     arguments = (trace, "--policy", "lru,hit-density", "--capacity", ".5%,5%", "--quiet", *NOISY)
     one, other = read(kvoffload, "replay", *arguments), read(kvoffload, "sweep", *arguments)
@@ -67,11 +44,6 @@ def test_replay_and_sweep_say_the_same_and_what_was_told(kvoffload, trace):
     ]
     assert hits[0] == hits[1]
     assert len(hits[0]) == 4
-    note = f"hints of 50.0 % of the sessions: expected returns: {counts[0]}"
-    for command in ("replay", "sweep"):
-        done = kvoffload(command, *arguments)
-        assert note in " ".join(done.out.split())
-        assert f"(within a factor of 2.7), ends of sessions: {counts[1]}" in done.out
 
 
 def test_liars_are_reported_apart(kvoffload, trace, tmp_path):
@@ -90,13 +62,7 @@ def test_liars_are_reported_apart(kvoffload, trace, tmp_path):
         whole = sum(ratio * count for ratio, count in zip(ratios, asked_by, strict=True))
         assert min(asked_by) > 0
         assert whole / row["asked"] == pytest.approx(row["hit_ratio"])
-    replayed = kvoffload("replay", *asked, *liars).out
-    assert "honest" in replayed
-    swept = kvoffload("sweep", *asked, *liars)
-    assert "hit ratio of liars" in swept.out
-    kvoffload("sweep", *asked, *liars, "--csv", tmp_path / "rows.csv")
-    rows = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()
-    assert "liar_hit_ratio" in rows[0]
+    assert "honest" in kvoffload("replay", *asked, *liars).out
     without = read(kvoffload, "sweep", *asked, *liars[:2])["results"]
     for name in ("honest_hit_ratio", "liar_hit_ratio", "liar_asked", "liar_hits"):
         assert {row[name] for row in without} == {None}
@@ -105,17 +71,16 @@ def test_liars_are_reported_apart(kvoffload, trace, tmp_path):
 LIARS = ("--hints", "both", "--hints-liars", ".4")
 
 
-def test_a_fleet_reports_liars_apart_as_a_sweep_does(kvoffload, trace, tmp_path):
+def test_a_fleet_reports_liars_apart_as_a_sweep_does(kvoffload, trace):
     memory = (trace, "--policy", "lru,hit-density", "--capacity", "2%", "--jobs", "1", "--quiet")
     names = ("honest_hit_ratio", "liar_hit_ratio")
-    fleet, table = ("fleet", *memory, "--router", "session"), tmp_path / "rows.csv"
-    alone = read(kvoffload, *fleet, "--engines", "1", *LIARS, "--csv", table)["results"]
+    fleet = ("fleet", *memory, "--router", "session")
+    alone = read(kvoffload, *fleet, "--engines", "1", *LIARS)["results"]
     swept = read(kvoffload, "sweep", *memory, *LIARS)["results"]
     assert [[row[name] for name in names] for row in alone] == [
         [row[name] for name in names] for row in swept
     ]
     assert alone[1]["honest_hit_ratio"] != alone[1]["liar_hit_ratio"] > 0
-    assert "honest_hit_ratio,liar_hit_ratio" in table.read_text(encoding="utf-8")
     more = ("--engines", "3", "--disk", "4%", "--device-memory", "1%")
     for row in read(kvoffload, *fleet, *more, *LIARS)["results"]:
         assert min(row["device_hits"], row["tier_hits"]) > 0
@@ -124,9 +89,6 @@ def test_a_fleet_reports_liars_apart_as_a_sweep_does(kvoffload, trace, tmp_path)
         ratios = zip(names, asked_by, strict=True)
         hits = row["host_hits"] + row["tier_hits"]
         assert sum(row[name] * asked for name, asked in ratios) == pytest.approx(hits)
-    shown = kvoffload(*fleet, *more, *LIARS).out
-    assert shown.count("honest") == 1
-    assert "liars" in shown.split("honest")[1].splitlines()[0]
     without = read(kvoffload, *fleet, *LIARS[:2])["results"][0]
     assert [without[name] for name in names] == [None, None]
     advised = ("advise", trace, *ADVISE, "--jobs", "1", "--engines", "2", "--router", "session")
@@ -173,7 +135,7 @@ def test_full_blocks_and_standard_input_tell_the_same(kvoffload, trace):
         assert full["hints"] == told
     data = trace.read_bytes()
     done = kvoffload("replay", "-", *SWEEP[:4], "--quiet", "--json", *NOISY, stdin=data)
-    assert json.loads(done.out)["hints"] == told
+    assert done.value["hints"] == told
 
 
 def test_advice_says_what_was_told_and_how_to_ask_again(kvoffload, trace, tmp_path):

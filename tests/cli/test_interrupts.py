@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND, open_for
@@ -23,18 +23,12 @@ pytestmark = [
         sys.platform != "linux", reason="looks for the processes of a process in /proc"
     ),
 ]
+WORKLOAD = Workload(20_000, seed=1)
 
 COMMANDS = {
     "advise": ["advise", "--kv-bytes-per-token", "2048", "--capacity", "1GiB", "--jobs", "2"],
     "sweep": ["sweep", "--jobs", "2"],
 }
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("long") / "trace.jsonl"
-    write_trace(Workload(20_000, seed=1), path)
-    return path
 
 
 def running(pid):
@@ -102,25 +96,27 @@ def working(command, trace, tmp_path, *options):
 
 
 @pytest.mark.parametrize(
-    ("command", "whole_group", "delay"),
+    ("command", "name", "whole_group", "delay"),
     [
-        ("advise", True, 0.0),
-        ("advise", False, 0.5),
-        ("sweep", True, 0.5),
-        ("sweep", False, 0.0),
+        ("advise", "SIGINT", True, 0.0),
+        ("advise", "SIGINT", False, 0.5),
+        ("sweep", "SIGINT", True, 0.5),
+        ("sweep", "SIGINT", False, 0.0),
+        ("advise", "SIGTERM", True, 0.0),
+        ("advise", "SIGHUP", False, 0.0),
+        ("sweep", "SIGTERM", False, 0.0),
+        ("sweep", "SIGHUP", True, 0.0),
     ],
-    ids=["advise-terminal-0.0", "advise-kill-0.5", "sweep-terminal-0.5", "sweep-kill-0.0"],
 )
-def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace, tmp_path):
+def test_a_signal_ends_all_processes_quietly_and_leaves_nothing_behind(
+    command, name, whole_group, delay, trace, tmp_path
+):
     with working(command, trace, tmp_path) as process:
         time.sleep(delay)
-        workers = children(process.pid)
-        if whole_group:
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            process.send_signal(signal.SIGINT)
+        workers, signum = children(process.pid), getattr(signal, name)
+        os.killpg(process.pid, signum) if whole_group else process.send_signal(signum)
         out, error = process.communicate(timeout=300)
-        assert process.returncode == 130
+        assert process.returncode == 128 + signum
         assert (out, error) == (b"", b"")
         wait_for(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == []
@@ -139,29 +135,6 @@ def test_a_sweep_that_is_interrupted_says_what_is_kept(trace, tmp_path):
     assert error.decode() == (
         f"note: --results has {kept} of {cells} results; the same command continues there\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "whole_group"),
-    [
-        ("advise", "SIGTERM", True),
-        ("advise", "SIGHUP", False),
-        ("sweep", "SIGTERM", False),
-        ("sweep", "SIGHUP", True),
-    ],
-    ids=["advise-SIGTERM-group", "advise-SIGHUP-one", "sweep-SIGTERM-one", "sweep-SIGHUP-group"],
-)
-def test_a_signal_that_asks_to_end_leaves_nothing_behind(
-    command, name, whole_group, trace, tmp_path
-):
-    with working(command, trace, tmp_path) as process:
-        workers, signum = children(process.pid), getattr(signal, name)
-        os.killpg(process.pid, signum) if whole_group else process.send_signal(signum)
-        out, error = process.communicate(timeout=300)
-        assert process.returncode == 128 + signum
-        assert (out, error) == (b"", b"")
-        wait_for(lambda: not any(map(running, workers)))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

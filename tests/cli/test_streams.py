@@ -3,7 +3,6 @@
 One line of error, or none where it cannot be written; the files that it writes are complete.
 """
 
-import json
 import os
 import shlex
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 
 from .conftest import BARE, HOSTILE, run_shell
 
@@ -19,6 +18,7 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(sys.platform == "win32", reason="runs a shell"),
 ]
+WORKLOAD = Workload(30)
 
 ENVIRONMENTS = {"bare": BARE, "hostile": HOSTILE}
 COMMANDS = {
@@ -34,13 +34,6 @@ COMMANDS = {
 CASES = [(command, BARE) for command in COMMANDS]
 CASES += [(command, HOSTILE) for command in ("replay", "help")]
 IDS = [f"{name}-{'bare' if environment is BARE else 'hostile'}" for name, environment in CASES]
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("streams") / "trace.jsonl"
-    write_trace(Workload(30), path)
-    return path
 
 
 @pytest.mark.parametrize(("command", "environment"), CASES, ids=IDS)
@@ -91,7 +84,7 @@ def test_standard_error_that_cannot_be_written_changes_nothing(
         done = run_shell(script, ENVIRONMENTS[environment], pipe=pipe, bad=bad)
         assert done.code == status, command
         if status == 0:
-            assert json.loads(done.out)["bad_lines"] == 1
+            assert done.value["bad_lines"] == 1
 
 
 def test_where_all_streams_are_closed_no_file_is_taken_for_one(trace, tmp_path):

@@ -386,6 +386,7 @@ def test_redirects_are_followed_and_their_bodies_are_not_read(exported, command)
         for path in ("/ftp", "/round"):
             code, out, err = command(url + path, "--once")
             assert (code, out, err.count("\n")) == (1, "", 1)
+            assert ("not HTTP" in err) == (path == "/ftp")
         httpd.shutdown()
         thread.join()
 

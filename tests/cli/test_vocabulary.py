@@ -12,7 +12,7 @@ import pytest
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.replay import Configuration, DecodedTrace, replay
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 
 from .conftest import BARE
 
@@ -22,55 +22,17 @@ WORKLOAD = Workload(250, seed=1)
 QUIET = ("--jobs", "1", "--quiet")
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vocabulary") / "trace.jsonl"
-    write_trace(WORKLOAD, path)
-    return path
-
-
-def found(done):
-    assert done.code == 0, done.err
-    return json.loads(done.out)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "notes"),
-    [
-        (
-            ["sweep", "--policies", "lru", "--capacities", "9", "--device-blocks", "50"],
-            ["sweep", "--policy", "lru", "--capacity", "9", "--device-memory", "50"],
-            ["policies is now called --policy", "capacities is now called --capacity",
-             "device-blocks is now called --device-memory"],
-        ),
-        (
-            ["advise", "--memory", "1MB", "--kv-bytes-per-token", "9", "--processes", "1"],
-            ["advise", "--capacity", "1MB", "--kv-bytes-per-token", "9", "--jobs", "1"],
-            ["memory is now called --capacity; a number without a unit means blocks",
-             "processes is now called --jobs"],
-        ),
-    ],
-    ids=["sweep", "advise"],
-)  # fmt: skip
-def test_earlier_names_go_on_working_and_say_so_once(kvoffload, trace, old, new, notes):
-    earlier = kvoffload(old[0], trace, *old[1:], "--json", "--quiet")
-    assert found(earlier) == found(kvoffload(new[0], trace, *new[1:], "--json", "--quiet"))
-    lines = earlier.err.splitlines()
-    assert len(lines) == len(notes)
-    assert all(any(note in line for line in lines) for note in notes)
-
-
 @pytest.mark.parametrize("command", ["replay", "sweep"])
 def test_device_memory_is_blocks_bytes_or_a_share(kvoffload, trace, command):
     arguments = [command, trace, "--policy", "lru", "--capacity", "99", "--block-bytes", "1KiB"]
     arguments += ["--json", "--quiet"]
     unique = DecodedTrace.of(WORKLOAD).unique_blocks
-    whole = found(kvoffload(*arguments, "--device-memory", unique // 10))["results"]
+    whole = kvoffload(*arguments, "--device-memory", unique // 10).value["results"]
     for same in ("10%", f"{unique // 10 * 1024}B"):
-        again = found(kvoffload(*arguments, "--device-memory", same))["results"]
+        again = kvoffload(*arguments, "--device-memory", same).value["results"]
         assert [row["hits"] for row in again] == [row["hits"] for row in whole]
         assert whole[0]["asked"] == again[0]["asked"] < whole[0]["blocks"]
-    none = found(kvoffload(*arguments, "--device-memory", "0"))["results"]
+    none = kvoffload(*arguments, "--device-memory", "0").value["results"]
     assert none[0]["asked"] == none[0]["blocks"]
 
 
@@ -79,7 +41,7 @@ def test_ceilings_are_rows_wherever_policies_are_compared(kvoffload, trace):
     arguments += ["--json", "--quiet"]
     decoded = DecodedTrace.of(WORKLOAD)
     for command in ("replay", "sweep"):
-        for row in found(kvoffload(command, trace, *arguments))["results"]:
+        for row in kvoffload(command, trace, *arguments).value["results"]:
             counts = replay(decoded, Configuration(policy=row["policy"], host=99, device=80))
             for name in ("hits", "asked", "stored"):
                 assert row[name] == getattr(counts, name)
@@ -92,7 +54,7 @@ def test_ceilings_are_rows_wherever_policies_are_compared(kvoffload, trace):
 
 def test_several_memories_are_compared_and_the_first_is_advised_on(kvoffload, trace):
     arguments = ("advise", trace, "--kv-bytes-per-token=2KiB", *QUIET, "--json")
-    value = found(kvoffload(*arguments, "--capacity", "200,5%", "--capacity", "1GiB"))
+    value = kvoffload(*arguments, "--capacity", "200,5%", "--capacity", "1GiB").value
     unique = DecodedTrace.of(WORKLOAD)
     capacities = [memory["capacity"] for memory in value["memories"]]
     assert value["memory"] == 200 * 2**20
@@ -188,23 +150,14 @@ def own(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.fixture
-def own_here(own, monkeypatch):
-    """Make the same importable in this process."""
-    monkeypatch.syspath_prepend(own["PYTHONPATH"])
-    yield
-    for name in ("mine", "package", "package.policies"):
-        sys.modules.pop(name, None)
-
-
 def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own, tmp_path):
     policy = ("--policy", "lru,mine:Fifo,mine:Fifo?stride=2")
     size = ("--capacity", "99", "--json", "--quiet")
-    rows = found(kvoffload("replay", trace, *policy, *size, **own))["results"]
+    rows = kvoffload("replay", trace, *policy, *size, **own).value["results"]
     assert [row["policy"] for row in rows] == ["lru", "mine:Fifo", "mine:Fifo?stride=2"]
     assert rows[0]["hits"] != rows[1]["hits"] == rows[2]["hits"]
     results = ("--results", tmp_path / "results.jsonl", "--jobs", "2")
-    swept = found(kvoffload("sweep", trace, *policy, *size, *results, **own))["results"]
+    swept = kvoffload("sweep", trace, *policy, *size, *results, **own).value["results"]
     assert [row["hits"] for row in swept] == [row["hits"] for row in rows]
     for answers in (rows, swept):
         ran_by = [row["implementation"] for row in answers]
@@ -215,10 +168,10 @@ def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own,
     kept = (tmp_path / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["cell"]["policy"] for line in kept] == ["lru"]
     tokens = ("--kv-bytes-per-token", "2KiB", "--disk", "1GiB", "--disk-policy", "mine:Fifo")
-    advice = found(kvoffload("advise", trace, *policy, *size, *tokens, **own))
+    advice = kvoffload("advise", trace, *policy, *size, *tokens, **own).value
     assert "mine:Fifo" in advice["memories"][0]["policies"]
     alone = ("--policy", "mine:Fifo?stride=2", "--capacity", "99", "--json", "--quiet")
-    configured = found(kvoffload("advise", trace, *alone, *tokens, **own))["configuration"]
+    configured = kvoffload("advise", trace, *alone, *tokens, **own).value["configuration"]
     assert configured["vllm"] is None
     assert "from mine import Fifo\n" in configured["python"]
     assert "cache_policy=Fifo(cache_capacity=99, stride=2)" in configured["python"]
@@ -236,63 +189,25 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
-        ("examples.absent:Fifo", "'; the root of a clone has examples"),
-        ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
-        ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
-        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Broken, Fifo, Greedy, "),
-        ("os.path:join", "; os.path has none"),
-        ("mine.Fifo", "got 'mine.Fifo'; did you mean 'mine:Fifo'?"),
-        ("lru.5", "got 'lru.5'; did you mean 'lru'?"),
-        ("mine:", "policy must be NAME or MODULE:CLASS, got 'mine:'"),
-        ("a b:Fifo", "policy must be NAME or MODULE:CLASS, got 'a b:Fifo'"),
-        ("mine:Fifo?x", "policy options must be numbers, got ''"),
-        ("mine:Fifo?stride=nan", "policy options must be numbers, got 'nan'"),
-        ("mine:Fifo?other=1", "'mine:Fifo?other=1' has no option 'other'; Fifo takes stride"),
-        ("mine:Bare?x=1", "policy 'mine:Bare?x=1' has no option 'x'; Bare takes none"),
-        ("mine:Needy", "policy 'mine:Needy' must have option 'depth'; Needy takes depth"),
-        ("mine:Fifo?cache_capacity=1", "has no option 'cache_capacity'; Fifo takes stride"),
-        ("mine:Sizeless", "policy 'mine:Sizeless' must take cache_capacity; Sizeless takes none"),
-        ("package.policies", "; policies of the module package.policies: package.policies:Fifo"),
-        ("os.path", "; policies of the module os.path: none"),
-        ("package.broken", "; did you mean 'package:broken'?"),
-    ],
-)
-def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
-    kvoffload, trace, own_here, policy, message
-):
-    for command in ("replay", "sweep"):
-        done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet")
-        assert done.code == 2
-        assert message in done.error
-
-
 REPLAYS = (["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"])
 
 
 @pytest.mark.parametrize("command", REPLAYS)
-@pytest.mark.parametrize("policy", ["Broken", "Unmade"])
-def test_an_error_of_the_system_in_a_class_of_ones_own_is_not_the_command_s(
-    kvoffload, trace, own, command, policy
+@pytest.mark.parametrize(
+    ("policy", "code", "said"),
+    [
+        ("Broken", 1, r"(?s).*mine\.py.*Error: of the policy\n"),
+        ("Unmade", 1, r"(?s).*mine\.py.*Error: of the policy\n"),
+        ("Greedy", 2, r"kvoffload: Greedy must evict exactly \d+ blocks, got \d+\n"),
+    ],
+)
+def test_an_error_of_a_class_of_ones_own_is_not_the_command_s(
+    kvoffload, trace, own, command, policy, code, said
 ):
     options = ("--policy", f"lru,mine:{policy}", "--capacity", "9,10", "--quiet")
     done = kvoffload(command[0], trace, *command[1:], *options, **own)
-    assert (done.code, done.out) == (1, "")
-    assert "mine.py" in done.err
-    assert done.err.endswith("Error: of the policy\n")
-
-
-@pytest.mark.parametrize("command", REPLAYS)
-def test_a_class_of_ones_own_that_breaks_the_contract_is_reported_in_one_line(
-    kvoffload, trace, own, command
-):
-    policy = ("--policy", "lru,mine:Greedy", "--capacity", "9,10", "--quiet")
-    done = kvoffload(command[0], trace, *command[1:], *policy, **own)
-    assert done.code == 2
-    assert re.fullmatch(r"Greedy must evict exactly \d+ blocks, got \d+", done.error)
+    assert (done.code, done.out) == (code, "")
+    assert re.fullmatch(said, done.err)
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -305,7 +220,7 @@ def test_policies_lists_what_there_is(kvoffload):
     from kvoffload.policies import registry
 
     text = kvoffload("policies").out
-    listed = found(kvoffload("policies", "--json"))
+    listed = kvoffload("policies", "--json").value
     assert [one["name"] for one in listed["policies"]] == list(registry.names())
     assert [one["name"] for one in listed["ceilings"]] == ["belady", "infinite"]
     for name in registry.names():
@@ -318,7 +233,7 @@ def test_models_lists_what_there_is(kvoffload):
     from kvoffload.advise.models import model_names
 
     text = kvoffload("models").out
-    listed = found(kvoffload("models", "--json"))["models"]
+    listed = kvoffload("models", "--json").value["models"]
     assert [one["name"] for one in listed] == list(model_names())
     for one in listed:
         layout = model_shape(one["name"]).layout()
@@ -330,7 +245,7 @@ def test_models_lists_what_there_is(kvoffload):
 
 
 def test_policies_says_which_rank_by_returns(kvoffload):
-    told = found(kvoffload("policies", "--json"))["policies"]
+    told = kvoffload("policies", "--json").value["policies"]
     assert [one["name"] for one in told if one["ranks_by_return"]] == ["hit-density"]
     text = " ".join(kvoffload("policies").out.split())
     assert "hints: hit-density ranks blocks by when clients expect" in text
@@ -346,17 +261,15 @@ def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
         ]  # fmt: skip
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"log{index}.jsonl").write_text(text)
-    whole = found(kvoffload("info", tmp_path, "--json"))
+    whole = kvoffload("info", tmp_path, "--json").value
     assert (whole["requests"], whole["seconds"]) == (180, 179)
-    again = found(kvoffload("info", *sorted(tmp_path.glob("*.jsonl")), "--json"))
+    again = kvoffload("info", *sorted(tmp_path.glob("*.jsonl")), "--json").value
     assert again | {"trace": None} == whole | {"trace": None}
-    one = found(kvoffload("info", tmp_path / "*.jsonl", "--model-name", "a", "--json"))
+    one = kvoffload("info", tmp_path / "*.jsonl", "--model-name", "a", "--json").value
     assert one["requests"] == 90
-    swept = found(
-        kvoffload("sweep", tmp_path, "--policy=lru", "--capacity=20KiB", *QUIET, "--json")
-    )
+    swept = kvoffload("sweep", tmp_path, "--policy=lru", "--capacity=20KiB", *QUIET, "--json").value
     assert swept["results"][0]["capacity"] == 10  # chunks of 2 KiB, as the log says
-    advice = found(kvoffload("advise", tmp_path, "--capacity", "20KiB", *QUIET, "--json"))
+    advice = kvoffload("advise", tmp_path, "--capacity", "20KiB", *QUIET, "--json").value
     assert advice["token_bytes"] == 512
     converted = kvoffload("convert", tmp_path, "--model-name", "b", "--quiet")
     assert len(converted.out.splitlines()) == 90
@@ -376,34 +289,21 @@ def two_seeds(kvoffload, tmp_path, monkeypatch):
 
 
 def test_ids_of_several_files_are_kept_apart_and_the_text_says_so(kvoffload, two_seeds):
-    alone = [found(kvoffload("info", name, "--json")) for name in SEEDS]
-    apart = found(kvoffload("info", two_seeds, "--json"))
+    alone = [kvoffload("info", name, "--json").value for name in SEEDS]
+    apart = kvoffload("info", two_seeds, "--json").value
     assert (apart["files"], apart["id_spaces"]) == (2, 2)
     assert apart["unique_blocks"] == sum(one["unique_blocks"] for one in alone)
     hits = sum(one["ideal_hit_ratio"] * one["blocks"] for one in alone)
     assert apart["ideal_hit_ratio"] == pytest.approx(hits / apart["blocks"])
-    joined = found(kvoffload("info", two_seeds, "--json", "--same-ids"))
+    joined = kvoffload("info", two_seeds, "--json", "--same-ids").value
     assert (joined["files"], joined["id_spaces"]) == (2, 1)
     assert joined["unique_blocks"] < apart["unique_blocks"]
-    said = {(): "ids of 2 files kept apart (--same-ids: one numbering)"}
-    said[("--same-ids",)] = "ids of 2 files taken as one numbering\n"
-    for options, text in said.items():
-        done = kvoffload("info", ".", *options)
-        assert text in done.out + "\n"
-        for command in (
-            ("replay", "--policy=lru", "--capacity=10"),
-            ("sweep", "--policy=lru", "--capacity=10", *QUIET),
-            (*ADVISE, *(["--unchained-ids"] if options else [])),
-        ):
-            done = kvoffload(*command, ".", *options)
-            assert text.strip() in done.out, done
-        assert "ids of" not in kvoffload("info", SEEDS[0], *options).out
-    text = said[()]
+    text = "ids of 2 files kept apart (--same-ids: one numbering)"
+    for command in (("replay", "--policy=lru", "--capacity=10"), ADVISE):
+        assert text in kvoffload(*command, ".").out
     assert f"note: {text}" in kvoffload("convert", ".", "-o", two_seeds / "both").err
     assert f"note: {text}" in kvoffload("workload", ".", "-o", two_seeds / "prompts").err
-    assert found(kvoffload("info", "both", "--json"))["unique_blocks"] == apart["unique_blocks"]
-    done = kvoffload("replay", "--same-ids")
-    assert done.error == "--same-ids must go with TRACE, got it without"
+    assert kvoffload("info", "both", "--json").value["unique_blocks"] == apart["unique_blocks"]
 
 
 def test_a_workload_of_prompts(kvoffload, trace, tmp_path):
@@ -420,7 +320,7 @@ def test_a_workload_of_prompts(kvoffload, trace, tmp_path):
 
 def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
     arguments = ("--model", "qwen/QWEN3-8B-fp8", "--capacity", "10%", *QUIET)
-    value = found(kvoffload("advise", trace, *arguments, "--json"))
+    value = kvoffload("advise", trace, *arguments, "--json").value
     assert value["model"] == "qwen3-8b"
     assert value["engine"]["accelerator"] == "h100"
     assert value["device_memory"] == int(80e9 * 0.92 - 2 * 8.19e9)
@@ -430,7 +330,7 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
         pytest.approx(cell["net_seconds"])
     )
     given = ("--device-memory", "0", "--prefill-tokens-per-second", "1e3", "--link-bandwidth=1GB")
-    value = found(kvoffload("advise", trace, *arguments, *given, "--json"))
+    value = kvoffload("advise", trace, *arguments, *given, "--json").value
     assert (value["device_memory"], value["without_device_memory"]) == (0, None)
     assert value["engine"]["prefill_tokens_per_second"] == 1000
     text = kvoffload("advise", trace, *arguments, *given).out
