@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -127,20 +126,19 @@ class RowEngine(Engine):
         super().__init__(rows, counts, configuration)
         groups = configuration.groups
         self._slots = configuration.device
-        self._host = new_miniature(configuration.policy, configuration.host)
+        in_steps = groups.step_tokens is not None
+        self._host = new_miniature(configuration.policy, configuration.host, in_steps=in_steps)
         self._changes: list[Change] = []
         # As `serve_rows` takes them, of one row.
         self._starts, self._first = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._serve_rows = functools.partial(self._host.serve_rows, nodes=rows.nodes)
-        if groups.step_tokens is not None:
+        if in_steps:
             learning = Learning.of(registry.parse(configuration.policy).entry)
-            stepped = import_module("kvoffload.replay._stepped_c").SteppedRows(
-                self._host, **asdict(learning)
-            )
             self._serve_rows = functools.partial(
-                stepped.serve_rows,
+                self._serve_rows,
                 block_tokens=groups.block_tokens,
                 step_tokens=groups.step_tokens,
+                **asdict(learning),
             )
         self._pending = configuration.pending
 

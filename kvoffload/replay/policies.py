@@ -95,14 +95,17 @@ def new_manager(
         )
 
 
-def new_miniature(policy: str, num_blocks: int) -> Any:
+def new_miniature(policy: str, num_blocks: int, *, in_steps: bool = False) -> Any:
     """Return an empty cache with a built-in policy, which serves whole requests and has no slots.
 
-    It decides as the manager of `new_manager`.
+    It decides as the manager of `new_manager`. One that serves requests in steps is compiled.
     """
     check_num_blocks(num_blocks)
     with secrets_from(REPEATABLE):
         spec = registry.parse(policy)
+        if in_steps:
+            module = importlib.import_module(f"{__package__}._stepped_c")
+            return module.SteppedMiniature(spec.build("c", num_blocks))
         return spec.new_miniature("py" if IMPLEMENTATION == "python" else "c", num_blocks)
 
 
