@@ -40,7 +40,7 @@ from .index import DEVICE, HOST, TIER, Change
 from .policies import is_own, new_manager, new_miniature
 from .results import COUNTS
 from .rows import Rows
-from .serving import GroupServed, GroupServer, Learning
+from .serving import GroupServer, Learning, SteppedRequest
 from .tiers import TieredServer
 
 __all__ = ["Counts", "Engine", "Hits", "new_engines"]
@@ -367,7 +367,7 @@ class GroupEngine(Engine):
         if tier is not None:
             self._server = TieredServer(groups, host, tier, ends_stores=ends_stores)
         self._num_pending = configuration.pending
-        self._in_flight: deque[GroupServed] = deque()
+        self._in_flight: deque[SteppedRequest] = deque()
         self._tier_stored = 0
 
     def begin(self, row: int, told: Told | None) -> Hits:

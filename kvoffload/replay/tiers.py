@@ -75,7 +75,7 @@ class _TieredRequest(SteppedRequest):
         while (hit := self._walk(length, local)) is None:
             self._hold.add(self._end_fetches())
         chunks = self._groups.loaded_chunks(local, hit)
-        self.served.disk_tokens = _length(
+        self.disk_tokens = _length(
             self._groups.loaded_tokens(ChunkIndex(group, chunk), local, hit)
             for group, indexes in chunks
             for chunk in indexes

@@ -331,7 +331,7 @@ def test_every_policy_replays_groups(policy: str) -> None:
     chunks = bound(FULL, WINDOW, retention=512)
     manager = CPUOffloadingManager(16, 400, policy)
     server = GroupServer(chunks, manager)
-    hits = stored = evicted = not_admitted = 0
+    hits = stored = evicted = 0
     for request in system_prompt(60):
         hashes = [b"%d" % block for block in request.hash_ids]
         served = server.serve(hashes, 4480)
@@ -339,13 +339,12 @@ def test_every_policy_replays_groups(policy: str) -> None:
         hits += served.hit_tokens
         stored += len(served.to_store)
         evicted += len(served.evicted)
-        not_admitted += served.not_admitted
         assert all(len(call) for call in served.offered)
     assert hits > 0
     assert stored - evicted == len(manager) <= 400
     stats = manager.stats()
     assert (stats["pending"], stats["pinned"]) == (0, 0)
-    assert (stats["stored_blocks"], stats["not_admitted"]) == (stored, not_admitted)
+    assert stats["stored_blocks"] == stored
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -356,10 +355,12 @@ def test_a_subclass_of_a_policy_is_served_as_the_policy(policy: str) -> None:
     servers = [GroupServer(chunks, plain), GroupServer(chunks, CPUOffloadingManager(16, 400, same))]
     for request in system_prompt(40):
         hashes = [b"%d" % block for block in request.hash_ids]
-        first, second = (server.serve(hashes, 4480) for server in servers)
-        assert first == second
-        first.complete()
-        second.complete()
+        found = []
+        for server in servers:
+            one = server.serve(hashes, 4480)
+            one.complete()
+            found.append((one.hit_tokens, one.offered, one.to_store, one.evicted, one.refused))
+        assert found[0] == found[1]
 
 
 def test_the_head_of_a_request_is_the_most_recent() -> None:
