@@ -55,10 +55,10 @@ class History:
     def add(self, engine: int, blocks: Blocks) -> None:
         """Note that a request was sent to an engine."""
         self._last[blocks] = engine
-        self.sizes[engine] += self._holders.add(blocks.data, engine)
+        self.sizes[engine] += self._holders.put(blocks.data, engine, True)
         if self._recent:
             _, _, forgotten = self._recent[engine].use(blocks.data)
-            self._holders.remove(forgotten.data, engine)
+            self._holders.put(forgotten.data, engine, False)
             self.sizes[engine] -= len(forgotten)
 
     def leads(self, blocks: Blocks) -> list[int]:
@@ -114,12 +114,9 @@ class EventIndex:
             if place not in self._held:
                 self._held[place] = Holders(self._num_blocks, self._num_engines)
             held = self._held[place]
-            if place == TIER and self._shared_tier:
-                held.fill(entered.data, True)
-                held.fill(left.data, False)
-            else:
-                held.add(entered.data, engine)
-                held.remove(left.data, engine)
+            reached_by = -1 if place == TIER and self._shared_tier else engine
+            held.put(entered.data, reached_by, True)
+            held.put(left.data, reached_by, False)
 
     def send(self, engine: int, blocks: Blocks) -> None:
         """Count the blocks of a request as on an engine's device until `arrive`."""

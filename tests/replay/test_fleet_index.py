@@ -44,11 +44,9 @@ def test_sets_of_engines(index: ModuleType, seed: int, engines: int) -> None:
         action = chance.choice(["add", "add", "remove", "fill", "empty"])
         if action == "add":
             new = {block for block in blocks.tolist() if engine not in sets[block]}
-            assert holders.add(blocks.data, engine) == len(new)
-        elif action == "remove":
-            holders.remove(blocks.data, engine)
+            assert holders.put(blocks.data, engine, True) == len(new)
         else:
-            holders.fill(blocks.data, action == "fill")
+            holders.put(blocks.data, engine if action == "remove" else -1, action == "fill")
         for block in blocks.tolist():
             if action in ("add", "remove"):
                 (sets[block].add if action == "add" else sets[block].discard)(engine)
@@ -98,6 +96,6 @@ def test_rows_on_their_way(index: ModuleType, seed: int) -> None:
 def test_blocks_that_are_none_are_refused(index: ModuleType) -> None:
     blocks = np.array([4], np.uint32)
     with pytest.raises(IndexError):
-        index.Holders(4, 2).add(blocks.data, 0)
+        index.Holders(4, 2).put(blocks.data, 0, True)
     with pytest.raises(IndexError):
         index.Recent(4, 2).use(blocks.data)
