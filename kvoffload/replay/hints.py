@@ -180,10 +180,11 @@ class TraceHints(Arrays):
         """Number of requests whose client says that the session ends."""
         return int(self.ends.sum())
 
-    def of_each(self) -> Iterator[Told]:
-        """Yield the hints of each request."""
-        for start in range(0, self.num_requests, ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
+    def of_each(self, order: Numbers | None = None) -> Iterator[Told]:
+        """Yield the hints of each request, or of those at some places of the trace."""
+        order = np.arange(self.num_requests) if order is None else order
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[start : start + ROWS_AT_ONCE]
             told = (column[rows].tolist() for column in self.arrays().values())
             for now_s, expect_s, ends, lies in zip(*told, strict=True):
                 if ends:
