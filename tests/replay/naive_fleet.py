@@ -89,56 +89,23 @@ class Lru:
         self.bound = bound
         self.order: dict[bytes, None] = {}
 
-    def use(self, hashes: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
-        """Insert blocks, the first becomes the most recent; return what entered and left, net."""
-        entered, left = set(), set()
+    def use(self, hashes: Sequence[bytes]) -> None:
+        """Insert blocks; the first becomes the most recent."""
         for block in reversed(hashes):
-            if block in self.order:
-                del self.order[block]
-            else:
-                entered.add(block)
+            self.order.pop(block, None)
             self.order[block] = None
         while self.bound and len(self.order) > self.bound:
-            block = next(iter(self.order))
-            del self.order[block]
-            left.add(block)
-        return entered - left, left - entered
-
-
-class Net:
-    """What entered and left a cache, less what did both."""
-
-    def __init__(self) -> None:
-        self.entered: set[bytes] = set()
-        self.left: set[bytes] = set()
-
-    def enter(self, blocks: Iterable[bytes]) -> None:
-        for block in blocks:
-            if block in self.left:
-                self.left.remove(block)
-            else:
-                self.entered.add(block)
-
-    def leave(self, blocks: Iterable[bytes]) -> None:
-        for block in blocks:
-            if block in self.entered:
-                self.entered.remove(block)
-            else:
-                self.left.add(block)
-
-    def apply(self, known: set[bytes]) -> None:
-        known -= self.left
-        known |= self.entered
+            del self.order[next(iter(self.order))]
 
 
 @dataclass(eq=False)
 class Message:
-    """What a row changed on its engine, as the index hears it."""
+    """What an engine has after a row, as the index hears it."""
 
     row: Row
-    device: Net
-    host: Net
-    tier: Net
+    device: set[bytes]
+    host: set[bytes]
+    tier: set[bytes]
 
 
 class Engine:
@@ -152,7 +119,6 @@ class Engine:
         self.prefilling: Row | None = None
         self.request: Any = None  # of the host's manager, for the row that is prefilling
         self.on_tier: Any = None  # the same of the tier's manager
-        self.message: Message | None = None  # of that row
         self.taken_slots = 0
         self.open: list[Row] = []
         self.unfilled: list[Row] = []  # routed, prefill not ended
@@ -223,6 +189,7 @@ class Simulation:
                 tier = CPUOffloadingManager(1, fleet.tier.slots, fleet.tier.policy)
             engine.tier = tier
         self.rows = numbered(requests, self.block_tokens)
+        self.blocks = {block for row in self.rows for block in row.hashes}
         self.events: list[tuple[int, int, int, int]] = []
         self.arrivals = 0  # so far
 
@@ -237,9 +204,7 @@ class Simulation:
         self.lag = nanoseconds(Fraction(self.options.get("lag_ms", "0")))
         self.on_device: list[set[bytes]] = [set() for _ in self.engines]
         self.in_host: list[set[bytes]] = [set() for _ in self.engines]
-        shared: set[bytes] = set()
-        is_shared = fleet.tier is not None and fleet.tier.kind == "shared"
-        self.in_tier = [shared if is_shared else set() for _ in self.engines]
+        self.in_tier: list[set[bytes]] = [set() for _ in self.engines]
         self.ahead: list[list[Row]] = [[] for _ in self.engines]
 
     # Events
@@ -297,10 +262,9 @@ class Simulation:
         fleet = self.fleet
         row = engine.prefilling = engine.queue.pop(0)
         engine.taken_slots += 1
-        message = engine.message = Message(row, Net(), Net(), Net())
         if fleet.device:
             row.device_hits = lead(row.hashes, engine.device.order)
-            message.device.entered, message.device.left = engine.device.use(row.hashes)
+            engine.device.use(row.hashes)
         engine.request = engine.host.begin(row.hashes)
         if engine.tier is not None:
             engine.on_tier = engine.tier.begin(row.hashes)
@@ -337,8 +301,6 @@ class Simulation:
                 return
             with_slots = set(output.block_hashes_to_store)
             counts.stored += len(with_slots)
-            engine.message.host.leave(output.block_hashes_evicted)
-            engine.message.host.enter(with_slots)
             read = []
             for block in rest[:on_tier]:
                 if block in with_slots:
@@ -361,7 +323,7 @@ class Simulation:
 
     def end_prefill(self, now: int, number: int, row: Row) -> None:
         engine = self.engines[number]
-        request, message, counts = engine.request, engine.message, engine.counts
+        request, counts = engine.request, engine.counts
         request.complete_store()  # of what was read from the tier
         for position in row.pinned:
             request.complete_load(position, position + 1)
@@ -369,8 +331,6 @@ class Simulation:
         stored = []
         if output is not None:
             stored = output.block_hashes_to_store
-            message.host.leave(output.block_hashes_evicted)
-            message.host.enter(stored)
             counts.stored += len(stored)
         given = None
         if engine.tier is not None and stored:
@@ -381,19 +341,24 @@ class Simulation:
             engine.on_tier.finish()
         if given is not None:
             engine.tier.complete_store(given.block_hashes_to_store)
-            message.tier.leave(given.block_hashes_evicted)
-            message.tier.enter(given.block_hashes_to_store)
             counts.tier_stored += len(given.block_hashes_to_store)
-        engine.prefilling = engine.request = engine.on_tier = engine.message = None
+        engine.prefilling = engine.request = engine.on_tier = None
         engine.unfilled.remove(row)
         row.ttft = now - row.arrival
-        self.publish(now, message)
+        self.publish(now, row)
         row.finish = now
         if self.fleet.rate is not None:
             row.finish += row.output * self.fleet.decode_ns
         self.schedule(row.finish, FINISH, number, row.number)
 
-    def publish(self, now: int, message: Message) -> None:
+    def publish(self, now: int, row: Row) -> None:
+        engine, tier = self.engines[row.engine], self.engines[row.engine].tier or ()
+        message = Message(
+            row,
+            device=set(engine.device.order),
+            host={block for block in self.blocks if block in engine.host},
+            tier={block for block in self.blocks if block in tier},
+        )
         if self.lag:
             self.schedule(now + self.lag, INDEX_HEARS, len(self.messages))
             self.messages.append(message)
@@ -404,11 +369,13 @@ class Simulation:
         engine = message.row.engine
         sees = self.options.get("sees")
         if sees in ("device", "host", "tier"):
-            message.device.apply(self.on_device[engine])
+            self.on_device[engine] = message.device
         if sees in ("host", "tier"):
-            message.host.apply(self.in_host[engine])
+            self.in_host[engine] = message.host
         if sees == "tier":
-            message.tier.apply(self.in_tier[engine])
+            is_shared = self.fleet.tier.kind == "shared"
+            for other in range(len(self.engines)) if is_shared else [engine]:
+                self.in_tier[other] = message.tier
         if self.options.get("ahead") == "1":
             self.ahead[engine].remove(message.row)
 
