@@ -17,7 +17,7 @@ from kvoffload.replay import (
     replay,
     replay_all,
 )
-from kvoffload.replay.arrivals import Arrivals, NoSessionsError
+from kvoffload.replay.arrivals import Arrivals
 from kvoffload.replay.events import (
     ARRIVAL,
     FINISH,
@@ -82,16 +82,8 @@ def test_order_and_rounding_of_times() -> None:
     assert Arrivals.of(
         [Request(0.0000005, 1, 0, (), "a"), Request(0.0000015, 1, 0, (), "a")]
     ).recorded.tolist() == [0, 2]
-
-
-def test_a_trace_without_sessions_is_refused() -> None:
-    with pytest.raises(NoSessionsError, match="must have sessions of several requests, got 2"):
-        closed([Request(0, 1, 0, (), "a"), Request(1, 1, 0, ())], rate=5)
     with pytest.raises(ValueError, match="times must be below"):
         Arrivals.of([Request(2**62, 1, 0, (), "a"), Request(2**62, 1, 0, (), "a")])
-    trace = DecodedTrace.of([Request(0, 1, 0, (1,), "a")])
-    with pytest.raises(ValueError, match="trace must have arrivals"):
-        replay(trace, looped(rate=5))
 
 
 class Clock(LRUCachePolicy):

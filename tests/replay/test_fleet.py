@@ -17,7 +17,6 @@ from kvoffload.replay import (
     Group,
     GroupChunks,
     GroupLayout,
-    HintOptions,
     Tier,
     replay,
 )
@@ -266,34 +265,6 @@ def test_what_bounds_hits(requests, fleet, router) -> None:
         everything = Tier("shared", max(1, trace.unique_blocks))
         fleet = replace(fleet, host=max(1, longest), device=0, tier=everything)
         assert replay(trace, fleet).hits == ceiling("infinite", 1)
-
-
-@given(requests=rows, fleet=fleets, router=routers)
-def test_recorded_without_waits_is_the_open_loop(requests, fleet, router) -> None:
-    assume(is_possible(router, fleet))
-    requests = [replace(one, think=None, service=None) for one in requests]
-    fleet = replace(fleet, router=router)
-    found = [replayed(requests, replace(fleet, loop=loop)) for loop in ("open", "recorded")]
-    assert found[0] == renamed(found[1], found[0].configuration)
-
-
-@pytest.mark.parametrize("engines", [1, 2])
-def test_a_tier_hears_that_a_session_ends(engines) -> None:
-    """Its blocks leave first: the tier keeps the chain that came before it."""
-    requests = [
-        Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
-        for number, row in enumerate([range(4), range(10, 14), range(20, 24), range(4)])
-    ]
-    fleet = Configuration(
-        engines=engines,
-        host=4,
-        tier=Tier("shared", 8),
-        rate=10**4,
-        groups=GroupChunks.of_blocks(TOKENS),
-    )
-    for hints, hits in ((None, 0), (HintOptions(told="ends"), 4)):
-        trace = DecodedTrace.of(requests, arrivals=True, hints=hints)
-        assert replay(trace, fleet).tier_hits == hits
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from kvoffload.replay import (
     replay_all,
 )
 from kvoffload.replay.device import new_device
-from kvoffload.replay.loop import Replays
 from kvoffload.replay.rows import Rows
 from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Request
@@ -386,7 +385,10 @@ def test_managers_and_grids_count_alike() -> None:
         for policy, host in (("lru", 350), ("infinite", 0), ("belady", 350))
     )
     counts = replay(trace, lru, manager=CPUOffloadingManager(16, 350))
-    found = {result.configuration: result for result in replay_all(trace, [lru, unbounded, belady])}
+    found = {
+        result.configuration: result
+        for result in replay_all(trace, [lru, unbounded, belady], jobs=2)
+    }
     assert found[lru] == counts
     most = found[unbounded].offloaded_tokens
     assert counts.offloaded_tokens <= most <= trace.lengths.sum()
@@ -437,18 +439,6 @@ def test_what_is_refused_or_not_admitted_is_counted() -> None:
     assert result.not_admitted > 0
     tiny = run(trace, "lru", 4, chunks)
     assert (tiny.refused, tiny.stored) == (6, 0)
-
-
-def test_a_grid_of_groups_in_other_processes() -> None:
-    trace, groups = DecodedTrace.of(system_prompt(6)), bound(FULL, WINDOW)
-    every = [
-        Configuration(policy="lru", host=350, device=100, groups=groups),
-        Configuration(policy="arc", host=350, groups=groups),
-    ]
-    here, there = ({*replay_all(trace, every, jobs=jobs)} for jobs in (1, 2))
-    assert here == there
-    replays = Replays(trace)
-    assert here == {replays.of(one) for one in every}
 
 
 def test_without_a_full_group_belady_bounds_nothing() -> None:

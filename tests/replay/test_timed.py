@@ -134,12 +134,6 @@ def test_hit_tokens_of_a_partial_block_are_not_more_than_the_prompt():
     assert result.token_hit_ratio == 0.5
 
 
-def test_without_a_block_size_there_is_no_token_ratio():
-    result = timed(Workload(5), CPUOffloadingManager(16, 9))
-    assert result.hit_tokens is None
-    assert result.token_hit_ratio is None
-
-
 def test_ratios_of_nothing_are_zero():
     result = timed([], CPUOffloadingManager(16, 9), 16)
     assert (result.hit_ratio, result.token_hit_ratio, result.blocks_per_second) == (0, None, 0)
