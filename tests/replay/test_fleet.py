@@ -173,6 +173,14 @@ def compare(requests, fleet):
     ),
     router="round-robin",
 )
+@example(  # the tier of the first engine has evicted the block of the last prompt
+    requests=[
+        Request(10_000 * number, 16 * len(ids), 0, ids)
+        for number, ids in enumerate([(1,), (5,), (3, 4), (1,)])
+    ],
+    fleet=Configuration(engines=2, host=2, rate=1000, tier=Tier("private", 2), groups=BLOCKS),
+    router="events?sees=tier",
+)
 def test_it_does_what_a_naive_program_does(requests, fleet, router) -> None:
     assume(is_possible(router, fleet))
     compare(requests, replace(fleet, router=router))
