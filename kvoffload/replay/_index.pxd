@@ -27,10 +27,10 @@ cdef class Holders:
 
 
 @cython.locals(
-    size=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t, gone=uint64_t,
+    size=Py_ssize_t, num_engines=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t, gone=uint64_t,
     index=Py_ssize_t, place=Py_ssize_t, engine=Py_ssize_t, holders=Holders,
 )
-cpdef list leads(list sets, const uint32_t[::1] blocks, Py_ssize_t num_engines)
+cpdef list leads(list sets, const uint32_t[::1] blocks)
 
 
 cdef class Ahead(Holders):

@@ -68,13 +68,13 @@ class Holders:
         return len(blocks)
 
 
-def leads(sets: list[Holders], blocks: memoryview, num_engines: int) -> list[int]:
+def leads(sets: list[Holders], blocks: memoryview) -> list[int]:
     """Return the number of leading blocks for which each engine is in at least one of the sets.
 
     Complexity: O(blocks up to the first at which no engine has the whole prefix).
     """
     holders = sets[0]
-    size = holders.num_words
+    size, num_engines = holders.num_words, holders.num_engines
     found = [len(blocks)] * num_engines
     for word in range(size):
         alive = _EVERYONE

@@ -46,7 +46,6 @@ class History:
     def __init__(self, num_blocks: int, num_engines: int, index_blocks: int = 0) -> None:
         self.sizes = [0] * num_engines
         """Number of remembered blocks per engine."""
-        self._num_engines = num_engines
         self._holders = Holders(num_blocks, num_engines)
         self._last = np.zeros(num_blocks, dtype=np.int16)  # the last engine that received a block
         each = range(num_engines if index_blocks else 0)
@@ -63,7 +62,7 @@ class History:
 
     def leads(self, blocks: Blocks) -> list[int]:
         """Return the number of leading blocks of a request sent to each engine."""
-        return leads([self._holders], blocks.data, self._num_engines)
+        return leads([self._holders], blocks.data)
 
     def lead_and_engine(self, blocks: Blocks) -> tuple[int, int]:
         """Return the number of leading blocks sent to any engine, and the engine of the last one.
@@ -138,7 +137,7 @@ class EventIndex:
             if place in self._held:
                 sets.append(self._held[place])
             if sets and (place in self._held or not found):
-                found.append(leads(sets, blocks.data, self._num_engines))
+                found.append(leads(sets, blocks.data))
             else:
                 found.append(found[-1] if found else [0] * self._num_engines)
         return Leads(*found)

@@ -138,8 +138,6 @@ class Router:
         """Number of requests per engine whose prefill has not begun."""
         self.sent = [0] * self.num_engines
         """Number of requests sent to each engine so far."""
-        self.arrived = 0
-        """Number of requests before this one."""
         self._rows = rows
         self._configuration = configuration
         self._given = configuration.spec.options
@@ -160,7 +158,6 @@ class Router:
     def route(self, row: int) -> int:
         """Choose the engine of an arriving row, and count the row there."""
         engine = self.choose(row)
-        self.arrived += 1
         self.open[engine] += 1
         self.waiting[engine] += 1
         self.sent[engine] += 1
@@ -205,7 +202,7 @@ class RoundRobin(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return the engine whose turn it is."""
-        return self.arrived % self.num_engines
+        return sum(self.sent) % self.num_engines
 
 
 class RandomRouter(Router):
@@ -216,7 +213,7 @@ class RandomRouter(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return a random engine."""
-        return _hashed(b"%d:%d" % (self._configuration.seed, self.arrived)) % self.num_engines
+        return _hashed(b"%d:%d" % (self._configuration.seed, sum(self.sent))) % self.num_engines
 
 
 class LeastLoaded(Router):

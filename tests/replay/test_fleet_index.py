@@ -56,7 +56,7 @@ def test_sets_of_engines(index: ModuleType, seed: int, engines: int) -> None:
         assert holders.of(block) == sorted(sets[block])
         assert holders.lead(asked.data) == lead(asked, sets.__getitem__)
         chosen = chance.sample(range(3), chance.randint(1, 3))
-        assert index.leads([every[one] for one in chosen], asked.data, engines) == [
+        assert index.leads([every[one] for one in chosen], asked.data) == [
             lead(asked, lambda block, e=e, sets=chosen: any(e in expected[s][block] for s in sets))
             for e in range(engines)
         ]
