@@ -74,14 +74,6 @@ def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: in
     assert behind.hits > alone.hits
 
 
-def test_host_memory_above_a_disk_declines_nothing() -> None:
-    trace = decoded("lmcache_agents_64c")
-    by_density, by_lru = (
-        replay(trace, with_disk(policy, 482, 4_820)) for policy in ("hit-density", "lru")
-    )
-    assert by_density.hit_ratio > 1.1 * by_lru.hit_ratio
-
-
 def test_a_read_from_the_disk_takes_a_slot() -> None:
     """A chain of 8 comes twice, with 20 blocks between: memory for 4 reads 4 of them."""
     rows = [range(8), range(100, 120), range(8), range(8)]

@@ -326,27 +326,6 @@ def test_the_accelerators_cache_forgets_the_least_recent() -> None:
 
 
 @pytest.mark.parametrize("policy", registry.names())
-def test_every_policy_replays_groups(policy: str) -> None:
-    chunks = bound(FULL, WINDOW, retention=512)
-    manager = CPUOffloadingManager(16, 400, policy)
-    server = GroupServer(chunks, manager)
-    hits = stored = evicted = 0
-    for request in system_prompt(60):
-        hashes = [b"%d" % block for block in request.hash_ids]
-        served = server.serve(hashes, 4480)
-        served.complete()
-        hits += served.hit_tokens
-        stored += len(served.to_store)
-        evicted += len(served.evicted)
-        assert all(len(call) for call in served.offered)
-    assert hits > 0
-    assert stored - evicted == len(manager) <= 400
-    stats = manager.stats()
-    assert (stats["pending"], stats["pinned"]) == (0, 0)
-    assert stats["stored_blocks"] == stored
-
-
-@pytest.mark.parametrize("policy", registry.names())
 def test_a_subclass_of_a_policy_is_served_as_the_policy(policy: str) -> None:
     chunks = bound(FULL, WINDOW, retention=512)
     plain = CPUOffloadingManager(16, 400, policy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import subprocess
@@ -138,18 +137,6 @@ def test_noise_share_and_liars_are_as_large_as_asked_for() -> None:
     errors = np.log(found.expect_s[returns] / truth.expect_s[returns])
     assert abs(errors.mean()) < 0.1
     assert abs(errors.std() / math.log(5) - 1) < 0.05
-
-
-def test_who_speaks_with_a_small_share_speaks_with_a_large_one() -> None:
-    says = [
-        ~np.isnan(TraceHints.of(TRACE, HintOptions(told="expect", share=share)).expect_s)
-        for share in (0, 0.2, 0.6, 1)
-    ]
-    assert not says[0].any()
-    assert says[3].all()
-    for fewer, more in itertools.pairwise(says):
-        assert (more >= fewer).all()
-        assert more.sum() > fewer.sum()
 
 
 def digest(rows: list[Request], **options: float) -> str:
