@@ -42,19 +42,6 @@ MILLISECOND = 10**6  # ns
 FINISH, END_OF_PREFILL, INDEX_HEARS, ARRIVAL = range(4)
 
 
-@dataclass
-class Counts:
-    """What one engine did, or all; tokens and blocks of the rows that were routed to it."""
-
-    requests: int = 0
-    device_hits: int = 0
-    host_hits: int = 0
-    tier_hits: int = 0
-    missed_tokens: int = 0
-    stored: int = 0  # those that were read from the tier included
-    tier_stored: int = 0  # those that this engine's rows gave it
-
-
 @dataclass(eq=False)
 class Row:
     """A request, and what becomes of it."""
@@ -75,7 +62,9 @@ class Row:
     device_hits: int = 0
     host_hits: int = 0
     tier_hits: int = 0
-    missed: int = 0
+    missed_tokens: int = 0
+    stored: int = 0  # in host memory, with what was read from the tier
+    tier_stored: int = 0
     pinned: list[int] = field(default_factory=list)  # positions of host hits
     prefill_ns: int = 0
     ttft: int = 0
@@ -123,7 +112,6 @@ class Engine:
         self.open: list[Row] = []
         self.unfilled: list[Row] = []  # routed, prefill not ended
         self.routed = 0
-        self.counts = Counts()
 
 
 def lead(hashes: Sequence[bytes], *places: Iterable[bytes]) -> int:
@@ -270,8 +258,8 @@ class Simulation:
             engine.on_tier = engine.tier.begin(row.hashes)
         self.read(engine, row)
         hits = row.device_hits + row.host_hits + row.tier_hits
-        row.missed = row.length - min(hits * self.block_tokens, row.length)
-        row.prefill_ns = self.prefill_time(row.missed, row.host_hits, row.tier_hits)
+        row.missed_tokens = row.length - min(hits * self.block_tokens, row.length)
+        row.prefill_ns = self.prefill_time(row.missed_tokens, row.host_hits, row.tier_hits)
         self.schedule(now + row.prefill_ns, END_OF_PREFILL, row.engine, row.number)
 
     def prefill_time(self, missed: int, host_hits: int, tier_hits: int) -> int:
@@ -286,7 +274,7 @@ class Simulation:
 
     def read(self, engine: Engine, row: Row) -> None:
         """Find what host and tier have behind the device's blocks, and pin it in host."""
-        request, tier, counts = engine.request, engine.tier, engine.counts
+        request, tier = engine.request, engine.tier
         position = row.device_hits
         while True:
             for _ in range(request.lookup(position)):
@@ -300,7 +288,7 @@ class Simulation:
             if output is None:
                 return
             with_slots = set(output.block_hashes_to_store)
-            counts.stored += len(with_slots)
+            row.stored += len(with_slots)
             read = []
             for block in rest[:on_tier]:
                 if block in with_slots:
@@ -323,7 +311,7 @@ class Simulation:
 
     def end_prefill(self, now: int, number: int, row: Row) -> None:
         engine = self.engines[number]
-        request, counts = engine.request, engine.counts
+        request = engine.request
         request.complete_store()  # of what was read from the tier
         for position in row.pinned:
             request.complete_load(position, position + 1)
@@ -331,7 +319,7 @@ class Simulation:
         stored = []
         if output is not None:
             stored = output.block_hashes_to_store
-            counts.stored += len(stored)
+            row.stored += len(stored)
         given = None
         if engine.tier is not None and stored:
             given = engine.tier.prepare_store(stored)
@@ -341,7 +329,7 @@ class Simulation:
             engine.on_tier.finish()
         if given is not None:
             engine.tier.complete_store(given.block_hashes_to_store)
-            counts.tier_stored += len(given.block_hashes_to_store)
+            row.tier_stored = len(given.block_hashes_to_store)
         engine.prefilling = engine.request = engine.on_tier = None
         engine.unfilled.remove(row)
         row.ttft = now - row.arrival
@@ -504,18 +492,7 @@ class Simulation:
             + Fraction(self.options["tier"]) / 100 * (tier - host)
         )
 
-    # Counts
-
-    def counts(self) -> list[Counts]:
-        """Return the counts of each engine."""
-        for row in self.rows:
-            counts = self.engines[row.engine].counts
-            counts.requests += 1
-            counts.device_hits += row.device_hits
-            counts.host_hits += row.host_hits
-            counts.tier_hits += row.tier_hits
-            counts.missed_tokens += row.missed
-        return [engine.counts for engine in self.engines]
+    # Times
 
     def saved(self) -> float | None:
         """Return the share of the time in prefill that the caches save; None without rate."""
