@@ -50,13 +50,19 @@ class GroupServer:
     """
 
     def __init__(
-        self, groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
+        self,
+        groups: GroupChunks,
+        manager: OffloadingManager,
+        disk: CPUOffloadingManager | None = None,
+        *,
+        ends_stores: bool = True,
     ) -> None:
         if not isinstance(manager, CPUOffloadingManager):
             needed = "a CPUOffloadingManager where there are several groups or steps"
             raise TypeError(f"manager must be {needed}, got {describe(manager)}")
         self.groups = groups
         self.manager = manager
+        self.disk = disk  # behind the manager, of a `TieredServer`
         self.in_flight: set[BlockHash] = set()  # keys whose stores have not ended
         self.learning = Learning.of(_entry_of(manager.policy))
         self._ends_stores = ends_stores and groups.step_tokens is not None
