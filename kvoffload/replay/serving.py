@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from kvoffload import (
     BlockHash,
-    CachePolicy,
     CPUOffloadingManager,
     Hints,
     OffloadingManager,
@@ -64,7 +63,9 @@ class GroupServer:
         self.manager = manager
         self.disk = disk  # behind the manager, of a `TieredServer`
         self.in_flight: set[BlockHash] = set()  # keys whose stores have not ended
-        self.learning = Learning.of(_entry_of(manager.policy))
+        # Of a built-in policy, or of the built-in base of a policy.
+        entries = filter(None, map(registry.entry_of, type(manager.policy).__mro__))
+        self.learning = Learning.of(next(entries, None))
         self._ends_stores = ends_stores and groups.step_tokens is not None
         self._suffixes = [group_key(b"", group) for group in range(len(groups.chunk_tokens))]
         self._strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
@@ -126,15 +127,6 @@ class Learning:
             from_ghosts=entry.learns_from_ghosts,
             by_chain=entry.learns_by_request,
         )
-
-
-def _entry_of(policy: CachePolicy) -> registry.Entry | None:
-    """Return the entry of a built-in policy or of the built-in base of a policy, else None."""
-    for kind in type(policy).__mro__:
-        entry = registry.entry_of(kind)
-        if entry is not None:
-            return entry
-    return None
 
 
 class SteppedRequest:

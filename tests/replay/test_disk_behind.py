@@ -97,19 +97,6 @@ def test_what_a_disk_saves() -> None:
         assert recomputed == pytest.approx(expected, rel=0.02)
 
 
-def test_the_disk_hears_that_a_session_ends() -> None:
-    """Its blocks leave first: the disk keeps the chain that came before it."""
-    rows = [range(4), range(10, 14), range(20, 24), range(4)]
-    ends = [False, True, False, False]
-    requests = [
-        Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=ending, expect=1)
-        for number, (row, ending) in enumerate(zip(rows, ends, strict=True))
-    ]
-    said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
-    assert replay(requests, with_disk("lru", 4, 8)).tier_hits == 0
-    assert replay(said, with_disk("lru", 4, 8)).tier_hits == 4
-
-
 # -- several groups --------------------------------------------------------------------------------
 
 FULL, WINDOW, STATE = Group("full", 4, 16), Group("window", 4, 16, 48), Group("state", 4, 16)
@@ -226,14 +213,22 @@ def test_without_a_slot_what_the_disk_has_is_a_miss() -> None:
     assert (served.hit_tokens, served.disk_tokens) == (2 * 16, 2 * 16)  # 8 of one group, 2
 
 
-def test_the_disk_hears_that_a_session_ends_with_groups() -> None:
-    groups = GroupChunks.of(LAYOUTS["window"], 16)
+@pytest.mark.parametrize(
+    ("groups", "host", "disk", "hits"),
+    [
+        (GroupChunks.of_blocks(), 4, 8, 4),
+        (GroupChunks.of(LAYOUTS["window"], 16), 7, 14, 64),
+    ],
+    ids=["blocks", "groups"],
+)
+def test_the_disk_hears_that_a_session_ends(groups, host, disk, hits) -> None:
+    """Its blocks leave first: the disk keeps the chain that came before it."""
     rows = [range(4), range(10, 14), range(20, 24), range(4)]
     requests = [
         Request(1000 * number, 65, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
         for number, row in enumerate(rows)
     ]
     said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
-    tiers = Configuration(policy="lru", host=7, tier=Tier("private", 14, "lru"), groups=groups)
+    tiers = with_disk("lru", host, disk, groups=groups)
     assert replay(requests, tiers).tier_hits == 0
-    assert replay(said, tiers).tier_hits == 64
+    assert replay(said, tiers).tier_hits == hits

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay, replay_all
+from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
+    Group,
+    GroupChunks,
+    GroupLayout,
+    HintOptions,
+    replay,
+    replay_all,
+)
 from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Workload
 
@@ -136,6 +145,26 @@ def test_lines_that_were_changed_are_not_used(trace, tmp_path) -> None:
     path.write_text(line)
     assert ResultsFile(path, trace, BLOCKS).read(cells) == {cells[0]: result}
     assert ResultsFile(path, trace, UNKNOWN).read(cells) == {}
+
+
+def test_results_are_kept_apart_by_what_was_told_and_how_it_was_offered(tmp_path) -> None:
+    path, requests = tmp_path / "results.jsonl", [*Workload(100, seed=4)]
+    requests[1:] = [replace(one, session="a") for one in requests[1:]]
+    layout = GroupLayout((Group("full", 1, 512), Group("window", 1, 512, 700)), 1)
+    every = [
+        (DecodedTrace.of(requests, hints=hints), Configuration(host=3, groups=groups))
+        for hints, groups in (
+            *((None, GroupChunks.of_blocks(512, step_tokens=step)) for step in (None, 1024, 2048)),
+            *((None, GroupChunks.of(layout, 512, retention)) for retention in (0, 512)),
+            *((HintOptions(told="expect", noise=noise), BLOCKS) for noise in (1, 2)),
+        )
+    ]
+    for trace, one in every:
+        file = ResultsFile(path, trace, one.groups)
+        assert file.read([one]) == {}
+        file.add(replay(trace, one))
+    for trace, one in every:
+        assert ResultsFile(path, trace, one.groups).read([one]) == {one: replay(trace, one)}
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")

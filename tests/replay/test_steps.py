@@ -7,14 +7,12 @@ import pytest
 from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
     Configuration,
-    DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
     replay,
 )
 from kvoffload.replay.groups import step_ends
-from kvoffload.replay.results_file import ResultsFile
 from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Workload
 
@@ -85,21 +83,6 @@ def test_steps_that_complete_no_block_are_counted_and_left_out(
     length: int, start: int, step: int, unit: int, expected: list[tuple[int, int]]
 ) -> None:
     assert list(step_ends(length, start, step, unit)) == expected
-
-
-def test_results_are_kept_by_steps(tmp_path) -> None:
-    trace = DecodedTrace.of(Workload(200, seed=1))
-    path = tmp_path / "results.jsonl"
-    groups = GroupChunks.of_blocks(512, step_tokens=1024)
-    wanted = Configuration(host=3, groups=groups)
-    result = replay(trace, wanted)
-    assert result.refused > trace.num_requests
-    ResultsFile(path, trace, groups).add(result)
-    assert ResultsFile(path, trace, groups).read([wanted]) == {wanted: result}
-    for other in (2048, None):
-        groups = GroupChunks.of_blocks(512, step_tokens=other)
-        wanted = Configuration(host=3, groups=groups)
-        assert ResultsFile(path, trace, groups).read([wanted]) == {}
 
 
 def test_what_steps_need_is_named() -> None:
